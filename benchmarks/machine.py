@@ -1,0 +1,39 @@
+"""What a benchmark's JSON line says about where it ran."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def _first(path: str, key: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:  # not Linux
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, cores, memory and interpreter; never a host name."""
+    return {
+        "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "memory": _first("/proc/meminfo", "MemTotal"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit measured, `+dirty` where the tree differs from it; `none` outside git."""
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "HEAD")
+    return (head + ("+dirty" if git("status", "--porcelain") else "")) or "none"

@@ -1,0 +1,190 @@
+"""Online serving: Hopline against the servers people use, in one run.
+
+Same graph, model, load and machine; one worker each, one server at a time, on
+loopback. c1 is one connection, c32 is 32; every request asks for one node,
+drawn uniformly. Hopline starts with an empty embedding table (`hopline`) and is
+measured again after that first pass (`hopline_warm`). Set the peers up with
+`benchmarks/setup`; those not installed are skipped and named.
+
+    python -m benchmarks.serving [--quick] [--small] [--seconds N] [--peers a,b]
+
+Prints a table; the last line is one JSON object. Ratios are Hopline over the
+best peer of each figure: c1_p50 and c32_p99 want to be low, c32_rps high.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from benchmarks import hopline_server, load, report, workload
+from benchmarks.load import Load, Request
+from benchmarks.machine import commit, machine
+from benchmarks.peers import PEERS, Peer
+from benchmarks.report import Row
+from benchmarks.server_process import Running, ServerFailed, free_port, serve
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NUM_WARMUP_IDS = 100
+"""Warm-up asks for these ids only: code paths warm up, Hopline's table as good as not."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement shares."""
+
+    folder: Path
+    num_ids: int
+    num_outputs: int
+    seconds: float
+    warmup_seconds: float
+    seeds: Iterable[int]
+
+    def measure(self, server: Running, request: Request, connections: int) -> Load:
+        """One timed run, with a seed of its own."""
+        print(f"    {connections} connection(s), {self.seconds:g} s", file=sys.stderr, flush=True)
+        seed = next(iter(self.seeds))
+        return load.run(
+            server.port,
+            request,
+            connections=connections,
+            seconds=self.seconds,
+            num_ids=self.num_ids,
+            seed=seed,
+        )
+
+    def warm_up(self, server: Running, request: Request, connections: int) -> None:
+        """A short run over few ids; its figures are dropped."""
+        load.run(
+            server.port,
+            request,
+            connections=connections,
+            seconds=self.warmup_seconds,
+            num_ids=NUM_WARMUP_IDS,
+            seed=1,
+        )
+
+
+def bench_python() -> str:
+    """The interpreter of the peers' environment: $HOPLINE_BENCH_PYTHON, else `.venv-bench`."""
+    return os.environ.get("HOPLINE_BENCH_PYTHON") or str(ROOT / ".venv-bench" / "bin" / "python")
+
+
+def is_installed(peer: Peer) -> bool:
+    """Whether the peers' environment can find all that a peer imports."""
+    probe = "import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))"
+    command = [bench_python(), "-c", probe, *peer.imports]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+def measure_peer(bench: Bench, peer: Peer) -> Row:
+    """A fresh server for each load, tuned for that load where the peer says so."""
+    loads: list[Load] = []
+    for connections, extra in ((1, peer.c1_args), (32, peer.c32_args)):
+        port = free_port()
+        command = [bench_python(), "-m", peer.module, "--workload", str(bench.folder)]
+        command += ["--port", str(port), *extra]
+        with serve(
+            command, port, peer.request, num_outputs=bench.num_outputs, environment=peer.environment
+        ) as server:
+            bench.warm_up(server, peer.request, connections)
+            loads.append(bench.measure(server, peer.request, connections))
+    return Row(*loads)
+
+
+def measure_hopline(bench: Bench) -> tuple[Row, Row]:
+    """Cold on a fresh process for each load; warm on the second, after its cold pass.
+
+    Returns: the cold row and the warm row.
+    """
+    serve_dir = hopline_server.prepare(bench.folder)
+    request = hopline_server.REQUEST
+
+    def on_fresh_server(connections: int, measure: Callable[[Running], list[Load]]) -> list[Load]:
+        port = free_port()
+        command = hopline_server.command(serve_dir, port)
+        with serve(command, port, request, num_outputs=bench.num_outputs) as server:
+            bench.warm_up(server, request, connections)
+            return measure(server)
+
+    (cold_c1,) = on_fresh_server(1, lambda server: [bench.measure(server, request, 1)])
+    cold_c32, warm_c32, warm_c1 = on_fresh_server(
+        32, lambda server: [bench.measure(server, request, connections) for connections in (32, 32, 1)]
+    )
+    return Row(cold_c1, cold_c32), Row(warm_c1, warm_c32)
+
+
+def run(bench: Bench, peers: list[str]) -> dict[str, object]:
+    """Measure everything; print the table. Returns: the JSON line's object."""
+    rows: dict[str, Row] = {}
+    skipped: list[str] = []
+    failed: dict[str, str] = {}
+
+    def attempt(name: str, measure: Callable[[], dict[str, Row]]) -> None:
+        print(f"  {name}", file=sys.stderr, flush=True)
+        try:
+            rows.update(measure())
+        except (ServerFailed, RuntimeError, subprocess.SubprocessError) as error:
+            # One server's failure is a line of the report; the others still count.
+            failed[name] = f"{type(error).__name__}: {error}"
+
+    def hopline() -> dict[str, Row]:
+        return dict(zip(report.HOPLINE_ROWS, measure_hopline(bench), strict=True))
+
+    attempt("hopline", hopline)
+    for name in peers:
+        if is_installed(PEERS[name]):
+            attempt(name, lambda name=name: {name: measure_peer(bench, PEERS[name])})  # type: ignore[misc]
+        else:
+            skipped.append(name)
+    print(report.table(rows))
+    for name in skipped:
+        print(f"skipped {name}: not installed (benchmarks/setup installs it)")
+    for name, reason in failed.items():
+        print(f"failed {name}: {reason}")
+    return report.result(rows, failed) | {"skipped": skipped}
+
+
+def main() -> int:
+    """Returns: 0 if every row stands, 1 if a server failed or a request had an error."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="5 s per measurement: a few minutes in all")
+    parser.add_argument("--seconds", type=float, help="per measurement; default 20, with --quick 5")
+    parser.add_argument("--small", action="store_true", help="50 k nodes, 1 M edges: to try the harness")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; default all")
+    args = parser.parse_args()
+    peers = [name for name in args.peers.split(",") if name]
+    if unknown := set(peers) - set(PEERS):
+        parser.error(f"unknown peers: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    load.require_wrk()
+    sizes = workload.SMALL if args.small else workload.FULL
+    seconds = args.seconds or (5.0 if args.quick else 20.0)
+    bench = Bench(
+        folder=workload.ensure(sizes),
+        num_ids=sizes.num_nodes,
+        num_outputs=workload.NUM_OUTPUTS,
+        seconds=seconds,
+        warmup_seconds=1.0 if args.quick else 3.0,
+        seeds=count(1000),
+    )
+    result = run(bench, peers)
+    config = {"workload": sizes.name, "seconds": seconds, "connections": [1, 32], "workers": 1}
+    print(json.dumps(result | {"config": config, "machine": machine(), "commit": commit()}))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

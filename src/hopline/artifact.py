@@ -1,0 +1,225 @@
+"""The packaged model on disk: `<repository>/<model>/<version>/model.json` and its files.
+
+Knows the format, nothing of torch and nothing of ONNX: written by `packaging`, read by `engine`.
+
+A model is `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
+level l the state after layer l. Each level has one `Stage` for each node type that has a state
+there. A stage is one ONNX file over rows, fed by the inputs that it declares; a stage without a file
+(only at level 0) is the raw feature row itself.
+
+Input kinds of a stage at level l (n = destination rows, everything float32 unless said):
+
+    self         [n, b-a]     columns [a, b) of the destination's own state at level l-1
+    features     [n, b-a]     columns [a, b) of the destination's raw features (any level)
+    reduce       [n, b-a]     columns of the sampled in-neighbours' states at level l-1, reduced
+                              (`reduce` below); 0 where there is no neighbour
+    sources      [m, b-a]     states at level l-1 of the m distinct sampled in-neighbours
+    positions    int64 [n, K] row in `sources` of each sampled in-neighbour, padded with 0
+    mask         bool [n, K]  true where `positions` holds a neighbour
+    edge_attr    [n, K, d_e]  attributes of the sampled edges, 0 where masked
+    edge_weight  [n, K]       weights of the sampled edges (1 where the graph has none), 0 where masked
+    is_self      bool [n, K]  true where the neighbour is the destination itself (a self-loop)
+    degree       [n]          number of in-edges of the destination in the graph, before sampling
+    count        [n]          number of sampled in-edges
+
+`sources`, `positions`, `mask`, `edge_*`, `is_self` of one edge type describe one padded block; m and K
+vary from call to call (m >= 1, K >= 1 always). Reductions over the sampled neighbours j of i:
+
+    mean    sum_j w_ij h_j / max(count_i, 1)
+    sum     sum_j w_ij h_j
+    max     elementwise maximum (weights are not applied)
+    gcn     symmetric normalisation with true degrees, self-loop included (Kipf & Welling,
+            arXiv 1609.02907): h_i w_ii/d_i + (n_i/count_i) sum_j w_ij h_j / sqrt(d_i d_j), where
+            d_i = w_ii + sum of all in-edge weights; existing self-loops replace the added one
+    gcn_noself  the same without adding self-loops (d_i = sum of in-edge weights; 0 where d_i = 0)
+
+w is 1 unless `weighted`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hopline.errors import ArtifactCorrupted, ArtifactError
+
+FORMAT_VERSION = 1
+
+Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
+InputKind = Literal[
+    "self",
+    "features",
+    "reduce",
+    "sources",
+    "positions",
+    "mask",
+    "edge_attr",
+    "edge_weight",
+    "is_self",
+    "degree",
+    "count",
+]
+
+
+class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One input of a stage's ONNX file.
+
+    Attributes:
+        name: the ONNX input's name.
+        kind: what it holds (module docstring).
+        edge_type: key "src__rel__dst" of the relation, for all kinds but `self` and `features`.
+        columns: [a, b) of the source state; None means all.
+        reduce: for kind `reduce`.
+        weighted: multiply by edge weights, for kind `reduce`.
+    """
+
+    name: str
+    kind: InputKind
+    edge_type: str = ""
+    columns: tuple[int, int] | None = None
+    reduce: Reduce | None = None
+    weighted: bool = False
+
+
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one node type's state at one level is computed.
+
+    Attributes:
+        state_dim: columns of the state that it produces.
+        file: ONNX file inside the artifact, output name `h`, float32 [n, state_dim]; None (level 0
+            only) means the raw features are the state.
+        inputs: in the ONNX file's order.
+    """
+
+    state_dim: int
+    file: str | None = None
+    inputs: tuple[StageInput, ...] = ()
+
+
+class Head(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What turns final states into answers.
+
+    Attributes:
+        kind: `node` reads `h` [n, d] of `node_type`; `link` reads `h_src` [n, d1] of `node_type` and
+            `h_dst` [n, d2] of `dst_node_type`.
+        node_type: whose final state is read (and whose ids a request names).
+        dst_node_type: the pair's second type, for `link`.
+        file: ONNX file, output name `logits` float32 [n, output_dim]; None means the final state (or
+            for `link` the dot product of both) is the logits.
+        embedding: [a, b) columns of the final state that are the embedding; None means all.
+    """
+
+    node_type: str
+    output_dim: int
+    kind: Literal["node", "link"] = "node"
+    dst_node_type: str = ""
+    file: str | None = None
+    embedding: tuple[int, int] | None = None
+
+
+class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of model.json.
+
+    Attributes:
+        name, version: as in the folder's path.
+        task: how logits become probabilities and labels: `multiclass` softmax and argmax, `binary`
+            sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column, `regression` and
+            `embedding` none.
+        runtime: `onnx` is split into stages; `torch` is served whole by the torch runtime
+            (`whole_file`, a torch.export program) on the sampled ego-graph.
+        why_whole: for `torch`, why it could not be split.
+        graph_schema: the schema of the graph it was packaged for (graph.json's `schema`).
+        fanouts: edge type key -> sampled neighbours for each hop, seed-outward (PyG's order);
+            -1 means all.
+        sampling: how neighbours are chosen.
+        max_degree: hard cap on the neighbours of one node at one layer, also for fanout -1.
+        salt: of the keyed sampler.
+        levels: level -> node type -> stage; length num_layers + 1.
+        classes: names of the output columns, may be empty.
+        files: path inside the artifact -> sha256.
+        parity: figures of the packaging check.
+        producer: library -> version that wrote it.
+    """
+
+    name: str
+    version: str
+    task: Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
+    num_layers: int
+    graph_schema: dict[str, object]
+    fanouts: dict[str, tuple[int, ...]]
+    head: Head
+    levels: tuple[dict[str, Stage], ...] = ()
+    format: int = FORMAT_VERSION
+    runtime: Literal["onnx", "torch"] = "onnx"
+    whole_file: str | None = None
+    why_whole: str = ""
+    sampling: Literal["uniform", "recent", "weighted"] = "uniform"
+    max_degree: int | None = None
+    salt: int = 0
+    opset: int = 0
+    classes: tuple[str, ...] = ()
+    files: dict[str, str] = {}
+    parity: dict[str, object] = {}
+    producer: dict[str, str] = {}
+
+    def fanout(self, edge_type: str, layer: int) -> int:
+        """Neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
+        return self.fanouts[edge_type][self.num_layers - layer]
+
+
+def write_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
+    """Hash every file below `folder`, write model.json and return the spec as written."""
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "model.json"
+    }
+    spec = msgspec.structs.replace(spec, files=files)
+    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+    return spec
+
+
+def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
+    """Read and check an artifact.
+
+    Args:
+        folder: `<repository>/<model>/<version>`.
+        verify: compare the sha256 of every file.
+
+    Raises:
+        ArtifactError: no or malformed model.json, or of a newer format.
+        ArtifactCorrupted: a file is absent or changed.
+    """
+    path = folder / "model.json"
+    try:
+        spec = msgspec.json.decode(path.read_bytes(), type=ModelSpec)
+    except FileNotFoundError:
+        raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
+    if spec.format > FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path}: format {spec.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
+            "upgrade hopline"
+        )
+    if verify:
+        for name, expected in spec.files.items():
+            file = folder / name
+            if not file.is_file():
+                raise ArtifactCorrupted(f"{file}: listed in model.json but absent; package again")
+            actual = sha256_of(file)
+            if actual != expected:
+                raise ArtifactCorrupted(
+                    f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
+                    "copy the artifact again or package again"
+                )
+    return spec
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

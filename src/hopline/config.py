@@ -1,0 +1,304 @@
+"""Every setting of a server, in one tree of frozen dataclasses.
+
+Sources, later ones win: the defaults below < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
+command-line flags. To add a setting, add one line to a section: the file, the environment, the docs
+table and `hopline config show` follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hopline.errors import ConfigError
+from hopline.settings import did_you_mean, read_value, setting, type_name
+
+ENV_PREFIX = "HOPLINE__"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Addresses, processes and the limits of connections."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
+    http_port: int = setting(8700, "HTTP port; 0 picks a free one", minimum=0, maximum=65535)
+    grpc_port: int = setting(8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535)
+    workers: int = setting(1, "processes that share the ports", minimum=1, maximum=1024)
+    max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
+    keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this", minimum=0)
+    read_timeout_s: float = setting(30.0, "a request must have arrived whole by then", minimum=0.1)
+    drain_delay_s: float = setting(
+        0.2, "after SIGTERM: not ready and closing connections, but still serving, for so long", minimum=0
+    )
+    drain_timeout_s: float = setting(30.0, "then: how long admitted requests may take to finish", minimum=0)
+    backlog: int = setting(2048, "connections that may wait to be accepted", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What one request may ask for."""
+
+    max_nodes_per_request: int = setting(4096, "nodes, inline nodes or pairs in one request", minimum=1)
+    max_inline_neighbors: int = setting(10_000, "neighbour ids of one inline node", minimum=0)
+    default_timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
+    max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may name", minimum=0.001)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingConfig:
+    """Dynamic batching of waiting requests."""
+
+    max_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
+    max_bytes: int = setting(256 * 2**20, "predicted working memory of one batch", minimum=1)
+    queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
+    max_queue_rows: int = setting(65_536, "predicted rows waiting before requests are refused", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TableConfig:
+    """The embedding table."""
+
+    memory_bytes: int = setting(256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """Where and how models run."""
+
+    inline_cost_us: float = setting(
+        2000.0, "batches predicted cheaper than this run on the event loop, others on a thread", minimum=0
+    )
+    threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphConfig:
+    """The graph that is served."""
+
+    path: Path | None = setting(None, "folder written by `hopline graph build`")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsConfig:
+    """The models that are served."""
+
+    repository: Path | None = setting(None, "folder of <model>/<version> artifacts")
+    names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS for HTTP and gRPC; both files or neither."""
+
+    cert_file: Path | None = setting(None, "PEM certificate chain")
+    key_file: Path | None = setting(None, "PEM private key")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.cert_file is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Logging of the server process."""
+
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe level that is written")
+    format: Literal["text", "json"] = setting("text", "lines for people or for machines")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the supervisor tells its workers; not for people."""
+
+    index: int = setting(0, "number of this worker", hidden=True)
+    count: int = setting(1, "number of workers", hidden=True)
+    metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
+    table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole tree; see each section."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    table: TableConfig = field(default_factory=TableConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def replace(self, **settings: Any) -> Config:
+        """A copy with other values; names are "section__key"."""
+        return load_config(overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self)
+
+    def to_json(self) -> str:
+        """Every value; `Config.from_json` reads it back (that is how workers get their config)."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> Config:
+        """The config that `to_json` wrote."""
+        return _apply(Config(), _flatten(json.loads(text), "the supervisor"))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRow:
+    """One line of the settings table.
+
+    Attributes:
+        path: "section.key" as in hopline.toml.
+        type: in words.
+        default: as it would be written.
+        env: the environment variable.
+        help: one line.
+    """
+
+    path: str
+    type: str
+    default: Any
+    env: str
+    help: str
+
+
+def config_table() -> list[ConfigRow]:
+    """Every setting in declaration order, for the docs and `hopline config show`."""
+    return [
+        ConfigRow(path, type_name(annotation), item.default, _env_name(path), item.metadata["help"])
+        for path, (item, annotation) in _fields().items()
+        if not item.metadata["hidden"]
+    ]
+
+
+def load_config(
+    file: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    base: Config | None = None,
+) -> Config:
+    """Resolve all sources into one config.
+
+    Args:
+        file: a hopline.toml; None reads none.
+        env: environment variables; None takes none (pass `os.environ` to take the process's own).
+        overrides: "section.key" -> value, from flags; None values are left out.
+        base: what stands below all sources instead of the defaults.
+
+    Raises:
+        ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
+    """
+    config = base or Config()
+    if file is not None:
+        config = _apply(config, _flatten(_read_toml(Path(file)), str(file)))
+    if env is not None:
+        values = {
+            name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
+            for name, value in env.items()
+            if name.startswith(ENV_PREFIX)
+        }
+        config = _apply(config, values)
+    if overrides is not None:
+        flags = {path: (value, "flag") for path, value in overrides.items() if value is not None}
+        config = _apply(config, flags)
+    _check_tls(config)
+    return config
+
+
+def process_env() -> Mapping[str, str]:
+    """This process's environment, for `load_config(env=...)`."""
+    return os.environ
+
+
+def show_config(config: Config) -> Iterator[tuple[str, Any]]:
+    """("section.key", value) of every visible setting."""
+    for row in config_table():
+        section, key = row.path.split(".")
+        yield row.path, getattr(getattr(config, section), key)
+
+
+@functools.cache
+def _fields() -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """path -> field and its resolved type."""
+    found = {}
+    for section, section_type in typing.get_type_hints(Config).items():
+        hints = typing.get_type_hints(section_type)
+        for item in dataclasses.fields(section_type):
+            found[f"{section}.{item.name}"] = (item, hints[item.name])
+    return found
+
+
+def _env_name(path: str) -> str:
+    return ENV_PREFIX + path.replace(".", "__").upper()
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _flatten(tree: Mapping[str, Any], source: str) -> dict[str, tuple[Any, str]]:
+    """Nested tables -> "section.key": (value, source)."""
+    flat: dict[str, tuple[Any, str]] = {}
+    for section, values in tree.items():
+        if isinstance(values, Mapping):
+            flat.update({f"{section}.{key}": (value, source) for key, value in values.items()})
+        else:
+            flat[section] = (values, source)
+    return flat
+
+
+def _apply(config: Config, values: Mapping[str, tuple[Any, str]]) -> Config:
+    known = _fields()
+    changes: dict[str, dict[str, Any]] = {}
+    for path, (value, source) in values.items():
+        if path not in known:
+            raise ConfigError(f"{path}: unknown setting ({source}){_suggestion(path)}")
+        item, annotation = known[path]
+        section, key = path.split(".")
+        changes.setdefault(section, {})[key] = read_value(value, annotation, path, item, source)
+    sections = {name: dataclasses.replace(getattr(config, name), **new) for name, new in changes.items()}
+    return dataclasses.replace(config, **sections)
+
+
+def _suggestion(path: str) -> str:
+    """The closest setting; a bare or misplaced key is matched by its last part as well."""
+    visible = [row.path for row in config_table()]
+    key = path.rpartition(".")[2]
+    same_key = [name for name in visible if name.rpartition(".")[2] == key]
+    if same_key:
+        return f"; did you mean {same_key[0]!r}?"
+    guess = did_you_mean(path, visible)
+    if not guess and "." not in path:
+        sections = sorted({name.partition(".")[0] for name in visible})
+        return did_you_mean(path, sections) or f"; sections are {', '.join(sections)}"
+    return guess
+
+
+def _check_tls(config: Config) -> None:
+    for name, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+        path = getattr(config.tls, name)
+        if path is None:
+            continue
+        if not path.is_file():
+            raise ConfigError(f"tls.{name}: {str(path)!r} does not exist or is not a file")
+        if getattr(config.tls, other) is None:
+            raise ConfigError(f"tls.{other}: must be set together with tls.{name}")

@@ -1,0 +1,246 @@
+"""A batch of requests to one model: ids looked up, states computed once for all, answers split.
+
+Every request of the batch gets its own outcome, a result or an error; a bad one costs the others
+nothing but its own look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.engine.inline import inline_states, parse_inline
+from hopline.engine.interner import Interner
+from hopline.engine.model import Model
+from hopline.errors import BadRequest, HoplineError, NodeNotFound
+from hopline.graph import IdIndex
+from hopline.sampling.keyed import NO_CUT
+from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
+
+Outcome = ScoreResult | HoplineError
+
+#: Unknown ids that a message lists; the error's `missing` has them all.
+_NAMED = 20
+
+
+class Answerer:
+    """Answers batches with one model.
+
+    Args:
+        model: used by one caller at a time.
+        default_outputs: for requests that name none.
+        max_inline_neighbors: of one inline node.
+    """
+
+    def __init__(self, model: Model, default_outputs: tuple[str, ...], max_inline_neighbors: int) -> None:
+        self.model = model
+        self.default_outputs = default_outputs
+        self.max_inline_neighbors = max_inline_neighbors
+        self._interner = Interner()
+
+    def answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
+        """One outcome for each request, in order.
+
+        Raises:
+            HoplineError: the batch failed as a whole.
+        """
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        for as_of, members in _by_time(requests):
+            link = self.model.spec.head.kind == "link"
+            answer = self._answer_pairs if link else self._answer_nodes
+            answer(requests, members, as_of, outcomes)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _answer_nodes(
+        self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]
+    ) -> None:
+        node_type = self.model.spec.head.node_type
+        index = self.model.graph.nodes[node_type].ids
+        # Inline nodes first: their states use the same buffers as the batch's plan.
+        inline: dict[int, FloatArray] = {}
+        good = []
+        for m in members:
+            request = requests[m]
+            if request.inline:
+                try:
+                    nodes = parse_inline(
+                        self.model.graph, node_type, request.inline, self.max_inline_neighbors
+                    )
+                    inline[m] = inline_states(self.model.levels, self.model.features, nodes, as_of)
+                except HoplineError as error:
+                    outcomes[m] = error
+                    continue
+            good.append(m)
+        ids, good = self._look_up(index, requests, good, outcomes, lambda request: request.nodes)
+        if not good:
+            return
+        flat = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        known = flat if flat.shape[0] and flat.min() >= 0 else flat[flat >= 0]
+        names = self._wanted(requests, good)
+        states, rows = self._states({node_type: known}, as_of)
+        found = self.model.outputs(names, states[node_type])
+        if rows[node_type] is not None:
+            found = {name: values[rows[node_type]] for name, values in found.items()}
+        if known is not flat:
+            found = {name: _spread(values, flat >= 0) for name, values in found.items()}
+        at = 0
+        for m, own_ids in zip(good, ids, strict=True):
+            end = at + own_ids.shape[0]
+            own = requests[m].outputs or self.default_outputs
+            mine = {name: found[name][at:end] for name in own}
+            missing = own_ids < 0 if known is not flat and (own_ids < 0).any() else None
+            if m in inline:
+                extra = self.model.outputs(own, inline[m])
+                mine = {name: np.concatenate([mine[name], extra[name]]) for name in own}
+                if missing is not None:
+                    missing = np.concatenate([missing, np.zeros(inline[m].shape[0], np.bool_)])
+            outcomes[m] = self._result(mine, missing)
+            at = end
+
+    def _answer_pairs(
+        self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]
+    ) -> None:
+        head = self.model.spec.head
+        types = (head.node_type, head.dst_node_type or head.node_type)
+        sides: list[list[IdArray]] = []
+        good = members
+        for side in (0, 1):
+            index = self.model.graph.nodes[types[side]].ids
+            before = good
+            ids, good = self._look_up(
+                index, requests, good, outcomes, lambda request, s=side: request.pairs[s]
+            )
+            if side == 1 and len(good) < len(before):
+                kept = set(good)
+                sides[0] = [own for own, m in zip(sides[0], before, strict=True) if m in kept]
+            sides.append(ids)
+        if not good:
+            return
+        flat = [np.concatenate(ids) for ids in sides]
+        ok = (flat[0] >= 0) & (flat[1] >= 0)
+        pairs = [ids[ok] for ids in flat]
+        if types[0] == types[1]:
+            states, rows = self._states({types[0]: np.concatenate(pairs)}, as_of)
+            both = rows[types[0]]
+            n = pairs[0].shape[0]
+            ends = (slice(0, n), slice(n, 2 * n)) if both is None else (both[:n], both[n:])
+            sources, targets = states[types[0]][ends[0]], states[types[0]][ends[1]]
+        else:
+            states, rows = self._states(dict(zip(types, pairs, strict=True)), as_of)
+            sources, targets = (states[t] if rows[t] is None else states[t][rows[t]] for t in types)
+        found = self.model.outputs(self._wanted(requests, good), sources, targets)
+        if not ok.all():
+            found = {name: _spread(values, ok) for name, values in found.items()}
+        at = 0
+        for k, m in enumerate(good):
+            end = at + sides[0][k].shape[0]
+            own = requests[m].outputs or self.default_outputs
+            missing = None if ok[at:end].all() else ~ok[at:end]
+            outcomes[m] = self._result({name: found[name][at:end] for name in own}, missing)
+            at = end
+
+    def _look_up(
+        self,
+        index: IdIndex,
+        requests: Sequence[ScoreRequest],
+        members: list[int],
+        outcomes: list[Any],
+        ids_of: Any,
+    ) -> tuple[list[IdArray], list[int]]:
+        """Global ids of each good request; bad requests get their outcome here."""
+        wanted = [ids_of(requests[m]) for m in members]
+        flat = _all_at_once(index, wanted)
+        found = []
+        good = []
+        at = 0
+        for m, external in zip(members, wanted, strict=True):
+            try:
+                if flat is not None:
+                    ids = flat[at : at + len(external)]
+                    at += len(external)
+                elif len(external):
+                    ids = index.lookup(external)
+                else:
+                    ids = np.empty(0, np.int64)
+                if ids.shape[0] and requests[m].on_missing == "error" and ids.min() < 0:
+                    raise _not_found(self.model, external, ids)
+            except HoplineError as error:
+                outcomes[m] = error
+                continue
+            found.append(ids)
+            good.append(m)
+        return found, good
+
+    def _states(
+        self, wanted: dict[str, IdArray], as_of: int
+    ) -> tuple[dict[str, FloatArray], dict[str, IdArray | None]]:
+        """Final states of distinct ids, and each asked id's row in them (None: in the order asked)."""
+        distinct: dict[str, IdArray] = {}
+        rows: dict[str, IdArray | None] = {}
+        for node_type, ids in wanted.items():
+            distinct[node_type], rows[node_type] = ids, None
+            if ids.shape[0] > 1:
+                self._interner.start(ids.shape[0])
+                numbers = self._interner.add(ids)
+                if self._interner.distinct.shape[0] < ids.shape[0]:
+                    distinct[node_type] = self._interner.distinct.copy()
+                    rows[node_type] = numbers.copy()
+        return self.model.states(self.model.plan(distinct, as_of)), rows
+
+    def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
+        """Every output that some member asks for."""
+        names = dict.fromkeys(self.default_outputs)
+        if any(requests[m].outputs for m in members):
+            names = dict.fromkeys(
+                chain.from_iterable(requests[m].outputs or self.default_outputs for m in members)
+            )
+        return tuple(names)
+
+    def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
+        spec = self.model.spec
+        return ScoreResult(spec.name, spec.version, self.model.graph.version, outputs, missing)
+
+
+def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
+    """Requests grouped by time cut: a plan has one."""
+    if all(request.as_of is None for request in requests):
+        return [(int(NO_CUT), list(range(len(requests))))]
+    groups: dict[int, list[int]] = {}
+    for m, request in enumerate(requests):
+        groups.setdefault(int(NO_CUT) if request.as_of is None else request.as_of, []).append(m)
+    return list(groups.items())
+
+
+def _all_at_once(index: IdIndex, wanted: list[ExternalIds]) -> IdArray | None:
+    """One look-up for the whole batch, or None where it must be done one by one."""
+    if len(wanted) < 2 or not all(type(ids) is list for ids in wanted):
+        return None
+    try:
+        return index.lookup(list(chain.from_iterable(wanted)))
+    except BadRequest:
+        return None
+
+
+def _not_found(model: Model, external: ExternalIds, ids: IdArray) -> NodeNotFound:
+    missing: list[Any] = [
+        e.item() if isinstance(e, np.generic) else e
+        for e in (external[int(i)] for i in np.flatnonzero(ids < 0))
+    ]
+    named = ", ".join(map(repr, missing[:_NAMED]))
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return NodeNotFound(
+        f"{len(missing)} of {len(ids)} node ids are not in graph {model.graph.version}: {named}{more}; "
+        'ask with on_missing "null" to get null for them',
+        missing,
+    )
+
+
+def _spread(values: AnyArray, present: NDArray[np.bool_]) -> AnyArray:
+    """Put rows where `present` is true, zeros elsewhere."""
+    out = np.zeros((present.shape[0], *values.shape[1:]), values.dtype)
+    out[present] = values
+    return out

@@ -1,0 +1,64 @@
+"""Memory for embedding tables: private to a process, or one memfd that all workers of a host map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from hopline.types import AnyArray
+
+_ALIGN = 4096
+
+
+class Arena:
+    """A zero-filled region from which arrays are carved in a fixed order.
+
+    Pages are touched only when written, so a generous arena costs what is used of it. Workers that
+    carve the same shapes in the same order from the same file see the same arrays.
+
+    Args:
+        num_bytes: size of the region.
+        fd: file descriptor of a memfd of at least that size; None maps private memory.
+    """
+
+    def __init__(self, num_bytes: int, fd: int | None = None) -> None:
+        self.num_bytes = max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN)
+        self.shared = fd is not None
+        if fd is None:
+            self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self._map = mmap.mmap(fd, self.num_bytes)
+        # Random rows over 4 KiB pages are bound by TLB misses; the kernel may still decline.
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> AnyArray:
+        """The next array, page-aligned and zero on first use.
+
+        Raises:
+            MemoryError: the arena is too small.
+        """
+        dtype = np.dtype(dtype)
+        num_bytes = array_bytes(shape, dtype)
+        if self._used + num_bytes > self.num_bytes:
+            raise MemoryError(f"arena of {self.num_bytes} bytes has {self.num_bytes - self._used} left")
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(self._map, dtype, count, self._used).reshape(shape)
+        self._used += num_bytes
+        return array
+
+
+def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    """Bytes that `Arena.take` uses for an array."""
+    size: int = int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def create_shared(num_bytes: int) -> int:
+    """A new memfd of `num_bytes`, inheritable by child processes; returns its descriptor."""
+    fd = os.memfd_create("hopline-table", 0)
+    os.ftruncate(fd, max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN))
+    return fd

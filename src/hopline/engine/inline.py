@@ -1,0 +1,320 @@
+"""Nodes that the graph does not have: described by the request, computed beside the graph's own.
+
+An inline node's state at level l needs its own state and its neighbours' states at level l-1. Its
+neighbours are known nodes, whose rows come through the ordinary plan (and table), or other inline
+nodes of the same request. Known nodes never see an inline node, so nothing that is kept changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hopline.engine.execute import execute
+from hopline.engine.kernels import gcn_coefficients
+from hopline.engine.level import Level, Relation
+from hopline.engine.plan import make_plan
+from hopline.engine.view import NO_FLOATS, EdgeView
+from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
+from hopline.graph import Adjacency, Graph
+from hopline.sampling import BlockBuffers, Sampler
+from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
+
+
+@dataclass(slots=True)
+class InlineEdges:
+    """In-neighbours of all inline nodes along one edge type, in request order.
+
+    Attributes:
+        offsets: int64 [n+1].
+        neighbors: int64 [E]; global id of a known node, or -1 - i for inline node i.
+        weight: float32 [E] or [0]. attr: float32 [E, d_e] or None.
+    """
+
+    offsets: IdArray
+    neighbors: IdArray
+    weight: FloatArray = field(default_factory=lambda: NO_FLOATS)
+    attr: FloatArray | None = None
+
+
+@dataclass(slots=True)
+class InlineNodes:
+    """Checked inline nodes of one request.
+
+    Attributes:
+        node_type: of all of them.
+        features: float32 [n, d].
+        edges: edge type key -> in-neighbours.
+    """
+
+    node_type: str
+    features: FloatArray
+    edges: dict[str, InlineEdges]
+
+
+def parse_inline(
+    graph: Graph, node_type: str, nodes: Sequence[InlineNode], max_neighbors: int
+) -> InlineNodes:
+    """Check inline nodes against the graph.
+
+    Raises:
+        BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
+            shape.
+        NodeNotFound: neighbour ids that neither the graph nor the request has, all of them named.
+        RequestTooLarge: more than `max_neighbors` neighbours of one node.
+    """
+    features = _features(graph, node_type, nodes)
+    incoming = {key: edge for key, edge in graph.edges.items() if edge.dst == node_type}
+    names: dict[ExternalId, int] = {}
+    for i, node in enumerate(nodes):
+        if node.id is not None:
+            if node.id in names:
+                raise BadRequest(f"inline[{i}].id: {node.id!r} is also the id of inline[{names[node.id]}]")
+            names[node.id] = i
+    lists: dict[str, list[list[ExternalId]]] = {key: [[] for _ in nodes] for key in incoming}
+    for i, node in enumerate(nodes):
+        for key, ids in node.neighbors.items():
+            key = _edge_type(key, incoming, f"inline[{i}].neighbors", node_type)
+            wanted: list[ExternalId] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+            if len(wanted) > max_neighbors:
+                raise RequestTooLarge(
+                    f"inline[{i}].neighbors: {len(wanted)} neighbours; at most {max_neighbors} are allowed "
+                    "(limits.max_inline_neighbors)"
+                )
+            lists[key][i] = wanted
+    missing: list[ExternalId] = []
+    edges = {}
+    for key, adjacency in incoming.items():
+        own_names = names if adjacency.src == node_type else {}
+        neighbors, absent = _resolve(graph, adjacency, lists[key], own_names)
+        missing += absent
+        offsets = np.zeros(len(nodes) + 1, np.int64)
+        np.cumsum([len(ids) for ids in lists[key]], out=offsets[1:])
+        edges[key] = InlineEdges(
+            offsets,
+            neighbors,
+            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0)[:, 0]
+            if adjacency.weight is not None
+            else NO_FLOATS,
+            _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
+            if adjacency.attr is not None
+            else None,
+        )
+    if missing:
+        raise NodeNotFound(
+            f"inline neighbours that neither graph {graph.version} nor this request has: "
+            + ", ".join(map(repr, missing[:20]))
+            + (f" and {len(missing) - 20} more" if len(missing) > 20 else ""),
+            missing,
+        )
+    return InlineNodes(node_type, features, edges)
+
+
+def inline_states(
+    levels: list[dict[str, Level]], features: dict[str, FloatArray], nodes: InlineNodes, as_of: int
+) -> FloatArray:
+    """Final states of inline nodes, float32 [n, d]."""
+    own: FloatArray = nodes.features
+    n = own.shape[0]
+    everyone = np.arange(n)
+    for number in range(len(levels)):
+        level = levels[number][nodes.node_type]
+        if level.runner is None:
+            continue
+        views = {
+            key: _view(levels, features, nodes, number, relation, own, as_of)
+            for key, relation in level.relations.items()
+        }
+        out = np.empty((n, level.stage.state_dim), np.float32)
+        level.runner.run(n, own, everyone, nodes.features, everyone, views, out)
+        own = out
+    return own
+
+
+def _view(
+    levels: list[dict[str, Level]],
+    features: dict[str, FloatArray],
+    nodes: InlineNodes,
+    number: int,
+    relation: Relation,
+    own: FloatArray,
+    as_of: int,
+) -> EdgeView:
+    edges = nodes.edges[relation.adjacency.key]
+    offsets, picked = _sample(relation.sampler, edges)
+    neighbors = edges.neighbors[picked]
+    known = np.unique(neighbors[neighbors >= 0])
+    source = relation.adjacency.src
+    below = levels[number - 1][source]
+    if below.runner is None:
+        base = np.asarray(features[source])[known]
+    else:
+        plan = make_plan(levels, number - 1, {source: known}, as_of)
+        base = execute(plan, features)[source] if known.shape[0] else own[:0]
+    if source == nodes.node_type:
+        base = np.concatenate([base, own]).astype(np.float32, copy=False)
+    rows = np.where(neighbors >= 0, np.searchsorted(known, neighbors), known.shape[0] - 1 - neighbors)
+    base = np.ascontiguousarray(base)
+    view = EdgeView(base, rows.astype(np.int64), offsets)
+    if edges.weight.shape[0]:
+        view.weight = np.ascontiguousarray(edges.weight[picked])
+    if edges.attr is not None:
+        view.attr = edges.attr[picked]
+    owner = -1 - np.repeat(np.arange(offsets.shape[0] - 1), np.diff(offsets))
+    view.is_self = neighbors == owner
+    view.num_eligible = np.diff(edges.offsets)
+    if relation.gcn:
+        _normalise(view, edges, relation, neighbors, as_of)
+    return view
+
+
+def _normalise(
+    view: EdgeView, edges: InlineEdges, relation: Relation, neighbors: IdArray, as_of: int
+) -> None:
+    """Coefficients of `gcn`: an inline node's degree is what the request says, plus its self-loop."""
+    counts = np.diff(edges.offsets)
+    owner = np.repeat(np.arange(counts.shape[0]), counts)
+    weight = edges.weight if edges.weight.shape[0] else np.ones(owner.shape[0], np.float32)
+    loops = relation.add_loops & (edges.neighbors == -1 - owner)
+    degree = np.bincount(owner, np.where(loops, 0.0, weight), counts.shape[0]).astype(np.float32)
+    loop_weight = np.ones(counts.shape[0], np.float32)
+    loop_weight[owner[loops]] = weight[loops]
+    if relation.add_loops:
+        degree += loop_weight
+    degree_neighbor = np.empty(neighbors.shape[0], np.float32)
+    is_known = neighbors >= 0
+    degree_neighbor[is_known] = relation.degree_with_loop(neighbors[is_known], as_of)
+    degree_neighbor[~is_known] = degree[-1 - neighbors[~is_known]]
+    view.coefficients = np.empty(neighbors.shape[0], np.float32)
+    view.self_coefficients = np.empty(counts.shape[0], np.float32)
+    assert view.num_eligible is not None
+    assert view.is_self is not None
+    gcn_coefficients(
+        view.is_self if relation.add_loops else np.empty(0, np.bool_),
+        view.offsets,
+        view.weight,
+        degree,
+        degree_neighbor,
+        view.num_eligible,
+        loop_weight if relation.add_loops else NO_FLOATS,
+        view.coefficients,
+        view.self_coefficients,
+    )
+
+
+def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
+    """The layer's keyed sample of inline lists: (offsets int64 [n+1], positions in the lists).
+
+    Every inline node is sampled as node 0 of a graph of its own, so that its answer does not depend on
+    its place in the request. The last neighbours of a list count as the most recent ones.
+    """
+    counts = np.diff(edges.offsets)
+    if sampler.fanout < 0 or (counts <= sampler.fanout).all():
+        return edges.offsets, np.arange(edges.neighbors.shape[0])
+    picked = []
+    for i in range(counts.shape[0]):
+        a, b = int(edges.offsets[i]), int(edges.offsets[i + 1])
+        weight = edges.weight[a:b] if edges.weight.shape[0] else None
+        own = Adjacency(
+            src=sampler.adjacency.src,
+            relation=sampler.adjacency.relation,
+            dst=sampler.adjacency.dst,
+            indptr=np.array([0, b - a]),
+            indices=np.arange(b - a, dtype=np.int32),
+            time=np.arange(b - a) if sampler.mode == "recent" else None,
+            attr=None,
+            weight=weight,
+            cumweight=None if weight is None else np.cumsum(weight, dtype=np.float64),
+            has_self_loops=False,
+            max_degree=b - a,
+        )
+        block = Sampler(own, sampler.fanout, sampler.mode, sampler.key).sample(
+            np.zeros(1, np.int64), BlockBuffers()
+        )
+        picked.append(a + block.neighbors)
+    offsets = np.zeros(counts.shape[0] + 1, np.int64)
+    np.cumsum([len(p) for p in picked], out=offsets[1:])
+    return offsets, np.concatenate(picked)
+
+
+def _features(graph: Graph, node_type: str, nodes: Sequence[InlineNode]) -> FloatArray:
+    dim = graph.nodes[node_type].features.shape[1]
+    rows = np.empty((len(nodes), dim), np.float32)
+    for i, node in enumerate(nodes):
+        try:
+            row = np.asarray(node.features, np.float32)
+        except (TypeError, ValueError):
+            raise BadRequest(f"inline[{i}].features: must be {dim} numbers") from None
+        if row.shape != (dim,):
+            raise BadRequest(
+                f"inline[{i}].features: shape {list(row.shape)}; node type {node_type!r} has {dim} features"
+            )
+        if not np.isfinite(row).all():
+            column = int(np.flatnonzero(~np.isfinite(row))[0])
+            raise BadRequest(f"inline[{i}].features[{column}] is {row[column]}; it must be a finite number")
+        rows[i] = row
+    return rows
+
+
+def _edge_type(key: str, incoming: Mapping[str, Any], where: str, node_type: str) -> str:
+    if key in incoming:
+        return key
+    if key == "" and len(incoming) == 1:
+        return next(iter(incoming))
+    known = ", ".join(sorted(incoming)) or "none"
+    said = f"unknown edge type {key!r}" if key else "which edge type is not said"
+    raise BadRequest(f"{where}: {said}; those into {node_type!r} are: {known}")
+
+
+def _resolve(
+    graph: Graph, adjacency: Adjacency, lists: list[list[ExternalId]], names: dict[ExternalId, int]
+) -> tuple[IdArray, list[ExternalId]]:
+    """Neighbour ids as InlineEdges.neighbors has them, and those that nobody knows."""
+    flat = [name for ids in lists for name in ids]
+    found = np.empty(len(flat), np.int64)
+    outside = [p for p, name in enumerate(flat) if name not in names]
+    for p, name in enumerate(flat):
+        if name in names:
+            found[p] = -1 - names[name]
+    wanted: Any = [flat[p] for p in outside]
+    ids = graph.nodes[adjacency.src].ids.lookup(wanted)
+    found[outside] = ids
+    return found, [wanted[p] for p in np.flatnonzero(ids < 0)]
+
+
+def _edge_values(
+    nodes: Sequence[InlineNode],
+    key: str,
+    incoming: Mapping[str, Any],
+    lists: list[list[ExternalId]],
+    what: str,
+    dim: int,
+) -> FloatArray:
+    """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required."""
+    pieces = []
+    for i, node in enumerate(nodes):
+        count = len(lists[i])
+        given = getattr(node, what)
+        value = given.get(key, given.get("") if len(incoming) == 1 else None)
+        shape = (count, dim) if dim else (count,)
+        if value is None:
+            if dim and count:
+                raise BadRequest(
+                    f"inline[{i}].{what}: edge type {key!r} has {dim} edge attributes; give {shape}"
+                )
+            value = np.ones(shape, np.float32)
+        try:
+            array = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
+        if array.shape != shape:
+            raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; {list(shape)} is right")
+        if not np.isfinite(array).all() or (not dim and (array < 0).any()):
+            raise BadRequest(
+                f"inline[{i}].{what}: values must be finite" + ("" if dim else " and not negative")
+            )
+        pieces.append(array.reshape(count, max(dim, 1)))
+    return np.concatenate(pieces)

@@ -1,0 +1,288 @@
+"""Row kernels of the engine: gather, gather-and-reduce, dedupe, pad.
+
+All release the GIL, allocate nothing and write into the caller's buffers. Inner loops run over slices
+(not computed indices): Numba's check for negative indices would keep LLVM from vectorising them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hopline.intrinsics import LINE_BYTES, prefetch
+
+#: Rows between asking for a row and reading it; measured flat from 4 to 16 (docs/log.md).
+_AHEAD = 6
+
+
+@njit(inline="always")
+def _prefetch_row(flat, row, width, lines, per_line):  # type: ignore[no-untyped-def]
+    first = row * width
+    for line in range(lines):
+        prefetch(flat, first + line * per_line)
+
+
+@njit(nogil=True, cache=True)
+def gather(base, rows, first_column, out):  # type: ignore[no-untyped-def]
+    """out[i] = base[rows[i], first_column:first_column + out.shape[1]].
+
+    Args:
+        base: float32 [N, d], C-contiguous. rows: int64 [n]. out: float32 [n, w].
+    """
+    n, w = rows.shape[0], out.shape[1]
+    width = base.shape[1]
+    flat = base.reshape(-1)
+    per_line = LINE_BYTES // base.itemsize
+    lines = (width + per_line - 1) // per_line
+    for i in range(min(n, _AHEAD)):
+        _prefetch_row(flat, rows[i], width, lines, per_line)
+    for i in range(n):
+        if i + _AHEAD < n:
+            _prefetch_row(flat, rows[i + _AHEAD], width, lines, per_line)
+        source = base[rows[i], first_column : first_column + w]
+        target = out[i]
+        for c in range(w):
+            target[c] = source[c]
+
+
+@njit(nogil=True, cache=True)
+def reduce_sum(base, rows, offsets, coefficients, mean, first_column, out):  # type: ignore[no-untyped-def]
+    """out[i] = sum over e in [offsets[i], offsets[i+1]) of coefficient_e * base[rows[e], columns].
+
+    Args:
+        base: float32 [N, d], C-contiguous. rows: int64 [E], indexed by e. offsets: int64 [n+1].
+        coefficients: float32 [>= last offset], or [0] for all ones.
+        mean: divide by the number of rows (at least 1).
+        out: float32 [n, w]; columns are [first_column, first_column + w).
+    """
+    n, w = out.shape
+    width = base.shape[1]
+    flat = base.reshape(-1)
+    per_line = LINE_BYTES // base.itemsize
+    lines = (width + per_line - 1) // per_line
+    end = offsets[n]
+    weighted = coefficients.shape[0] > 0
+    for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
+        _prefetch_row(flat, rows[e], width, lines, per_line)
+    for i in range(n):
+        target = out[i]
+        for c in range(w):
+            target[c] = np.float32(0.0)
+        for e in range(offsets[i], offsets[i + 1]):
+            if e + _AHEAD < end:
+                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
+            source = base[rows[e], first_column : first_column + w]
+            if weighted:
+                k = coefficients[e]
+                for c in range(w):
+                    target[c] += k * source[c]
+            else:
+                for c in range(w):
+                    target[c] += source[c]
+        if mean:
+            count = offsets[i + 1] - offsets[i]
+            if count > 1:
+                k = np.float32(1.0) / np.float32(count)
+                for c in range(w):
+                    target[c] *= k
+
+
+@njit(nogil=True, cache=True)
+def reduce_max(base, rows, offsets, first_column, out):  # type: ignore[no-untyped-def]
+    """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
+    n, w = out.shape
+    width = base.shape[1]
+    flat = base.reshape(-1)
+    per_line = LINE_BYTES // base.itemsize
+    lines = (width + per_line - 1) // per_line
+    end = offsets[n]
+    for i in range(n):
+        target = out[i]
+        first = offsets[i]
+        if first == offsets[i + 1]:
+            for c in range(w):
+                target[c] = np.float32(0.0)
+            continue
+        source = base[rows[first], first_column : first_column + w]
+        for c in range(w):
+            target[c] = source[c]
+        for e in range(first + 1, offsets[i + 1]):
+            if e + _AHEAD < end:
+                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
+            source = base[rows[e], first_column : first_column + w]
+            for c in range(w):
+                target[c] = max(target[c], source[c])
+
+
+@njit(nogil=True, cache=True)
+def add_scaled(base, rows, scale, first_column, out):  # type: ignore[no-untyped-def]
+    """out[i] += scale[i] * base[rows[i], columns]; scale: float32 [n]."""
+    n, w = out.shape
+    for i in range(n):
+        source = base[rows[i], first_column : first_column + w]
+        target = out[i]
+        k = scale[i]
+        for c in range(w):
+            target[c] += k * source[c]
+
+
+@njit(nogil=True, cache=True)
+def take(values, rows, out):  # type: ignore[no-untyped-def]
+    """out[i] = values[rows[i]], for one-dimensional arrays."""
+    for i in range(rows.shape[0]):
+        out[i] = values[rows[i]]
+
+
+@njit(nogil=True, cache=True)
+def weighted_degrees(  # type: ignore[no-untyped-def]
+    indptr, indices, time, cumweight, weight, nodes, as_of, skip_loops, out
+):
+    """Sum of the weights (1 without weights) of each node's in-edges no later than `as_of`.
+
+    Args:
+        time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
+        skip_loops: leave self-loops out, which costs a scan of the whole list.
+        out: float32 [n].
+    """
+    for i in range(nodes.shape[0]):
+        v = nodes[i]
+        start = indptr[v]
+        end = indptr[v + 1]
+        if time.shape[0] > 0:
+            low, high = start, end
+            while low < high:
+                middle = (low + high) >> 1
+                if time[middle] <= as_of:
+                    low = middle + 1
+                else:
+                    high = middle
+            end = low
+        if skip_loops:
+            total = 0.0
+            for e in range(start, end):
+                if indices[e] != v:
+                    total += weight[e] if weight.shape[0] > 0 else 1.0
+        elif end == start:
+            total = 0.0
+        elif cumweight.shape[0] > 0:
+            total = cumweight[end - 1]
+        else:
+            total = np.float64(end - start)
+        out[i] = np.float32(total)
+
+
+@njit(nogil=True, cache=True)
+def loop_weights(indptr, indices, weight, nodes, out):  # type: ignore[no-untyped-def]
+    """out[i] = weight of the last self-loop of nodes[i], 1 where it has none. Scans the lists."""
+    for i in range(nodes.shape[0]):
+        v = nodes[i]
+        out[i] = np.float32(1.0)
+        for e in range(indptr[v], indptr[v + 1]):
+            if indices[e] == v:
+                out[i] = weight[e]
+
+
+@njit(nogil=True, cache=True)
+def gcn_coefficients(  # type: ignore[no-untyped-def]
+    is_self, offsets, weight, degree, degree_neighbor, num_eligible, loop_weight, out, out_self
+):
+    """Coefficients of Kipf & Welling's normalised adjacency for sampled edges.
+
+    Args:
+        is_self: bool [E], true for self-loops, which the added one replaces; [0] adds no self-loops.
+        offsets: int64 [n+1]. weight: float32 [E] or [0].
+        degree: float32 [n] and degree_neighbor: float32 [E], with the added self-loop's weight.
+        num_eligible: int64 [n], in-edges before sampling. loop_weight: float32 [n] or [0] for ones.
+        out: float32 [E]. out_self: float32 [n].
+    """
+    add_loops = is_self.shape[0] > 0
+    for i in range(offsets.shape[0] - 1):
+        count = offsets[i + 1] - offsets[i]
+        # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
+        scale = np.float32(num_eligible[i]) / np.float32(count) if count > 0 else np.float32(0.0)
+        own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] > 0 else np.float32(0.0)
+        for e in range(offsets[i], offsets[i + 1]):
+            other = degree_neighbor[e]
+            k = scale * own / np.sqrt(other) if other > 0 else np.float32(0.0)
+            if weight.shape[0] > 0:
+                k *= weight[e]
+            if add_loops and is_self[e]:
+                k = np.float32(0.0)
+            out[e] = k
+        if add_loops:
+            out_self[i] = own * own * (loop_weight[i] if loop_weight.shape[0] > 0 else np.float32(1.0))
+        else:
+            out_self[i] = np.float32(0.0)
+
+
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(nogil=True, cache=True)
+def intern(ids, clear, shift, keys, values, distinct, count, rows):  # type: ignore[no-untyped-def]
+    """Number distinct ids in order of first sight.
+
+    Args:
+        ids: int64 [n], >= 0.
+        clear: forget what was seen before.
+        shift: 64 - log2 of the hash capacity, which must exceed the number of distinct ids.
+        keys: int64 [>= capacity]; values: int32 [>= capacity]: the hash, open addressing.
+        distinct: int64 [>= total distinct], appended to from `count` on.
+        rows: int64 [n], filled: distinct[rows[i]] == ids[i].
+
+    Returns:
+        the new number of distinct ids.
+    """
+    capacity = np.int64(1) << (np.int64(64) - np.int64(shift))
+    mask = capacity - 1
+    if clear:
+        for s in range(capacity):
+            keys[s] = -1
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        slot = np.int64((np.uint64(v) * _HASH) >> np.uint64(shift))
+        while True:
+            k = keys[slot]
+            if k == v:
+                rows[i] = values[slot]
+                break
+            if k == -1:
+                keys[slot] = v
+                values[slot] = count
+                distinct[count] = v
+                rows[i] = count
+                count += 1
+                break
+            slot = (slot + 1) & mask
+    return count
+
+
+@njit(nogil=True, cache=True)
+def pad(offsets, values, destinations, out, out_mask):  # type: ignore[no-untyped-def]
+    """Lay the edge lists of some destinations into a padded array.
+
+    Args:
+        offsets: int64 [n+1]. values: [E] of any dtype. destinations: int64 [m].
+        out: [m, width], filled; 0 beyond a list's end. out_mask: bool [m, width], filled.
+    """
+    width = out.shape[1]
+    for i in range(destinations.shape[0]):
+        v = destinations[i]
+        first = offsets[v]
+        count = offsets[v + 1] - first
+        for j in range(width):
+            inside = j < count
+            out_mask[i, j] = inside
+            out[i, j] = values[first + j] if inside else 0
+
+
+@njit(nogil=True, cache=True)
+def pad_rows(offsets, values, destinations, out):  # type: ignore[no-untyped-def]
+    """`pad` for rows: values float32 [E, d], out float32 [m, width, d]."""
+    for i in range(destinations.shape[0]):
+        v = destinations[i]
+        first = offsets[v]
+        count = offsets[v + 1] - first
+        for j in range(out.shape[1]):
+            for c in range(out.shape[2]):
+                out[i, j, c] = values[first + j, c] if j < count else np.float32(0.0)

@@ -1,0 +1,190 @@
+"""The loaded form of one stage: its runner, samplers, table and buffers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hopline.artifact import ModelSpec, Stage
+from hopline.engine.interner import Interner
+from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
+from hopline.engine.stage import StageRunner
+from hopline.engine.table import Table
+from hopline.engine.view import NO_FLOATS, EdgeView
+from hopline.graph import Adjacency, Graph
+from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
+from hopline.sampling.keyed import NO_CUT, frozen
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+class Relation:
+    """One edge type as one stage sees it: how to sample it and which edge data the stage reads.
+
+    Args:
+        adjacency: the edge type.
+        sampler: of this layer.
+        stage: whose inputs decide what a view must carry.
+    """
+
+    def __init__(self, adjacency: Adjacency, sampler: Sampler, stage: Stage) -> None:
+        entries = [entry for entry in stage.inputs if entry.edge_type == adjacency.key]
+        kinds = {entry.kind for entry in entries}
+        reduces = {entry.reduce for entry in entries}
+        self.adjacency = adjacency
+        self.sampler = sampler
+        self.buffers = BlockBuffers()
+        self.add_loops = "gcn" in reduces
+        self.gcn = self.add_loops or "gcn_noself" in reduces
+        gcn_weighted = any(e.weighted for e in entries if e.reduce in ("gcn", "gcn_noself"))
+        self.reads_weight = adjacency.weight is not None and (
+            "edge_weight" in kinds or any(e.weighted for e in entries)
+        )
+        self.reads_attr = "edge_attr" in kinds
+        self.reads_is_self = "is_self" in kinds
+        self.reads_degree = "degree" in kinds or self.gcn
+        self._indptr = frozen(adjacency.indptr)
+        self._indices = frozen(adjacency.indices)
+        self._time = frozen(_or_empty(adjacency.time, np.int64))
+        self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
+        self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
+        self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
+
+    def view(self, base: FloatArray, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
+        """What `nodes` see through `block`, with the edge data that the stage reads.
+
+        Args:
+            base: float32 [m, d] previous-level states; rows: int64 [E] into it.
+            nodes: int64 [n] destination global ids. block: sampled for them.
+        """
+        view = EdgeView(base, rows, block.offsets)
+        num_edges = block.neighbors.shape[0]
+        if self.reads_weight:
+            view.weight = np.empty(num_edges, np.float32)
+            take(self._all_weight, block.positions, view.weight)
+        if self.reads_attr:
+            assert self.adjacency.attr is not None
+            view.attr = np.asarray(self.adjacency.attr)[block.positions]
+        if self.reads_is_self or self.add_loops:
+            view.is_self = block.neighbors == np.repeat(nodes, np.diff(block.offsets))
+        if self.reads_degree:
+            view.num_eligible = self._degrees(nodes, as_of, NO_FLOATS, False).astype(np.int64)
+        if self.gcn:
+            self._normalise(view, nodes, block, as_of)
+        return view
+
+    def degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
+        """The `gcn` degree of nodes: float32 [n]; see artifact.py."""
+        skip = self.add_loops and self.adjacency.has_self_loops
+        degree = self._degrees(nodes, as_of, self._weight, skip)
+        if self.add_loops:
+            degree += self._loops(nodes) if skip and self._weight.shape[0] else np.float32(1.0)
+        return degree
+
+    def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
+        loops = NO_FLOATS
+        if self.add_loops and self.adjacency.has_self_loops and self._weight.shape[0]:
+            loops = self._loops(nodes)
+        weight = view.weight if self._weight.shape[0] else NO_FLOATS
+        view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
+        view.self_coefficients = np.empty(nodes.shape[0], np.float32)
+        assert view.num_eligible is not None
+        gcn_coefficients(
+            view.is_self if view.is_self is not None and self.add_loops else np.empty(0, np.bool_),
+            block.offsets,
+            weight,
+            self.degree_with_loop(nodes, as_of),
+            self.degree_with_loop(block.neighbors, as_of),
+            view.num_eligible,
+            loops,
+            view.coefficients,
+            view.self_coefficients,
+        )
+
+    def _degrees(self, nodes: IdArray, as_of: int, weight: FloatArray, skip_loops: bool) -> FloatArray:
+        out = np.empty(nodes.shape[0], np.float32)
+        time = self._time if as_of != NO_CUT else frozen(np.empty(0, np.int64))
+        weighted = weight.shape[0] > 0
+        weighted_degrees(
+            self._indptr,
+            self._indices,
+            time,
+            self._cumweight if weighted else frozen(np.empty(0, np.float64)),
+            self._weight if weighted else frozen(NO_FLOATS),
+            nodes,
+            as_of,
+            skip_loops,
+            out,
+        )
+        return out
+
+    def _loops(self, nodes: IdArray) -> FloatArray:
+        out = np.empty(nodes.shape[0], np.float32)
+        loop_weights(self._indptr, self._indices, self._weight, nodes, out)
+        return out
+
+
+class Level:
+    """One (level, node type) of a model.
+
+    Attributes:
+        runner: None where the raw features are the state.
+        table: None where rows are not kept.
+        relations: edge type key -> relation.
+        reads_self: whether the destinations' own previous states are read.
+    """
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, graph: Graph, level: int, node_type: str, table: Table | None
+    ) -> None:
+        stage = spec.levels[level][node_type]
+        self.level = level
+        self.node_type = node_type
+        self.stage = stage
+        self.table = table
+        self.interner = Interner()
+        self.runner: StageRunner | None = None
+        self.relations: dict[str, Relation] = {}
+        self._out = np.empty((64, stage.state_dim), np.float32)
+        self._computed = np.empty((64, stage.state_dim), np.float32)
+        kinds = {entry.kind for entry in stage.inputs}
+        self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
+        if stage.file is None:
+            return
+        keys = {entry.edge_type for entry in stage.inputs if entry.edge_type}
+        for key in sorted(keys):
+            adjacency = graph.edges[key]
+            fanout = spec.fanout(key, level)
+            sampler = Sampler(
+                adjacency, fanout, spec.sampling, layer_key(spec.salt, level, key), spec.max_degree
+            )
+            self.relations[key] = Relation(adjacency, sampler, stage)
+        widths = {}
+        if level > 0:
+            below = spec.levels[level - 1]
+            widths = {key: below[graph.edges[key].src].state_dim for key in keys}
+            if node_type in below:
+                widths[""] = below[node_type].state_dim
+        self.runner = StageRunner(
+            folder,
+            stage,
+            widths,
+            int(graph.nodes[node_type].features.shape[1]),
+            {key: relation.sampler.fanout for key, relation in self.relations.items()},
+        )
+
+    def out(self, num_rows: int) -> FloatArray:
+        """A reused float32 [num_rows, state_dim] for all rows asked for."""
+        if num_rows > self._out.shape[0]:
+            self._out = np.empty((2 * num_rows, self.stage.state_dim), np.float32)
+        return self._out[:num_rows]
+
+    def computed(self, num_rows: int) -> FloatArray:
+        """Another one, for the rows that the table lacks."""
+        if num_rows > self._computed.shape[0]:
+            self._computed = np.empty((2 * num_rows, self.stage.state_dim), np.float32)
+        return self._computed[:num_rows]
+
+
+def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
+    return np.empty(0, dtype) if array is None else array

@@ -1,0 +1,70 @@
+"""Logits into probabilities and labels, row by row: a row's answer never depends on other rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hopline.types import AnyArray, FloatArray
+
+
+@njit(nogil=True, cache=True)
+def softmax(logits, out):  # type: ignore[no-untyped-def]
+    """Softmax of each row; logits, out: float32 [n, c]."""
+    for i in range(logits.shape[0]):
+        top = logits[i, 0]
+        for c in range(1, logits.shape[1]):
+            top = max(top, logits[i, c])
+        total = np.float32(0.0)
+        for c in range(logits.shape[1]):
+            out[i, c] = np.exp(logits[i, c] - top)
+            total += out[i, c]
+        for c in range(logits.shape[1]):
+            out[i, c] /= total
+
+
+@njit(nogil=True, cache=True)
+def sigmoid(logits, out):  # type: ignore[no-untyped-def]
+    """Logistic function of each element; logits, out: float32 [n, c]."""
+    for i in range(logits.shape[0]):
+        for c in range(logits.shape[1]):
+            x = logits[i, c]
+            # exp of a non-positive number cannot overflow
+            if x >= 0:
+                out[i, c] = np.float32(1.0) / (np.float32(1.0) + np.exp(-x))
+            else:
+                e = np.exp(x)
+                out[i, c] = e / (np.float32(1.0) + e)
+
+
+def probabilities(task: str, logits: FloatArray) -> FloatArray:
+    """Probabilities of a task: float32 [n, c] for multiclass and multilabel, [n] for binary."""
+    out = np.empty_like(logits)
+    if task == "multiclass":
+        softmax(logits, out)
+        return out
+    sigmoid(logits, out)
+    return out[:, 0] if task == "binary" else out
+
+
+def labels(task: str, logits: FloatArray) -> AnyArray:
+    """Labels of a task: int64 [n] class for multiclass and binary, int64 [n, c] for multilabel."""
+    if task == "multiclass":
+        winners: AnyArray = logits.argmax(axis=1)
+        return winners
+    chosen = (logits >= 0).astype(np.int64)
+    return chosen[:, 0] if task == "binary" else chosen
+
+
+def output_names(task: str) -> tuple[str, ...]:
+    """What a model of this task can answer."""
+    if task in ("multiclass", "binary", "multilabel"):
+        return ("embedding", "logits", "probabilities", "label")
+    return ("embedding", "logits") if task == "regression" else ("embedding",)
+
+
+def default_outputs(task: str) -> tuple[str, ...]:
+    """What a model of this task answers unless asked for something else."""
+    if task in ("multiclass", "binary", "multilabel"):
+        return ("probabilities", "label")
+    return ("logits",) if task == "regression" else ("embedding",)

@@ -1,0 +1,271 @@
+"""Runs one stage: fills its declared inputs from rows and edges, calls ONNX Runtime.
+
+Knows artifact.py's input kinds; knows nothing of plans, tables or requests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hopline.artifact import Stage, StageInput
+from hopline.engine.interner import Interner
+from hopline.engine.kernels import add_scaled, gather, pad, pad_rows, reduce_max, reduce_sum
+from hopline.engine.view import NO_FLOATS, EdgeView
+from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage
+from hopline.types import AnyArray, FloatArray, IdArray
+
+#: Padded entries (destinations x width) of one call of a block stage.
+_BLOCK_ENTRIES = 16_384
+
+
+class StageRunner:
+    """One stage, loaded.
+
+    Args:
+        folder: the artifact.
+        stage: with a file.
+        widths: node type or edge type key -> columns of the previous level's state of its source (for
+            `self` the key is ""), for inputs without explicit columns.
+        feature_dim: columns of the destination's raw features.
+        fanouts: edge type key -> neighbours that this layer samples, -1 for all.
+    """
+
+    def __init__(
+        self, folder: Path, stage: Stage, widths: dict[str, int], feature_dim: int, fanouts: dict[str, int]
+    ) -> None:
+        assert stage.file is not None
+        self.stage = stage
+        self._fanouts = fanouts
+        self._interner = Interner()
+        self._columns: list[tuple[int, int]] = []
+        for entry in stage.inputs:
+            if entry.columns is not None:
+                self._columns.append(entry.columns)
+            elif entry.kind == "features":
+                self._columns.append((0, feature_dim))
+            else:
+                self._columns.append((0, widths.get(entry.edge_type, 0)))
+        self._rows: RowStage | None = None
+        self._block: BlockStage | None = None
+        if all(entry.kind in ROW_KINDS for entry in stage.inputs):
+            input_widths = [
+                0 if entry.kind in ("degree", "count") else b - a
+                for entry, (a, b) in zip(stage.inputs, self._columns, strict=True)
+            ]
+            names = [entry.name for entry in stage.inputs]
+            self._rows = RowStage(folder / stage.file, names, input_widths, "h", stage.state_dim)
+        else:
+            self._block = BlockStage(folder / stage.file, stage)
+
+    def run(
+        self,
+        num_rows: int,
+        own: FloatArray,
+        own_rows: IdArray,
+        features: FloatArray,
+        feature_rows: IdArray,
+        views: dict[str, EdgeView],
+        out: FloatArray,
+    ) -> None:
+        """Compute the state of `num_rows` destinations into out (float32 [num_rows, state_dim]).
+
+        Args:
+            own, own_rows: previous-level states [m, d] and the destinations' rows in it, for `self`.
+            features, feature_rows: the same for raw features, for `features`.
+            views: edge type key -> what the destinations see through it.
+        """
+        if self._rows is not None:
+            self._run_rows(self._rows, num_rows, own, own_rows, features, feature_rows, views, out)
+        else:
+            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
+
+    def _run_rows(
+        self,
+        runtime: RowStage,
+        num_rows: int,
+        own: FloatArray,
+        own_rows: IdArray,
+        features: FloatArray,
+        feature_rows: IdArray,
+        views: dict[str, EdgeView],
+        out: FloatArray,
+    ) -> None:
+        inputs = self.stage.inputs
+        for a in range(0, num_rows, CHUNK_ROWS):
+            b = min(a + CHUNK_ROWS, num_rows)
+            for k, entry in enumerate(inputs):
+                target = runtime.inputs[k][: b - a]
+                first = self._columns[k][0]
+                if entry.kind == "reduce":
+                    _reduce(entry, views[entry.edge_type], a, b, own, own_rows, first, target)
+                elif entry.kind == "self":
+                    gather(own, own_rows[a:b], first, target)
+                elif entry.kind == "features":
+                    gather(features, feature_rows[a:b], first, target)
+                else:
+                    target[:] = _per_row(entry, views[entry.edge_type], a, b)
+            out[a:b] = runtime.run(b - a)
+
+    def _run_block(
+        self,
+        num_rows: int,
+        own: FloatArray,
+        own_rows: IdArray,
+        features: FloatArray,
+        feature_rows: IdArray,
+        views: dict[str, EdgeView],
+        out: FloatArray,
+    ) -> None:
+        assert self._block is not None
+        padded = [e.edge_type for e in self.stage.inputs if e.kind == "positions"]
+        for chunk, widths in self._chunks(num_rows, [views[key] for key in padded], padded):
+            blocks = {
+                key: self._pad(views[key], chunk, width) for key, width in zip(padded, widths, strict=True)
+            }
+            feeds: dict[str, AnyArray] = {}
+            for k, entry in enumerate(self.stage.inputs):
+                a, b = self._columns[k]
+                if entry.kind in ("self", "features"):
+                    base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
+                    array: AnyArray = np.empty((chunk.shape[0], b - a), np.float32)
+                    gather(base, rows[chunk], a, array)
+                elif entry.kind == "reduce":
+                    array = np.empty((chunk.shape[0], b - a), np.float32)
+                    view = _select(views[entry.edge_type], chunk)
+                    _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, array)
+                elif entry.kind in ("degree", "count"):
+                    array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
+                else:
+                    array = self._block_input(entry, views[entry.edge_type], chunk, blocks, a, b)
+                feeds[entry.name] = array
+            out[chunk] = self._block.run(feeds)
+
+    def _chunks(
+        self, num_rows: int, views: list[EdgeView], keys: list[str]
+    ) -> list[tuple[IdArray, tuple[int, ...]]]:
+        """Split destinations into calls of equal padded width.
+
+        The width is the fanout, or for fanout -1 the power of two above the list's own length: never
+        a function of batch-mates, since the order of a padded sum depends on it.
+        """
+        widths = np.ones((num_rows, len(views)), np.int64)
+        for k, (view, key) in enumerate(zip(views, keys, strict=True)):
+            fanout = self._fanouts[key]
+            if fanout >= 0:
+                widths[:, k] = max(fanout, 1)
+            else:
+                counts = np.maximum(np.diff(view.offsets), 1)
+                widths[:, k] = 1 << np.ceil(np.log2(counts)).astype(np.int64)
+        if num_rows == 0:
+            return []
+        if (widths == widths[0]).all():
+            groups = [(np.arange(num_rows), tuple(int(w) for w in widths[0]))]
+        else:
+            distinct, inverse = np.unique(widths, axis=0, return_inverse=True)
+            groups = [
+                (np.flatnonzero(inverse.reshape(-1) == g), tuple(int(w) for w in row))
+                for g, row in enumerate(distinct)
+            ]
+        chunks = []
+        for members, width in groups:
+            size = max(1, min(CHUNK_ROWS, _BLOCK_ENTRIES // max(width, default=1)))
+            chunks += [(members[a : a + size], width) for a in range(0, members.shape[0], size)]
+        return chunks
+
+    def _pad(self, view: EdgeView, chunk: IdArray, width: int) -> tuple[IdArray, IdArray, np.ndarray]:
+        """(distinct source rows [m], positions [n, width], mask [n, width]) of some destinations."""
+        rows = np.empty((chunk.shape[0], width), np.int64)
+        mask = np.empty((chunk.shape[0], width), np.bool_)
+        pad(view.offsets, view.rows, chunk, rows, mask)
+        flat = rows[mask]
+        self._interner.start(max(1, flat.shape[0]))
+        numbers = self._interner.add(flat)
+        positions = np.zeros_like(rows)
+        positions[mask] = numbers
+        distinct = self._interner.distinct.copy()
+        return (distinct if distinct.shape[0] else np.zeros(1, np.int64)), positions, mask
+
+    def _block_input(
+        self,
+        entry: StageInput,
+        view: EdgeView,
+        chunk: IdArray,
+        blocks: dict[str, tuple[IdArray, IdArray, np.ndarray]],
+        a: int,
+        b: int,
+    ) -> AnyArray:
+        distinct, positions, mask = blocks[entry.edge_type]
+        if entry.kind == "positions":
+            return positions
+        if entry.kind == "mask":
+            return mask
+        if entry.kind == "sources":
+            sources = np.zeros((distinct.shape[0], b - a), np.float32)
+            if view.base.shape[0]:
+                gather(view.base, distinct, a, sources)
+            return sources
+        scratch = np.empty(mask.shape, np.bool_)
+        if entry.kind == "edge_attr":
+            assert view.attr is not None
+            attr = np.empty((*mask.shape, view.attr.shape[1]), np.float32)
+            pad_rows(view.offsets, view.attr, chunk, attr)
+            return attr
+        if entry.kind == "edge_weight":
+            weight = np.zeros(mask.shape, np.float32)
+            if view.weight.shape[0]:
+                pad(view.offsets, view.weight, chunk, weight, scratch)
+            else:
+                weight[mask] = 1.0
+            return weight
+        assert entry.kind == "is_self"
+        assert view.is_self is not None
+        is_self = np.empty(mask.shape, np.bool_)
+        pad(view.offsets, view.is_self, chunk, is_self, scratch)
+        return is_self
+
+
+def _reduce(
+    entry: StageInput,
+    view: EdgeView,
+    a: int,
+    b: int,
+    own: FloatArray,
+    own_rows: IdArray,
+    first: int,
+    out: FloatArray,
+) -> None:
+    offsets = view.offsets[a : b + 1]
+    if entry.reduce == "max":
+        reduce_max(view.base, view.rows, offsets, first, out)
+    elif entry.reduce in ("gcn", "gcn_noself"):
+        reduce_sum(view.base, view.rows, offsets, view.coefficients, False, first, out)
+        if entry.reduce == "gcn":
+            add_scaled(own, own_rows[a:b], view.self_coefficients[a:b], first, out)
+    else:
+        weight = view.weight if entry.weighted else NO_FLOATS
+        reduce_sum(view.base, view.rows, offsets, weight, entry.reduce == "mean", first, out)
+
+
+def _per_row(entry: StageInput, view: EdgeView, a: int, b: int) -> FloatArray:
+    if entry.kind == "count":
+        return np.diff(view.offsets[a : b + 1]).astype(np.float32)
+    assert view.num_eligible is not None
+    return view.num_eligible[a:b].astype(np.float32)
+
+
+def _select(view: EdgeView, chunk: IdArray) -> EdgeView:
+    """The view of some destinations only."""
+    counts = np.diff(view.offsets)[chunk]
+    offsets = np.zeros(chunk.shape[0] + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    edges = np.repeat(view.offsets[chunk] - offsets[:-1], counts) + np.arange(offsets[-1])
+    return EdgeView(
+        view.base,
+        view.rows[edges],
+        offsets,
+        view.weight[edges] if view.weight.shape[0] else NO_FLOATS,
+        coefficients=view.coefficients[edges] if view.coefficients.shape[0] else NO_FLOATS,
+        self_coefficients=view.self_coefficients[chunk] if view.self_coefficients.shape[0] else NO_FLOATS,
+    )

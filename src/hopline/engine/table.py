@@ -1,0 +1,216 @@
+"""The embedding table: rows of one level's state that were computed before.
+
+Keyed sampling makes a row a pure function of (model, snapshot, node), so a kept row is exact and two
+workers that compute the same row write the same bytes. That allows sharing with little ceremony:
+
+- every worker reads all slots, and writes only those of its own partition: no locks, and a worker
+  that dies in the middle of a write leaves one slot invalid, nothing else;
+- a slot's 64-bit tag holds a write counter (upper 24 bits) and the owner (id + 1, lower 40 bits; 0
+  while the row is being written). A reader copies the row out and looks at the tag again: unchanged
+  means whole, anything else is a miss. (A seqlock, one word wide.)
+- `index[id]` is the slot + 1 of the newest row; it may lag, the tag decides.
+
+Eviction is SIEVE (Zhang et al., NSDI 2024): new rows enter at the head, a hand walks from the tail,
+spares the rows visited since it last passed and evicts the first one that was not.
+
+All zero bytes are a valid, empty table, so a fresh memfd needs no initialisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hopline.engine.arena import Arena, array_bytes
+from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
+from hopline.types import FloatArray, IdArray
+
+_OWNER_BITS = np.int64(40)
+_OWNER_MASK = np.int64((1 << 40) - 1)
+_AHEAD = 8
+_LOOKUP_AHEAD = 16
+
+
+@njit(nogil=True, cache=True)
+def _read(index, tags, visited, rows, ids, out, missing):  # type: ignore[no-untyped-def]
+    """Copy present rows to out[i]; list positions of the others in `missing`; return how many."""
+    n, d = ids.shape[0], rows.shape[1]
+    flat = rows.reshape(-1)
+    per_line = LINE_BYTES // rows.itemsize
+    lines = (d + per_line - 1) // per_line
+    absent = 0
+    for i in range(min(n, _LOOKUP_AHEAD)):
+        prefetch(index, ids[i])
+    for i in range(n):
+        if i + _LOOKUP_AHEAD < n:
+            prefetch(index, ids[i + _LOOKUP_AHEAD])
+        if i + _AHEAD < n:
+            ahead = index[ids[i + _AHEAD]] - 1
+            if ahead >= 0:
+                prefetch(tags, ahead)
+                for line in range(lines):
+                    prefetch(flat, np.int64(ahead) * d + line * per_line)
+        slot = index[ids[i]] - 1
+        present = False
+        if slot >= 0:
+            tag = tags[slot]
+            if tag & _OWNER_MASK == ids[i] + 1:
+                acquire_fence()
+                source = rows[slot]
+                target = out[i]
+                for c in range(d):
+                    target[c] = source[c]
+                acquire_fence()
+                present = tags[slot] == tag
+        if present:
+            visited[slot] = 1
+        else:
+            missing[absent] = i
+            absent += 1
+    return absent
+
+
+@njit(nogil=True, cache=True)
+def _write(index, tags, visited, rows, ids, values, first, queue, links):  # type: ignore[no-untyped-def]
+    """Keep rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
+    d = rows.shape[1]
+    num_slots = links.shape[1]
+    newer, older = links[0], links[1]  # towards the head, towards the tail
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        known = index[v] - 1
+        if known >= 0 and tags[known] & _OWNER_MASK == v + 1:
+            continue  # another worker, or an earlier batch, was first
+        if queue[0] < num_slots:
+            s = queue[0]
+            queue[0] += 1
+        else:
+            s = queue[3] if queue[3] >= 0 else queue[2]
+            while visited[first + s] != 0:
+                visited[first + s] = 0
+                s = newer[s]
+                if s < 0:
+                    s = queue[2]
+            queue[3] = newer[s]
+            if newer[s] >= 0:
+                older[newer[s]] = older[s]
+            else:
+                queue[1] = older[s]
+            if older[s] >= 0:
+                newer[older[s]] = newer[s]
+            else:
+                queue[2] = newer[s]
+        older[s] = queue[1]
+        newer[s] = -1
+        if queue[1] >= 0:
+            newer[queue[1]] = s
+        else:
+            queue[2] = s
+        queue[1] = s
+
+        slot = first + s
+        counter = ((tags[slot] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)
+        tags[slot] = counter << _OWNER_BITS
+        release_fence()
+        source = values[i]
+        target = rows[slot]
+        for c in range(d):
+            target[c] = source[c]
+        visited[slot] = 0
+        release_fence()
+        tags[slot] = (counter << _OWNER_BITS) | (v + 1)
+        index[v] = slot + 1
+
+
+@njit(nogil=True, cache=True)
+def _forget(index, ids):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        index[ids[i]] = 0
+
+
+class Table:
+    """Kept rows of one level and node type.
+
+    Args:
+        arena: where it lives; every worker must create its tables in the same order.
+        num_nodes: ids are in [0, num_nodes).
+        dim: columns of a row.
+        num_slots: rows kept by each worker at most.
+        worker, num_workers: which partition this process writes.
+    """
+
+    def __init__(
+        self, arena: Arena, num_nodes: int, dim: int, num_slots: int, worker: int = 0, num_workers: int = 1
+    ) -> None:
+        total = num_slots * num_workers
+        self.num_slots = num_slots
+        self._index = arena.take((num_nodes,), np.int32)
+        self._tags = arena.take((total,), np.int64)
+        self._visited = arena.take((total,), np.uint8)
+        self._rows = arena.take((total, dim), np.float32)
+        self._first = worker * num_slots
+        self._queue = np.array([0, -1, -1, -1], np.int64)
+        self._links = np.full((2, num_slots), -1, np.int32)
+        self._missing = np.empty(256, np.int64)
+        self.num_hits = 0
+        self.num_misses = 0
+
+    @staticmethod
+    def row_bytes(dim: int) -> int:
+        """Bytes of one kept row with its tag and visited flag."""
+        return 4 * dim + 8 + 1
+
+    @staticmethod
+    def num_bytes(num_nodes: int, dim: int, num_slots: int, num_workers: int) -> int:
+        """Bytes of the arena that a table takes."""
+        total = num_slots * num_workers
+        return (
+            array_bytes((num_nodes,), np.int32)
+            + array_bytes((total,), np.int64)
+            + array_bytes((total,), np.uint8)
+            + array_bytes((total, dim), np.float32)
+        )
+
+    def read(self, ids: IdArray, out: FloatArray) -> IdArray:
+        """Copy the rows that are kept.
+
+        Args:
+            ids: int64 [n], in range.
+            out: float32 [n, dim]; row i is filled where ids[i] is kept, undefined elsewhere.
+
+        Returns:
+            int64 [m], positions in `ids` that are not kept, ascending; valid until the next call.
+        """
+        if ids.shape[0] > self._missing.shape[0]:
+            self._missing = np.empty(2 * ids.shape[0], np.int64)
+        absent = _read(self._index, self._tags, self._visited, self._rows, ids, out, self._missing)
+        self.num_misses += absent
+        self.num_hits += ids.shape[0] - absent
+        return self._missing[:absent]
+
+    def write(self, ids: IdArray, values: FloatArray) -> None:
+        """Keep rows: values float32 [n, dim] of ids int64 [n]."""
+        _write(
+            self._index,
+            self._tags,
+            self._visited,
+            self._rows,
+            ids,
+            values,
+            self._first,
+            self._queue,
+            self._links,
+        )
+
+    def forget(self, ids: IdArray) -> None:
+        """Drop the rows of `ids` (int64 [n])."""
+        _forget(self._index, ids)
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self._index[:] = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Slots of this worker's partition that have been used."""
+        return int(self._queue[0])

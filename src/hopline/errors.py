@@ -1,0 +1,174 @@
+"""Every error Hopline raises on purpose.
+
+    HoplineError
+    ├── BadRequest (ValueError)            the caller's request is wrong; nothing was done
+    │   ├── NodeNotFound (LookupError)     ids that the graph does not have, all of them named
+    │   └── RequestTooLarge                more nodes, neighbours or bytes than the limits allow
+    ├── ModelNotFound (LookupError)        no such model or version
+    ├── ModelNotReady                      known, but not loaded (or failed to load: says why)
+    ├── Overloaded                         refused before any work; carries `retry_after_s`
+    ├── Unavailable                        draining or shutting down; carries `retry_after_s`
+    ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
+    ├── ArtifactError (ValueError)         a model folder that cannot be used
+    │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
+    │   └── SchemaMismatch                 the model does not fit the graph: each difference named
+    ├── GraphError (ValueError)            a graph that cannot be built or opened
+    ├── FeatureNotFound (LookupError)      a feature row is absent
+    ├── PackagingError (ValueError)        a model that cannot be packaged
+    │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
+    │   └── ParityError                    packaged and PyG answers differ (says which stage)
+    ├── ConfigError (ValueError)           a bad or unknown setting, with its path
+    └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
+
+Errors know nothing of HTTP or gRPC: each transport owns one table from class to status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoplineError(Exception):
+    """Base of all errors. `code` is stable and machine-readable."""
+
+    code = "internal"
+
+
+class BadRequest(HoplineError, ValueError):
+    """The request is wrong; the message names what was wrong and what would be right."""
+
+    code = "bad_request"
+
+
+class NodeNotFound(BadRequest, LookupError):
+    """Node ids that the graph does not have.
+
+    Attributes:
+        missing: every absent external id of the request, in request order.
+    """
+
+    code = "node_not_found"
+
+    def __init__(self, message: str, missing: Sequence[int | str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class RequestTooLarge(BadRequest):
+    """More nodes, neighbours or bytes than one request may have."""
+
+    code = "request_too_large"
+
+
+class ModelNotFound(HoplineError, LookupError):
+    """No model or no version of that name; the message lists what there is."""
+
+    code = "model_not_found"
+
+
+class ModelNotReady(HoplineError):
+    """The model is known but cannot take requests now; the message says why."""
+
+    code = "model_not_ready"
+
+
+class Overloaded(HoplineError):
+    """Refused at admission, before any work was done.
+
+    Attributes:
+        retry_after_s: seconds after which a retry is likely to be admitted.
+    """
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(HoplineError):
+    """The server is draining; another one should be asked.
+
+    Attributes:
+        retry_after_s: seconds after which this address may answer again.
+    """
+
+    code = "unavailable"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(HoplineError, TimeoutError):
+    """The request's deadline passed before its answer was ready."""
+
+    code = "deadline_exceeded"
+
+
+class ArtifactError(HoplineError, ValueError):
+    """A model folder that cannot be used."""
+
+    code = "artifact_error"
+
+
+class ArtifactCorrupted(ArtifactError):
+    """A file of the artifact is absent or its sha256 is not the recorded one."""
+
+    code = "artifact_corrupted"
+
+
+class SchemaMismatch(ArtifactError):
+    """The model was packaged for another graph schema.
+
+    Attributes:
+        differences: one sentence for each difference.
+    """
+
+    code = "schema_mismatch"
+
+    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
+
+
+class GraphError(HoplineError, ValueError):
+    """A graph that cannot be built, opened or verified."""
+
+    code = "graph_error"
+
+
+class FeatureNotFound(HoplineError, LookupError):
+    """A feature row is absent (a short result is never returned)."""
+
+    code = "feature_not_found"
+
+
+class PackagingError(HoplineError, ValueError):
+    """A model that cannot be packaged."""
+
+    code = "packaging_error"
+
+
+class NotSplittable(PackagingError):
+    """The module cannot be split into row-wise stages; says where and why."""
+
+    code = "not_splittable"
+
+
+class ParityError(PackagingError):
+    """The packaged model and the PyG module disagree; says at which stage and by how much."""
+
+    code = "parity_error"
+
+
+class ConfigError(HoplineError, ValueError):
+    """A bad or unknown setting; the message starts with its path."""
+
+    code = "config_error"
+
+
+class RuntimeFailure(HoplineError, RuntimeError):
+    """The model's runtime failed on a request that was valid."""
+
+    code = "runtime_failure"

@@ -1,0 +1,271 @@
+"""From node and edge tables to the parts of a snapshot. One path: a homogeneous graph has one of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import BadRequest, GraphError
+from hopline.graph import csc
+from hopline.graph.columns import column_names, matrix, read_only, times, weights
+from hopline.graph.ids import IdIndex, RangeIds
+from hopline.graph.parts import Adjacency, Nodes
+from hopline.graph.progress import Progress, silent
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
+from hopline.graph.tables import EdgeTable, Encoded, NodeTable, as_array
+from hopline.types import AnyArray, IdArray
+
+MAX_NODES = 2**31 - 1
+
+EdgeType = tuple[str, str, str]
+Parts = tuple[GraphSchema, dict[str, Nodes], dict[str, Adjacency]]
+
+
+def build(
+    node_tables: Mapping[str, NodeTable],
+    edge_tables: Mapping[EdgeType, EdgeTable],
+    *,
+    feature_dtype: str = "float32",
+    progress: Progress = silent,
+) -> Parts:
+    """Check everything, index the ids, sort the edges.
+
+    Types come out in sorted order, so that the order of the tables does not matter.
+
+    Raises: GraphError: the first thing that is wrong, with what would be right.
+    """
+    if feature_dtype not in ("float32", "float16"):
+        raise GraphError(f"features are stored as float32 or float16; not {feature_dtype!r}")
+    _check_types(node_tables, edge_tables)
+    ends = {
+        edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
+    }
+    node_schemas: dict[str, NodeTypeSchema] = {}
+    nodes: dict[str, Nodes] = {}
+    for name in sorted(node_tables):
+        table = node_tables[name]
+        nodes[name] = _nodes(name, table, ends, feature_dtype, progress)
+        dim = nodes[name].features.shape[1]
+        node_schemas[name] = NodeTypeSchema(
+            feature_dim=dim,
+            feature_dtype=feature_dtype,
+            feature_names=column_names(table.feature_names, dim, f"feature names of node type {name!r}"),
+            id_kind=nodes[name].ids.kind,
+        )
+    if not any(part.num_nodes for part in nodes.values()):
+        raise GraphError("the graph is empty: it must have at least one node")
+    edge_schemas: dict[str, EdgeTypeSchema] = {}
+    edges: dict[str, Adjacency] = {}
+    for edge_type in sorted(edge_tables):
+        edge_table = edge_tables[edge_type]
+        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), nodes, progress)
+        attr_dim = 0 if part.attr is None else part.attr.shape[1]
+        edges[part.key] = part
+        edge_schemas[part.key] = EdgeTypeSchema(
+            *edge_type,
+            attr_dim=attr_dim,
+            attr_names=column_names(
+                edge_table.attr_names, attr_dim, f"attribute names of {_shown(edge_type)}"
+            ),
+            has_time=part.time is not None,
+            has_weight=part.weight is not None,
+        )
+    return GraphSchema(node_schemas, edge_schemas), nodes, edges
+
+
+def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[EdgeType, EdgeTable]) -> None:
+    if not node_tables:
+        raise GraphError("the graph is empty: it must have at least one node type")
+    for name in node_tables:
+        check_name(name, "a node type's name")
+    for edge_type, table in edge_tables.items():
+        if not isinstance(edge_type, tuple) or len(edge_type) != 3:
+            raise GraphError(
+                f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
+            )
+        check_name(edge_type[1], "a relation's name")
+        for end, name in (("source", edge_type[0]), ("destination", edge_type[2])):
+            if name not in node_tables:
+                raise GraphError(
+                    f"edge type {_shown(edge_type)}: its {end} type {name!r} is no node type; there are "
+                    f"{', '.join(map(repr, sorted(node_tables)))}"
+                )
+        if table.undirected and edge_type[0] != edge_type[2]:
+            raise GraphError(
+                f"edge type {_shown(edge_type)} joins two node types and cannot be undirected; "
+                "add the reverse as an edge type of its own"
+            )
+
+
+def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
+    """Sources and destinations as the caller gave them, of equal length."""
+    edges = table.edges
+    if isinstance(edges, tuple | list) and len(edges) == 2:
+        sources, destinations = edges
+    else:
+        array = as_array(edges, what)
+        if array.ndim != 2 or array.shape[0] != 2:
+            hint = "; transpose it" if array.ndim == 2 and array.shape[1] == 2 else ""
+            raise GraphError(
+                f"{what} must have shape [2, E], row 0 the sources and row 1 the destinations; got "
+                f"{list(array.shape)}{hint}"
+            )
+        sources, destinations = array
+    if hasattr(sources, "detach"):
+        sources, destinations = as_array(sources, what), as_array(destinations, what)
+    if len(sources) != len(destinations):
+        raise GraphError(f"{what}: {len(sources)} sources but {len(destinations)} destinations")
+    return sources, destinations
+
+
+def _nodes(
+    name: str,
+    table: NodeTable,
+    ends: Mapping[EdgeType, tuple[Any, Any]],
+    feature_dtype: str,
+    progress: Progress,
+) -> Nodes:
+    where = f"node type {name!r}"
+    features = ids = None
+    counts: dict[str, int] = {}
+    if table.num_nodes is not None:
+        if isinstance(table.num_nodes, bool) or not isinstance(table.num_nodes, int | np.integer):
+            raise GraphError(f"num_nodes of {where} must be an integer; got {table.num_nodes!r}")
+        counts["num_nodes"] = int(table.num_nodes)
+    if table.features is not None:
+        features = matrix(
+            table.features,
+            f"features of {where}",
+            dtype=feature_dtype,
+            names=table.feature_names,
+            progress=progress,
+        )
+        counts["rows of features"] = len(features)
+    if table.ids is not None:
+        progress(f"ids of {where}", 0.0)
+        ids = table.ids if isinstance(table.ids, IdIndex) else IdIndex.build(table.ids, f"ids of {where}")
+        progress(f"ids of {where}", 1.0)
+        counts["ids"] = len(ids)
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} {what}" for what, count in counts.items())
+        raise GraphError(f"{where}: these must agree: {said}")
+    num_nodes = next(iter(counts.values())) if counts else _largest_end(name, ends) + 1
+    if not 0 <= num_nodes <= MAX_NODES:
+        hint = "" if counts else "; if the edges hold ids of your own rather than row numbers, give `ids`"
+        raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
+    if features is None:
+        features = read_only(np.empty((num_nodes, 0), feature_dtype))
+    return Nodes(features, ids if ids is not None else RangeIds(num_nodes))
+
+
+def _largest_end(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
+    largest = -1
+    for (src, relation, dst), (sources, destinations) in ends.items():
+        for node_type, end, values in ((src, "sources", sources), (dst, "destinations", destinations)):
+            if node_type == name and len(values):
+                rows = _row_numbers(values, f"{end} of {_shown((src, relation, dst))}", name)
+                largest = max(largest, int(rows.max()))
+    return largest
+
+
+def _adjacency(
+    edge_type: EdgeType,
+    table: EdgeTable,
+    ends: tuple[Any, Any],
+    nodes: Mapping[str, Nodes],
+    progress: Progress,
+) -> Adjacency:
+    shown = _shown(edge_type)
+    stage = f"edges of {shown}"
+    progress(stage, 0.0)
+    src = _resolve(ends[0], nodes[edge_type[0]], f"sources of {shown}", edge_type[0])
+    dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2])
+    progress(stage, 0.2)
+    num_edges = len(src)
+    attr = None if table.attr is None else matrix(table.attr, f"attributes of {shown}", rows=num_edges)
+    time = None if table.time is None else times(table.time, f"times of {shown}", num_edges)
+    weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
+    if table.undirected:
+        back = np.flatnonzero(src != dst)
+        src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
+        attr, time, weight = (
+            None if column is None else np.concatenate([column, column[back]])
+            for column in (attr, time, weight)
+        )
+    progress(stage, 0.4)
+    order = csc.canonical_order(src, dst, time)
+    indptr = csc.run_starts(dst, nodes[edge_type[2]].num_nodes)
+    progress(stage, 0.8)
+    indices = src[order]
+    sorted_weight = None if weight is None else weight[order]
+    part = Adjacency(
+        src=edge_type[0],
+        relation=edge_type[1],
+        dst=edge_type[2],
+        indptr=read_only(indptr),
+        indices=read_only(indices),
+        time=None if time is None else read_only(time[order]),
+        attr=None if attr is None else read_only(attr[order]),
+        weight=None if sorted_weight is None else read_only(sorted_weight),
+        cumweight=None if sorted_weight is None else read_only(csc.running_weights(indptr, sorted_weight)),
+        has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
+        max_degree=int(np.diff(indptr).max(initial=0)),
+    )
+    progress(stage, 1.0)
+    return part
+
+
+def _resolve(values: Any, nodes: Nodes, what: str, node_type: str) -> NDArray[np.int32]:
+    """The rows of one end of every edge, int32 [E]."""
+    if isinstance(nodes.ids, RangeIds):
+        rows = _row_numbers(values, what, node_type)
+        if len(rows) == 0 or (rows.min() >= 0 and rows.max() < nodes.num_nodes):
+            return rows.astype(np.int32)
+        bad = (rows < 0) | (rows >= nodes.num_nodes)
+        raise GraphError(
+            f"{np.count_nonzero(bad)} {what} are outside the node range: node type {node_type!r} has rows "
+            f"0 to {nodes.num_nodes - 1}; {_first(rows, bad)}"
+        )
+    try:
+        if isinstance(values, Encoded):
+            rows = nodes.ids.lookup(values.distinct)[values.codes]
+        else:
+            rows = nodes.ids.lookup(values)
+    except BadRequest as error:
+        raise GraphError(f"{what}: {error}; node type {node_type!r} has {nodes.ids.kind} ids") from None
+    unknown = rows < 0
+    if unknown.any():
+        raise GraphError(
+            f"{np.count_nonzero(unknown)} {what} are unknown: node type {node_type!r} has no such id; "
+            f"{_first(values, unknown)}"
+        )
+    return rows.astype(np.int32)
+
+
+def _row_numbers(values: Any, what: str, node_type: str) -> AnyArray:
+    rows = as_array(values, what)
+    if rows.ndim != 1:
+        raise GraphError(f"{what} must be a vector; got shape {rows.shape}")
+    if rows.dtype.kind not in "iu" and len(rows):
+        raise GraphError(
+            f"{what} must be integers, rows of node type {node_type!r}; got dtype {rows.dtype} (for ids of "
+            "your own, give `ids`)"
+        )
+    return rows
+
+
+def _first(values: Any, bad: IdArray | NDArray[np.bool_]) -> str:
+    at = np.flatnonzero(bad)
+    shown = ", ".join(f"edge {i} has {_plain(values[i])!r}" for i in at[:5].tolist())
+    return shown + (", …" if len(at) > 5 else "")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _shown(edge_type: EdgeType) -> str:
+    return repr(edge_key(*edge_type))

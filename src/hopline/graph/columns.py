@@ -1,0 +1,167 @@
+"""Checks and converts the columns of node and edge tables. Every refusal says where and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import GraphError
+from hopline.graph.progress import Progress, silent
+from hopline.graph.tables import as_array
+from hopline.types import AnyArray, FloatArray, IdArray
+
+_CHUNK_BYTES = 32 << 20
+
+
+def matrix(
+    value: Any,
+    what: str,
+    *,
+    dtype: str = "float32",
+    names: Sequence[str] = (),
+    rows: int | None = None,
+    progress: Progress = silent,
+) -> NDArray[np.floating[Any]]:
+    """A finite, C-contiguous, read-only matrix of `dtype`.
+
+    What already is one is not copied, so that features may be larger than memory.
+
+    Args:
+        value: [n, d] or [n] of any real dtype.
+        what: for error messages.
+        names: column names, for error messages.
+        rows: how many there must be, if that is known.
+    Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`.
+    """
+    array = as_array(value, what)
+    if array.dtype.kind not in "fiub":
+        raise GraphError(f"{what} must be real numbers; got dtype {array.dtype}")
+    if array.ndim == 1:
+        array = array.reshape(-1, 1)
+    if array.ndim != 2:
+        raise GraphError(f"{what} must be a matrix [n, d]; got shape {array.shape}")
+    if rows is not None and len(array) != rows:
+        raise GraphError(f"{what}: {len(array)} rows; there must be {rows}, one for each edge")
+    as_it_is = array.dtype == dtype and array.flags.c_contiguous
+    result = array if as_it_is else np.empty(array.shape, dtype)
+    _fill_and_check(array, result, what, names, progress)
+    # A memory map is a slow subclass in Numba's eyes; the view is a plain array over the same pages.
+    plain: NDArray[np.floating[Any]] = read_only(np.asarray(result))
+    return plain
+
+
+def _fill_and_check(
+    array: AnyArray, result: AnyArray, what: str, names: Sequence[str], progress: Progress
+) -> None:
+    step = max(1, _CHUNK_BYTES // max(1, array.shape[1] * array.itemsize))
+    bad_values, bad_rows, first = 0, 0, None
+    for begin in range(0, len(array), step):
+        rows = slice(begin, begin + step)
+        if result is not array:
+            with np.errstate(over="ignore"):  # an overflow is reported below, with its place
+                result[rows] = array[rows]
+        finite = np.isfinite(result[rows])
+        if not finite.all():
+            in_row = np.count_nonzero(~finite, axis=1)
+            bad_values += int(in_row.sum())
+            bad_rows += int(np.count_nonzero(in_row))
+            if first is None:
+                row = int(np.flatnonzero(in_row)[0])
+                first = (begin + row, int(np.flatnonzero(~finite[row])[0]))
+        progress(what, min(1.0, (begin + step) / len(array)))
+    if first is None:
+        return
+    row, column = first
+    value = array[row, column]
+    named = f" ({names[column]!r})" if column < len(names) else ""
+    why = (
+        f"do not fit into {result.dtype} (largest {np.finfo(result.dtype).max:g})"
+        if np.isfinite(value)
+        else "are NaN or infinite"
+    )
+    raise GraphError(
+        f"{what}: {bad_values} values in {bad_rows} rows {why}; the first is {value} in row {row}, column "
+        f"{column}{named}. Fill, clip or drop them before building"
+    )
+
+
+def weights(value: Any, what: str, rows: int) -> FloatArray:
+    """Edge weights float32 [rows], read-only.
+
+    Raises: GraphError: a number of rows other than `rows`, NaN, infinite or negative weights.
+    """
+    column = _vector(value, what, rows)
+    result = matrix(column, what, rows=rows).reshape(-1)
+    negative = np.flatnonzero(result < 0)
+    if len(negative):
+        raise GraphError(
+            f"{what}: {len(negative)} weights are negative; the first is {result[negative[0]]} at edge "
+            f"{negative[0]}. Weights must be >= 0"
+        )
+    return result
+
+
+def times(value: Any, what: str, rows: int) -> IdArray:
+    """Edge times int64 [rows], read-only.
+
+    Raises: GraphError: a number of rows other than `rows`, no integers, outside int64.
+    """
+    column = _vector(value, what, rows)
+    if column.dtype.kind == "M":
+        missing = np.isnat(column)
+        if missing.any():
+            raise GraphError(
+                f"{what}: {np.count_nonzero(missing)} times are missing (NaT); the first is edge "
+                f"{np.flatnonzero(missing)[0]}"
+            )
+        column = column.view(np.int64)
+    if column.dtype.kind == "f":
+        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < 2**63)
+        if not whole.all():
+            edge = int(np.flatnonzero(~whole)[0])
+            raise GraphError(
+                f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
+                f"not, the first is {column[edge]} at edge {edge}"
+            )
+    elif column.dtype.kind not in "iu" and rows:
+        raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
+    if column.dtype == np.uint64 and rows and column.max() > np.iinfo(np.int64).max:
+        raise GraphError(f"{what}: {column.max()} does not fit into a signed 64-bit integer")
+    result: IdArray = read_only(np.ascontiguousarray(column, np.int64))
+    return result
+
+
+def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ...]:
+    """The names as a tuple. Raises: GraphError: not one distinct string for each column."""
+    result = tuple(names)
+    if not result:
+        return ()
+    if not all(isinstance(name, str) for name in result):
+        raise GraphError(f"{what} must be strings; got {result!r}")
+    if len(result) != columns:
+        raise GraphError(f"{what}: {len(result)} names for {columns} columns")
+    if len(set(result)) != len(result):
+        twice = sorted({name for name in result if result.count(name) > 1})
+        raise GraphError(f"{what} must be distinct; twice: {', '.join(map(repr, twice))}")
+    return result
+
+
+def read_only(array: Any) -> Any:
+    """A view that cannot be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _vector(value: Any, what: str, rows: int) -> AnyArray:
+    array = as_array(value, what)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array.reshape(-1)
+    if array.ndim != 1:
+        raise GraphError(f"{what} must be a vector, one number for each edge; got shape {array.shape}")
+    if len(array) != rows:
+        raise GraphError(f"{what}: {len(array)} values; there must be {rows}, one for each edge")
+    return array

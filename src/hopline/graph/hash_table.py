@@ -1,0 +1,141 @@
+"""The kernels of the id index: an open-addressing hash table in one array of row numbers.
+
+Knows arrays only. `slots` int32 [capacity], capacity a power of two >= 2n, holds row numbers or -1;
+the keys stay where they are, in the id column itself, so the table is half an index entry a slot and
+maps into memory as it is. Linear probing: with at most half of the slots taken a hit needs 1.5 looks
+on average, a miss 2.5 (Knuth, TAOCP 6.4). All arrays are read-only when they come from a snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+def capacity_for(num_keys: int) -> int:
+    """Slots for `num_keys` keys: the power of two that leaves at least half of them free."""
+    return max(8, 1 << (2 * num_keys - 1).bit_length())
+
+
+@njit(cache=True, nogil=True)
+def _mix(x: Any) -> Any:
+    """Spread 64 bits over 64 bits (the finaliser of splitmix64, Steele et al., OOPSLA 2014)."""
+    x = x + _INCREMENT
+    x = (x ^ (x >> _S30)) * _MULTIPLY_1
+    x = (x ^ (x >> _S27)) * _MULTIPLY_2
+    return x ^ (x >> _S31)
+
+
+@njit(cache=True, nogil=True)
+def range_find(num_keys: Any, wanted: Any) -> Any:
+    """Row numbers of `wanted` where the ids are 0 … num_keys-1: themselves, or -1."""
+    found = np.empty(wanted.shape[0], np.int64)
+    for i in range(wanted.shape[0]):
+        inside = wanted[i] >= 0 and wanted[i] < num_keys
+        found[i] = wanted[i] if inside else -1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def int_insert(keys: Any, slots: Any) -> Any:
+    """Fill empty `slots` with the rows of int64 `keys`.
+
+    Returns: number of duplicates, and the row and the earlier row of the first one.
+    """
+    mask = np.uint64(slots.shape[0] - 1)
+    duplicates, first, earlier = 0, np.int64(-1), np.int64(-1)
+    for row in range(keys.shape[0]):
+        at = _mix(np.uint64(keys[row])) & mask
+        while slots[at] >= 0 and keys[slots[at]] != keys[row]:
+            at = (at + np.uint64(1)) & mask
+        if slots[at] < 0:
+            slots[at] = row
+            continue
+        if duplicates == 0:
+            first, earlier = np.int64(row), np.int64(slots[at])
+        duplicates += 1
+    return duplicates, first, earlier
+
+
+@njit(cache=True, nogil=True)
+def int_find(keys: Any, slots: Any, wanted: Any) -> Any:
+    """Row numbers of int64 `wanted`, -1 where unknown."""
+    mask = np.uint64(slots.shape[0] - 1)
+    found = np.empty(wanted.shape[0], np.int64)
+    for i in range(wanted.shape[0]):
+        at = _mix(np.uint64(wanted[i])) & mask
+        while slots[at] >= 0 and keys[slots[at]] != wanted[i]:
+            at = (at + np.uint64(1)) & mask
+        found[i] = slots[at]
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _bytes_hash(blob: Any, begin: Any, end: Any) -> Any:
+    state = _mix(np.uint64(end - begin))
+    word = np.uint64(0)
+    shift = np.uint64(0)
+    for i in range(begin, end):
+        word |= np.uint64(blob[i]) << shift
+        shift += np.uint64(8)
+        if shift == np.uint64(64):
+            state = _mix(state ^ word)
+            word = np.uint64(0)
+            shift = np.uint64(0)
+    return _mix(state ^ word)
+
+
+@njit(cache=True, nogil=True)
+def _bytes_equal(blob_a: Any, begin_a: Any, end_a: Any, blob_b: Any, begin_b: Any, end_b: Any) -> Any:
+    if end_a - begin_a != end_b - begin_b:
+        return False
+    for i in range(end_a - begin_a):  # noqa: SIM110 - Numba compiles loops, not all()
+        if blob_a[begin_a + i] != blob_b[begin_b + i]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def bytes_insert(blob: Any, offsets: Any, slots: Any) -> Any:
+    """Like `int_insert`; key i is the bytes blob[offsets[i]:offsets[i + 1]]."""
+    mask = np.uint64(slots.shape[0] - 1)
+    duplicates, first, earlier = 0, np.int64(-1), np.int64(-1)
+    for row in range(offsets.shape[0] - 1):
+        begin, end = offsets[row], offsets[row + 1]
+        at = _bytes_hash(blob, begin, end) & mask
+        while slots[at] >= 0:
+            other = slots[at]
+            if _bytes_equal(blob, begin, end, blob, offsets[other], offsets[other + 1]):
+                break
+            at = (at + np.uint64(1)) & mask
+        if slots[at] < 0:
+            slots[at] = row
+            continue
+        if duplicates == 0:
+            first, earlier = np.int64(row), np.int64(slots[at])
+        duplicates += 1
+    return duplicates, first, earlier
+
+
+@njit(cache=True, nogil=True)
+def bytes_find(blob: Any, offsets: Any, slots: Any, wanted: Any, wanted_offsets: Any) -> Any:
+    """Row numbers of the wanted byte strings, -1 where unknown."""
+    mask = np.uint64(slots.shape[0] - 1)
+    found = np.empty(wanted_offsets.shape[0] - 1, np.int64)
+    for i in range(found.shape[0]):
+        begin, end = wanted_offsets[i], wanted_offsets[i + 1]
+        at = _bytes_hash(wanted, begin, end) & mask
+        while slots[at] >= 0:
+            row = slots[at]
+            if _bytes_equal(wanted, begin, end, blob, offsets[row], offsets[row + 1]):
+                break
+            at = (at + np.uint64(1)) & mask
+        found[i] = slots[at]
+    return found

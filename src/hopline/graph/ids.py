@@ -1,0 +1,309 @@
+"""From the caller's ids to row numbers and back: range, integer and string ids.
+
+The index is arrays that map into memory: opening it costs nothing, and all workers of a host share
+it. The hash table is `hash_table.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import BadRequest, GraphError
+from hopline.graph import hash_table
+from hopline.graph.schema import IdKind
+from hopline.graph.tables import Encoded
+from hopline.types import AnyArray, ExternalIds, IdArray
+
+
+class IdIndex(ABC):
+    """The ids of one node type.
+
+    Attributes:
+        kind: "range", "int" or "string".
+    """
+
+    kind: IdKind
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """Find row numbers, in request order.
+
+        Args:
+            external_ids: list of int or of str, or an array of them; duplicates allowed.
+        Returns: int64 [n]; -1 where the id is unknown.
+        Raises: BadRequest: an id is not of this type's kind (ints for range and int ids, strings for
+            string ids); booleans and floats are never ids.
+        """
+
+    @abstractmethod
+    def external(self, global_ids: IdArray) -> list[str] | IdArray:
+        """The caller's ids of rows: int64 [n] for range and int ids, list of n str for string ids.
+
+        Args:
+            global_ids: int64 [n], each in [0, len(self)).
+        """
+
+    @abstractmethod
+    def select(self, global_ids: IdArray, what: str) -> IdIndex:
+        """An index of some rows under the ids they have here; the ids of a range become integers.
+
+        Raises: GraphError: a row twice; `what` says whose.
+        """
+
+    @abstractmethod
+    def arrays(self) -> dict[str, AnyArray]:
+        """What is stored, by name; `slots` is derived from the rest."""
+
+    @staticmethod
+    def build(external_ids: Any, what: str) -> IdIndex:
+        """Index distinct ids.
+
+        Args:
+            external_ids: N ints (all of int64) or N strings, a sequence or an array.
+            what: whose ids they are, for error messages.
+        Raises: GraphError: duplicates, mixed or other types, more than one dimension.
+        """
+        if isinstance(external_ids, Encoded):
+            external_ids = [external_ids[row] for row in range(len(external_ids))]
+        try:
+            kind, values = _typed(external_ids)
+        except BadRequest as error:
+            raise GraphError(f"{what}: {error}") from None
+        if kind == "string":
+            return StringIds.of(values, what)
+        ints = _int64(values)
+        if ints is None:
+            raise GraphError(
+                f"{what}: an id does not fit into a signed 64-bit integer; use strings instead"
+            )
+        return IntIds.of(ints, what)
+
+    @staticmethod
+    def from_arrays(kind: IdKind, num_nodes: int, arrays: Mapping[str, AnyArray]) -> IdIndex:
+        """Take up what `arrays()` gave; nothing is read or checked."""
+        if kind == "range":
+            return RangeIds(num_nodes)
+        if kind == "int":
+            return IntIds(arrays["values"], arrays["slots"])
+        return StringIds(arrays["blob"], arrays["offsets"], arrays["slots"])
+
+
+class RangeIds(IdIndex):
+    """Row numbers are the ids; nothing is stored."""
+
+    kind = "range"
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    def __len__(self) -> int:
+        return self._num_nodes
+
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """Ids in [0, N) are their own row numbers."""
+        wanted, known = _wanted_ints(external_ids)
+        found: IdArray = hash_table.range_find(self._num_nodes, wanted)
+        return found if known is None else np.where(known, found, -1)
+
+    def external(self, global_ids: IdArray) -> IdArray:
+        """Row numbers are the ids."""
+        return np.asarray(global_ids, np.int64)
+
+    def select(self, global_ids: IdArray, what: str) -> IdIndex:
+        """Row numbers stay the ids, which are then no range."""
+        return IntIds.of(np.array(global_ids, np.int64), what)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Nothing."""
+        return {}
+
+
+class IntIds(IdIndex):
+    """64-bit integers: `values` int64 [N] and a hash table over them."""
+
+    kind = "int"
+
+    def __init__(self, values: IdArray, slots: NDArray[np.int32]) -> None:
+        self._values = values
+        self._slots = slots
+
+    @classmethod
+    def of(cls, values: IdArray, what: str) -> IntIds:
+        """Index int64 [N]. Raises: GraphError: duplicates."""
+        slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
+        duplicates, row, earlier = hash_table.int_insert(values, slots)
+        if duplicates:
+            raise _duplicate(what, duplicates, int(values[row]), row, earlier)
+        return cls(_frozen(values), _frozen(slots))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """One or two cache misses an id."""
+        wanted, known = _wanted_ints(external_ids)
+        found: IdArray = hash_table.int_find(self._values, self._slots, wanted)
+        return found if known is None else np.where(known, found, -1)
+
+    def external(self, global_ids: IdArray) -> IdArray:
+        """The ids of rows, int64 [n]."""
+        return self._values[global_ids]
+
+    def select(self, global_ids: IdArray, what: str) -> IdIndex:
+        """The same integers."""
+        return IntIds.of(self._values[global_ids], what)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """`values` and `slots`."""
+        return {"values": self._values, "slots": self._slots}
+
+
+class StringIds(IdIndex):
+    """Strings: UTF-8 `blob` uint8, `offsets` int64 [N + 1] into it, and a hash table over them.
+
+    Lone surrogates are encoded as they are (Python's "surrogatepass"): every str can be an id.
+    """
+
+    kind = "string"
+
+    def __init__(self, blob: NDArray[np.uint8], offsets: IdArray, slots: NDArray[np.int32]) -> None:
+        self._blob = blob
+        self._offsets = offsets
+        self._slots = slots
+
+    @classmethod
+    def of(cls, values: Sequence[str], what: str) -> StringIds:
+        """Index N strings. Raises: GraphError: duplicates."""
+        blob, offsets = _encoded(values)
+        slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
+        duplicates, row, earlier = hash_table.bytes_insert(blob, offsets, slots)
+        if duplicates:
+            raise _duplicate(what, duplicates, values[row], row, earlier)
+        return cls(_frozen(blob), _frozen(offsets), _frozen(slots))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """Strings are hashed and compared as UTF-8 bytes."""
+        kind, values = _typed(external_ids)
+        if kind != "string" and len(values):
+            raise BadRequest(f"node ids are strings here; got the integer {values[0]!r}")
+        blob, offsets = _encoded(values)
+        found: IdArray = hash_table.bytes_find(self._blob, self._offsets, self._slots, blob, offsets)
+        return found
+
+    def external(self, global_ids: IdArray) -> list[str]:
+        """The ids of rows, n str."""
+        begins = self._offsets[global_ids].tolist()
+        ends = self._offsets[np.asarray(global_ids) + 1].tolist()
+        view = memoryview(self._blob)  # type: ignore[arg-type]
+        return [
+            str(view[begin:end], "utf-8", "surrogatepass") for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    def select(self, global_ids: IdArray, what: str) -> IdIndex:
+        """The same strings."""
+        return StringIds.of(self.external(global_ids), what)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """`blob`, `offsets` and `slots`."""
+        return {"blob": self._blob, "offsets": self._offsets, "slots": self._slots}
+
+
+def _typed(external_ids: Any) -> tuple[IdKind, Any]:
+    """Tell ints from strings.
+
+    Returns: ("int", integer array or list of int) or ("string", list of str).
+    Raises: BadRequest: neither, or both.
+    """
+    if hasattr(external_ids, "detach") or hasattr(external_ids, "to_numpy"):
+        external_ids = np.asarray(external_ids)
+    if isinstance(external_ids, np.ndarray):
+        if external_ids.ndim != 1:
+            raise BadRequest(f"node ids must be one-dimensional; got shape {external_ids.shape}")
+        if external_ids.dtype.kind in "iu":
+            return "int", external_ids
+        external_ids = external_ids.tolist()
+    elif isinstance(external_ids, str | bytes):
+        raise BadRequest(f"node ids must be a list; got the single value {external_ids!r}")
+    elif not isinstance(external_ids, list):
+        external_ids = list(external_ids)
+    types = set(map(type, external_ids))
+    if types <= {int}:
+        return "int", external_ids
+    if types == {str}:
+        return "string", external_ids
+    if all(issubclass(t, np.integer) or t is int for t in types):
+        return "int", [int(value) for value in external_ids]
+    if all(issubclass(t, str) for t in types):
+        return "string", [str(value) for value in external_ids]
+    kinds = {str if issubclass(t, str) else int for t in types if issubclass(t, str | int | np.integer)}
+    bad = next(
+        (v for v in external_ids if isinstance(v, bool) or not isinstance(v, str | int | np.integer)), None
+    )
+    if len(kinds) == 2 and bad is None:
+        raise BadRequest("node ids must be all integers or all strings; got both")
+    raise BadRequest(f"node ids must be integers or strings; got {bad!r} ({type(bad).__name__})")
+
+
+def _wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
+    """The ids as int64, and where some do not fit (so no graph can have them) a mask of those that do."""
+    kind, values = _typed(external_ids)
+    if kind == "string":
+        raise BadRequest(f"node ids are integers here; got the string {values[0]!r}")
+    ints = _int64(values)
+    if ints is not None:
+        return ints, None
+    limits = np.iinfo(np.int64)
+    known = np.array([limits.min <= int(value) <= limits.max for value in values])
+    return np.array([int(v) if k else 0 for v, k in zip(values, known, strict=True)], np.int64), known
+
+
+def _int64(values: Any) -> IdArray | None:
+    """The values as int64 [n], None where one does not fit."""
+    if isinstance(values, np.ndarray):
+        if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+            return None
+        return np.ascontiguousarray(values, np.int64)
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return None
+
+
+def _encoded(values: Sequence[str]) -> tuple[NDArray[np.uint8], IdArray]:
+    """All strings as one run of UTF-8 bytes, and where each begins."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    joined = "".join(values)
+    if joined.isascii():  # one encode for all: an ASCII string is as many bytes as characters
+        blob = joined.encode()
+        lengths = map(len, values)
+    else:
+        pieces = [value.encode("utf-8", "surrogatepass") for value in values]
+        blob = b"".join(pieces)
+        lengths = map(len, pieces)
+    np.cumsum(np.fromiter(chain(lengths), np.int64, len(values)), out=offsets[1:])
+    return np.frombuffer(blob, np.uint8), offsets
+
+
+def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:
+    return GraphError(
+        f"{what}: ids must be distinct; {duplicates} of them occur again, the first is {value!r} in row "
+        f"{row} (also in row {earlier})"
+    )
+
+
+def _frozen(array: Any) -> Any:
+    array = array.view()
+    array.flags.writeable = False
+    return array

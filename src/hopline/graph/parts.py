@@ -1,0 +1,94 @@
+"""What a snapshot is made of: the nodes of one type, the edges of one type. All arrays read-only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.ids import IdIndex
+from hopline.graph.schema import edge_key
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """The nodes of one type.
+
+    Attributes:
+        features: float32 or float16 [N, d], C-contiguous; d is 0 where the type has no features.
+        ids: the caller's ids.
+    """
+
+    features: NDArray[np.floating[Any]]
+    ids: IdIndex
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjacency:
+    """The edges of one type, as CSC: the in-neighbours of destination v are
+    `indices[indptr[v]:indptr[v + 1]]`, sorted by (time where there are times, source row), ties in
+    input order. The edges up to a time are therefore a prefix of the list, the latest ones its tail.
+
+    Attributes:
+        src, relation, dst: the edge type.
+        indptr: int64 [N_dst + 1].
+        indices: int32 [E], rows of the source type.
+        time: int64 [E] or None.
+        attr: float32 [E, d_e] or None.
+        weight: float32 [E], >= 0, or None.
+        cumweight: float64 [E], inclusive running sum of `weight` within each destination's list; None
+            without weights.
+        has_self_loops: a node is its own in-neighbour; always False where the node types differ.
+        max_degree: the largest in-degree.
+    """
+
+    src: str
+    relation: str
+    dst: str
+    indptr: IdArray
+    indices: NDArray[np.int32]
+    time: IdArray | None
+    attr: FloatArray | None
+    weight: FloatArray | None
+    cumweight: NDArray[np.float64] | None
+    has_self_loops: bool
+    max_degree: int
+
+    @property
+    def key(self) -> str:
+        """ "src__relation__dst"."""
+        return edge_key(self.src, self.relation, self.dst)
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return len(self.indices)
+
+    def degree(self, global_ids: IdArray) -> IdArray:
+        """In-degrees of destinations, int64 [n]."""
+        ids = np.asarray(global_ids, np.int64)
+        return self.indptr[ids + 1] - self.indptr[ids]
+
+    def neighbors(self, global_id: int) -> NDArray[np.int32]:
+        """In-neighbours of one destination in canonical order, a view."""
+        return self.indices[self.indptr[global_id] : self.indptr[global_id + 1]]
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """What is stored, by name; `cumweight` is derived from the rest."""
+        named: dict[str, AnyArray | None] = {
+            "indptr": self.indptr,
+            "indices": self.indices,
+            "time": self.time,
+            "attr": self.attr,
+            "weight": self.weight,
+            "cumweight": self.cumweight,
+        }
+        return {name: array for name, array in named.items() if array is not None}

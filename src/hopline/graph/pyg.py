@@ -1,0 +1,141 @@
+"""Takes the tables out of PyG's `Data` and `HeteroData`, by duck typing: torch is not imported."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph.build import EdgeType
+from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
+from hopline.graph.tables import EdgeTable, NodeTable, as_array
+from hopline.types import AnyArray
+
+Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
+
+
+def tables_of(data: Any, *, ids: Any = None, num_relations: int | None = None) -> Tables:
+    """Read `x`, `edge_index` (or `adj_t`), `edge_attr`, `edge_weight`, `edge_time` (or a `time` of
+    edges) and `edge_type` of every store.
+
+    Args:
+        data: `Data` or `HeteroData`.
+        ids: the nodes' external ids; a mapping node type -> ids for `HeteroData`.
+        num_relations: relations that `edge_type` can name; None means its largest + 1.
+    Raises: GraphError: it is neither, has no edges, or its columns disagree.
+    """
+    if hasattr(data, "metadata") and hasattr(data, "node_types"):
+        if ids is not None and not isinstance(ids, Mapping):
+            raise GraphError("ids of a HeteroData must be a mapping from node type to ids")
+        nodes = {name: _node_table(data[name], (ids or {}).get(name)) for name in data.node_types}
+        unknown = sorted(set(ids or {}) - set(nodes))
+        if unknown:
+            raise GraphError(f"ids are given for {', '.join(unknown)}, which are no node types of the data")
+        edges: dict[EdgeType, EdgeTable] = {}
+        for edge_type in data.edge_types:
+            edges |= _edge_tables(data[edge_type], edge_type, num_relations, None)
+        return nodes, edges
+    if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
+        raise GraphError(f"a PyG Data or HeteroData is needed; got {type(data).__name__}")
+    node_table = _node_table(data, ids)
+    return {NODE_TYPE: node_table}, _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
+
+
+def _node_table(store: Any, ids: Any) -> NodeTable:
+    features = store.get("x")
+    with warnings.catch_warnings():
+        # Without any node-level tensor PyG infers the number from the edges, and warns.
+        warnings.simplefilter("ignore")
+        num_nodes = store.num_nodes
+    return NodeTable(features, None if num_nodes is None else int(num_nodes), ids)
+
+
+def _edge_tables(
+    store: Any, edge_type: EdgeType, num_relations: int | None, num_nodes: int | None
+) -> dict[EdgeType, EdgeTable]:
+    edges, weight = _edges(store, edge_type)
+    if store.get("edge_weight") is not None:
+        weight = store["edge_weight"]
+    columns = {
+        "attr": store.get("edge_attr"),
+        "weight": weight,
+        "time": _time(store, edges.shape[-1], num_nodes),
+    }
+    if store.get("edge_type") is None:
+        return {edge_type: EdgeTable(edges, attr=columns["attr"], time=columns["time"], weight=weight)}
+    return _by_relation(edge_type, edges, as_array(store["edge_type"], "edge_type"), columns, num_relations)
+
+
+def _edges(store: Any, edge_type: EdgeType) -> tuple[AnyArray, Any]:
+    """Edges [2, E], and the weights that a sparse `adj_t` holds."""
+    if store.get("edge_index") is not None:
+        return as_array(store["edge_index"], "edge_index"), None
+    adjacency = store.get("adj_t")
+    if adjacency is None:
+        raise GraphError(f"edge type {edge_type!r} has neither edge_index nor adj_t")
+    # Rows of the transposed adjacency are destinations.
+    if hasattr(adjacency, "coo"):  # torch_sparse
+        dst, src, values = adjacency.coo()
+    else:
+        adjacency = adjacency.to_sparse_coo().coalesce()
+        (dst, src), values = adjacency.indices(), adjacency.values()
+    # ToSparseTensor stores ones where there is no weight.
+    weighted = values is not None and values.dim() == 1 and bool((values != 1).any())
+    return np.stack([as_array(src, "adj_t"), as_array(dst, "adj_t")]), values if weighted else None
+
+
+def _time(store: Any, num_edges: int, num_nodes: int | None) -> Any:
+    if store.get("edge_time") is not None:
+        return store["edge_time"]
+    time = store.get("time")
+    if time is None or len(time) != num_edges:
+        return None  # a time of nodes
+    if num_edges == num_nodes:
+        raise GraphError(
+            "`time` could be of nodes or of edges: there are as many of both; name it `edge_time` or "
+            "`node_time`"
+        )
+    return time
+
+
+def _by_relation(
+    edge_type: EdgeType,
+    edges: AnyArray,
+    relation_of: AnyArray,
+    columns: Mapping[str, Any],
+    num_relations: int | None,
+) -> dict[EdgeType, EdgeTable]:
+    """One edge type a relation, "r0" on: what a relational convolution reads separately."""
+    num_edges = edges.shape[-1]
+    if relation_of.shape != (num_edges,) or relation_of.dtype.kind not in "iu":
+        raise GraphError(
+            f"edge_type must be {num_edges} integers, one for each edge; got {relation_of.dtype} of shape "
+            f"{list(relation_of.shape)}"
+        )
+    count = int(relation_of.max(initial=-1)) + 1 if num_relations is None else num_relations
+    outside = np.flatnonzero((relation_of < 0) | (relation_of >= count))
+    if len(outside):
+        raise GraphError(
+            f"edge_type: {len(outside)} relations are outside 0 to {count - 1}; the first is "
+            f"{relation_of[outside[0]]} at edge {outside[0]}"
+        )
+    arrays = {
+        name: None if column is None else as_array(column, f"edge {name}")
+        for name, column in columns.items()
+    }
+    for name, column in arrays.items():
+        if column is not None and len(column) != num_edges:
+            raise GraphError(
+                f"edge {name}: {len(column)} rows; there must be {num_edges}, one for each edge"
+            )
+    tables = {}
+    for relation in range(count):
+        chosen = np.flatnonzero(relation_of == relation)
+        part = {name: None if column is None else column[chosen] for name, column in arrays.items()}
+        tables[edge_type[0], f"r{relation}", edge_type[2]] = EdgeTable(
+            edges[:, chosen], attr=part["attr"], time=part["time"], weight=part["weight"]
+        )
+    return tables

@@ -1,0 +1,172 @@
+"""What a graph's rows and edges look like, apart from how many there are.
+
+A model is packaged for a schema; whether it fits a graph is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+from urllib.parse import quote
+
+import msgspec
+
+from hopline.errors import GraphError
+
+IdKind = Literal["range", "int", "string"]
+
+#: The names of a homogeneous graph's one node type and one edge type.
+NODE_TYPE = "node"
+EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
+
+# One path component holds an edge type's three quoted names; file systems allow 255 bytes.
+_MAX_NAME_BYTES = 72
+
+
+class NodeTypeSchema(msgspec.Struct, frozen=True):
+    """One node type.
+
+    Attributes:
+        feature_dim: columns of the feature matrix; 0 where the type has no features.
+        feature_dtype: "float32" or "float16".
+        feature_names: one for each column, or empty.
+        id_kind: what the caller's ids are: row numbers (`range`), 64-bit integers or strings.
+    """
+
+    feature_dim: int
+    feature_dtype: str = "float32"
+    feature_names: tuple[str, ...] = ()
+    id_kind: IdKind = "range"
+
+
+class EdgeTypeSchema(msgspec.Struct, frozen=True):
+    """One edge type, from `src` to `dst`.
+
+    Attributes:
+        attr_dim: columns of the edge attributes; 0 where there are none.
+        attr_names: one for each column, or empty.
+        has_time: edges carry a time, and in-neighbours are sorted by it.
+        has_weight: edges carry a weight.
+    """
+
+    src: str
+    relation: str
+    dst: str
+    attr_dim: int = 0
+    attr_names: tuple[str, ...] = ()
+    has_time: bool = False
+    has_weight: bool = False
+
+    @property
+    def key(self) -> str:
+        """The edge type's one-string name, "src__relation__dst"."""
+        return edge_key(self.src, self.relation, self.dst)
+
+
+class GraphSchema(msgspec.Struct, frozen=True):
+    """All node and edge types of a graph, by name and by key."""
+
+    node_types: dict[str, NodeTypeSchema]
+    edge_types: dict[str, EdgeTypeSchema]
+
+    @property
+    def hash(self) -> str:
+        """Hex sha256 of the schema's canonical JSON (sorted keys, no spaces)."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    def canonical(self) -> bytes:
+        """The schema as JSON that is the same whatever order its types were added in."""
+        return json.dumps(msgspec.to_builtins(self), sort_keys=True, separators=(",", ":")).encode()
+
+    def differences(self, other: GraphSchema) -> list[str]:
+        """Name everything in a graph's schema that a model packaged for this one cannot use.
+
+        What a model never reads makes no difference: further types or attributes of the graph, the
+        kind of external ids, and whether features are stored in 16 or 32 bits.
+
+        Args:
+            other: the schema of the graph that the model is to be served on.
+
+        Returns: one sentence for each difference; empty where the model fits.
+        """
+        found: list[str] = []
+        for name, want in self.node_types.items():
+            have = other.node_types.get(name)
+            if have is None:
+                found.append(f"node type {name!r} is absent; the graph has {_listed(other.node_types)}")
+            else:
+                found += _columns(
+                    f"node type {name!r}",
+                    "features",
+                    (want.feature_dim, want.feature_names),
+                    (have.feature_dim, have.feature_names),
+                )
+        for key, edge in self.edge_types.items():
+            there = other.edge_types.get(key)
+            if there is None:
+                found.append(f"edge type {key!r} is absent; the graph has {_listed(other.edge_types)}")
+                continue
+            if edge.attr_dim:
+                found += _columns(
+                    f"edge type {key!r}",
+                    "edge attributes",
+                    (edge.attr_dim, edge.attr_names),
+                    (there.attr_dim, there.attr_names),
+                )
+            if edge.has_time and not there.has_time:
+                found.append(f"edge type {key!r} has no edge times; the model was packaged with them")
+            if edge.has_weight and not there.has_weight:
+                found.append(f"edge type {key!r} has no edge weights; the model was packaged with them")
+        return found
+
+
+def edge_key(src: str, relation: str, dst: str) -> str:
+    """The one-string name of an edge type."""
+    return f"{src}__{relation}__{dst}"
+
+
+def check_name(name: object, what: str) -> str:
+    """Return `name` if it can name a type.
+
+    Raises: GraphError: it is no string, empty, too long, starts with a dot or holds "__", which
+        separates the three names of an edge type's key.
+    """
+    if not isinstance(name, str):
+        raise GraphError(f"{what} must be a string; got {name!r} ({type(name).__name__})")
+    if not name or name.startswith(".") or "__" in name or not name.isprintable():
+        raise GraphError(
+            f"{what} {name!r} cannot be used: it must be printable, not empty, not start with '.' and "
+            "not hold '__' (which separates source, relation and destination)"
+        )
+    if len(quoted(name)) > _MAX_NAME_BYTES:
+        raise GraphError(
+            f"{what} {name!r} is {len(quoted(name))} bytes long when quoted as a file name; "
+            f"the limit is {_MAX_NAME_BYTES}"
+        )
+    return name
+
+
+def quoted(name: str) -> str:
+    """The name as one component of a path."""
+    return quote(name, safe=" ")
+
+
+def _columns(
+    where: str, what: str, want: tuple[int, tuple[str, ...]], have: tuple[int, tuple[str, ...]]
+) -> list[str]:
+    if want[0] != have[0]:
+        return [f"{where} has {have[0]} {what}; the model was packaged for {want[0]}"]
+    if want[1] and have[1] and want[1] != have[1]:
+        wrong = [
+            f"column {i} is {b!r}, not {a!r}"
+            for i, (a, b) in enumerate(zip(want[1], have[1], strict=True))
+            if a != b
+        ]
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        return [f"{where} has other {what}: {', '.join(wrong[:3])}{more}"]
+    return []
+
+
+def _listed(names: dict[str, NodeTypeSchema] | dict[str, EdgeTypeSchema]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "none"

@@ -1,0 +1,298 @@
+"""An immutable version of a graph, in memory or mapped from a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hopline.errors import GraphError
+from hopline.graph import digest, files, pyg, storage, subgraph
+from hopline.graph.build import EdgeType, build
+from hopline.graph.files import EdgeFile, NodeFile
+from hopline.graph.parts import Adjacency, Nodes
+from hopline.graph.progress import Progress, silent
+from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
+from hopline.graph.tables import EdgeTable, NodeTable
+from hopline.types import IdArray
+
+
+class Graph:
+    """Nodes with features and typed edges between them. Nothing of it ever changes.
+
+    All arrays are read-only. Threads may share it.
+
+    Attributes:
+        schema: node and edge types.
+        nodes: node type -> its nodes.
+        edges: edge type key "src__rel__dst" -> its adjacency.
+        path: the folder it was opened from or last saved to, None while it is only in memory.
+    """
+
+    def __init__(
+        self,
+        schema: GraphSchema,
+        nodes: Mapping[str, Nodes],
+        edges: Mapping[str, Adjacency],
+        *,
+        path: Path | None = None,
+    ) -> None:
+        self.schema = schema
+        self.nodes: Mapping[str, Nodes] = MappingProxyType(dict(nodes))
+        self.edges: Mapping[str, Adjacency] = MappingProxyType(dict(edges))
+        self.path = path
+
+    @classmethod
+    def from_edges(
+        cls,
+        edges: Any,
+        features: Any = None,
+        *,
+        num_nodes: int | None = None,
+        ids: Any = None,
+        edge_attr: Any = None,
+        edge_time: Any = None,
+        edge_weight: Any = None,
+        feature_names: Sequence[str] = (),
+        attr_names: Sequence[str] = (),
+        undirected: bool = False,
+        feature_dtype: str = "float32",
+        progress: Progress = silent,
+    ) -> Graph:
+        """Build a homogeneous graph: one node type "node", one edge type "node__to__node".
+
+        Args:
+            edges: [2, E] or a pair; row 0 the sources, row 1 the destinations (messages flow from
+                source to destination). Row numbers, or where `ids` is given ids. Multi-edges and
+                self-loops are kept.
+            features: [N, d] of any real dtype. Not copied where it is C-contiguous and of
+                `feature_dtype` already: do not write to it afterwards.
+            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
+            ids: N distinct ids, all integers or all strings.
+            edge_attr, edge_time, edge_weight: as in `EdgeTable`.
+            feature_names, attr_names: names of columns.
+            undirected: add the reverse of every edge.
+            feature_dtype: how features are stored, "float32" or "float16".
+            progress: told where the work is.
+        Raises: GraphError: anything about the input that is wrong, with what would be right.
+        """
+        nodes = NodeTable(features, num_nodes, ids, feature_names)
+        table = EdgeTable(edges, edge_attr, edge_time, edge_weight, attr_names, undirected)
+        return cls.from_tables(
+            {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress
+        )
+
+    @classmethod
+    def from_tables(
+        cls,
+        nodes: Mapping[str, NodeTable],
+        edges: Mapping[EdgeType, EdgeTable],
+        *,
+        feature_dtype: str = "float32",
+        progress: Progress = silent,
+    ) -> Graph:
+        """Build a graph of any number of types.
+
+        Args:
+            nodes: node type -> table.
+            edges: (source type, relation, destination type) -> table.
+            feature_dtype, progress: as in `from_edges`.
+        Raises: GraphError: anything about the input that is wrong, with what would be right.
+        """
+        return cls(*build(nodes, edges, feature_dtype=feature_dtype, progress=progress))
+
+    @classmethod
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        ids: Any = None,
+        num_relations: int | None = None,
+        feature_dtype: str = "float32",
+        progress: Progress = silent,
+    ) -> Graph:
+        """Build from a PyG `Data` or `HeteroData`.
+
+        `x` (dense, sparse, any real dtype), `edge_index` or `adj_t`, `edge_attr`, `edge_weight` and
+        `edge_time` (or a `time` of edges) are read. A homogeneous `edge_type` becomes one edge type
+        for each relation: "node__r0__node" on.
+
+        Args:
+            ids: external ids; for `HeteroData` a mapping node type -> ids.
+            num_relations: how many relations `edge_type` can name; None means its largest + 1.
+            feature_dtype, progress: as in `from_edges`.
+        Raises: GraphError: anything about the data that is wrong, with what would be right.
+        """
+        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations)
+        return cls.from_tables(nodes, edges, feature_dtype=feature_dtype, progress=progress)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        nodes: NodeFile | Mapping[str, NodeFile] | None,
+        edges: EdgeFile | Mapping[EdgeType, EdgeFile],
+        *,
+        feature_dtype: str = "float32",
+        progress: Progress = silent,
+    ) -> Graph:
+        """Build from Parquet files (or CSV, .npy and .npz: the ending tells).
+
+        Args:
+            nodes: one file for a homogeneous graph, else node type -> file; None where the edges
+                alone say how many nodes there are.
+            edges: one file, else (source type, relation, destination type) -> file.
+            feature_dtype, progress: as in `from_edges`.
+        Raises: GraphError: pyarrow is not installed, a file or column is absent or wrong.
+        """
+        if nodes is None:
+            nodes = {}
+        node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
+        edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
+        node_tables: dict[str, NodeTable] = {}
+        edge_tables: dict[EdgeType, EdgeTable] = {}
+        for name, node_file in node_files.items():
+            node_tables[name] = files.read_nodes(node_file, progress)
+        for edge_type, edge_file in edge_files.items():
+            edge_tables[edge_type] = files.read_edges(edge_file, progress)
+        if not node_files:
+            ends = [end for edge_type in edge_files for end in (edge_type[0], edge_type[2])]
+            node_tables = {name: NodeTable() for name in ends}
+        return cls.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype, progress=progress)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
+        """Map a saved graph; takes milliseconds at any size.
+
+        Args:
+            verify: read every file and compare its hash (else only sizes, dtypes and shapes).
+        Raises: GraphError: no graph, damaged, or of a newer format.
+        """
+        folder = Path(path)
+        manifest = storage.read(folder)
+        nodes, edges = storage.load(folder, manifest, verify=verify)
+        graph = cls(manifest.graph_schema, nodes, edges, path=folder)
+        graph.__dict__["digests"] = {name: stored.blake2b for name, stored in manifest.arrays.items()}
+        return graph
+
+    def save(
+        self, path: str | os.PathLike[str], *, overwrite: bool = False, progress: Progress = silent
+    ) -> Graph:
+        """Write the graph to a folder, whole or not at all, and return it opened from there.
+
+        Args:
+            overwrite: replace the graph that is there (never a folder that holds something else).
+        Raises: GraphError: the folder exists or cannot be written.
+        """
+        if "digests" not in self.__dict__:
+            self.__dict__["digests"] = digest.digests(storage.arrays_of(self.nodes, self.edges), progress)
+        storage.save(
+            Path(path),
+            self.schema,
+            self.nodes,
+            self.edges,
+            self.digests,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        return Graph.open(path)
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """Content hash of every array, by its path in a saved graph."""
+        return digest.digests(storage.arrays_of(self.nodes, self.edges))
+
+    @cached_property
+    def version(self) -> str:
+        """The snapshot id, 16 hex digits: equal content has an equal id, wherever it was built.
+
+        In memory the first use hashes everything; a saved graph knows it.
+        """
+        return digest.version_of(self.schema, self.digests)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(part.num_nodes for part in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(part.num_edges for part in self.edges.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in storage.arrays_of(self.nodes, self.edges).values())
+
+    def node(self, node_type: str | None = None) -> Nodes:
+        """The nodes of a type; None means the only one. Raises: GraphError: there is no such type."""
+        return self.nodes[self._only(node_type, self.nodes, "node type")]
+
+    def edge(self, edge_type: str | EdgeType | None = None) -> Adjacency:
+        """The edges of a type, by key or triple; None means the only one. Raises: GraphError."""
+        key = edge_key(*edge_type) if isinstance(edge_type, tuple) else edge_type
+        return self.edges[self._only(key, self.edges, "edge type")]
+
+    def subgraph(self, rows: Mapping[str, Any] | Any) -> Graph:
+        """The graph that nodes induce: they, and every edge between two of them. In memory.
+
+        External ids are kept (row numbers become integer ids), edges stay in canonical order of the
+        new rows.
+
+        Args:
+            rows: node type -> distinct global ids, in the order that the new graph shall have; the
+                ids alone where there is one node type. Types left out have no nodes.
+        Raises: GraphError: an unknown type, a row outside the graph, a row twice, no row at all.
+        """
+        chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
+        node_tables, edge_tables = subgraph.induced_tables(self.nodes, self.edges, chosen)
+        names = {name: schema.feature_names for name, schema in self.schema.node_types.items()}
+        node_tables = {
+            name: dataclasses.replace(table, feature_names=names[name])
+            for name, table in node_tables.items()
+        }
+        edge_tables = {
+            edge_type: dataclasses.replace(
+                table, attr_names=self.schema.edge_types[edge_key(*edge_type)].attr_names
+            )
+            for edge_type, table in edge_tables.items()
+        }
+        feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
+        return Graph.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype)
+
+    def k_hop(
+        self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None
+    ) -> dict[str, IdArray]:
+        """All nodes from which a seed is reached along at most `hops` edges, the seeds among them.
+
+        Args:
+            seeds: node type -> global ids, or the ids alone where there is one node type.
+            max_nodes: refuse a larger neighbourhood.
+        Returns: node type -> ascending global ids, int64; what `subgraph` takes.
+        Raises: GraphError: more than `max_nodes`, an unknown type, a row outside the graph.
+        """
+        counts = self._counts()
+        chosen = subgraph.rows_by_type(seeds, counts, "seeds")
+        return subgraph.in_neighborhood(self.edges, counts, chosen, hops, max_nodes)
+
+    def _counts(self) -> dict[str, int]:
+        return {name: part.num_nodes for name, part in self.nodes.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph({self.num_nodes} nodes of {len(self.nodes)} types, {self.num_edges} edges of "
+            f"{len(self.edges)} types, {'in memory' if self.path is None else self.path})"
+        )
+
+    @staticmethod
+    def _only(name: str | None, parts: Mapping[str, Any], what: str) -> str:
+        if name is None and len(parts) == 1:
+            return next(iter(parts))
+        if name is None or name not in parts:
+            wrong = f"{what}: say which" if name is None else f"no {what} {name!r}"
+            raise GraphError(f"{wrong}; there are {', '.join(map(repr, parts)) or 'none'}")
+        return name

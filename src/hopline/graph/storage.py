@@ -1,0 +1,354 @@
+"""A snapshot on disk: a folder of `graph.json` and one `.npy` file for each array.
+
+    graph.json
+    nodes/<type>/features.npy         [N, d]
+    nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
+    nodes/<type>/ids/slots.npy        the hash table over them
+    edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
+
+Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
+shape with graph.json; their contents are only read by `verify`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph import digest
+from hopline.graph.ids import IdIndex
+from hopline.graph.parts import Adjacency, Nodes
+from hopline.graph.progress import Progress, silent
+from hopline.graph.schema import GraphSchema, check_name, quoted
+from hopline.types import AnyArray
+
+FORMAT_VERSION = 1
+MANIFEST = "graph.json"
+_CHUNK_BYTES = 32 << 20
+
+
+class StoredArray(msgspec.Struct, frozen=True):
+    """One file: its array's dtype and shape, its own size, and the array's digest (`digest.py`)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file_bytes: int
+    blake2b: str
+
+
+class StoredEdges(msgspec.Struct, frozen=True):
+    """What is known of an edge type without reading its arrays."""
+
+    num_edges: int
+    max_degree: int
+    has_self_loops: bool
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The content of graph.json.
+
+    Attributes:
+        version: the snapshot id.
+        num_nodes: node type -> count.
+        edges: edge type key -> counts.
+        arrays: file below the folder, without ".npy" -> what it holds.
+        producer: library -> version that wrote it.
+    """
+
+    version: str
+    graph_schema: GraphSchema = msgspec.field(name="schema")
+    num_nodes: dict[str, int]
+    edges: dict[str, StoredEdges]
+    arrays: dict[str, StoredArray]
+    format: int = FORMAT_VERSION
+    producer: dict[str, str] = {}
+
+
+def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dict[str, AnyArray]:
+    """Every stored array by its path below the folder, without ".npy"."""
+    arrays: dict[str, AnyArray] = {}
+    for name, part in nodes.items():
+        arrays[f"nodes/{quoted(name)}/features"] = part.features
+        arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in part.ids.arrays().items()}
+    for key, adjacency in edges.items():
+        arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in adjacency.arrays().items()}
+    return arrays
+
+
+def save(
+    folder: Path,
+    schema: GraphSchema,
+    nodes: Mapping[str, Nodes],
+    edges: Mapping[str, Adjacency],
+    array_digests: Mapping[str, str],
+    *,
+    overwrite: bool,
+    progress: Progress = silent,
+) -> None:
+    """Write a folder that is there whole or not at all.
+
+    Written beside its place, synced, then renamed. A graph that was there is exchanged in one step;
+    processes that have it open keep reading the old one.
+
+    Raises: GraphError: the folder exists (and is no graph, or `overwrite` is off), or cannot be written.
+    """
+    folder = Path(os.path.abspath(folder))
+    if folder.exists() and not (overwrite and (folder / MANIFEST).is_file()):
+        what = "a graph; pass overwrite=True to replace it" if (folder / MANIFEST).is_file() else "no graph"
+        raise GraphError(f"{folder} exists and is {what}; or choose another folder")
+    arrays = arrays_of(nodes, edges)
+    scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        scratch.mkdir(parents=True)
+        stored = _write_arrays(scratch, arrays, array_digests, progress)
+        manifest = Manifest(
+            version=digest.version_of(schema, array_digests),
+            graph_schema=schema,
+            num_nodes={name: part.num_nodes for name, part in nodes.items()},
+            edges={
+                key: StoredEdges(part.num_edges, part.max_degree, part.has_self_loops)
+                for key, part in edges.items()
+            },
+            arrays=stored,
+            producer={"numpy": np.__version__},
+        )
+        with (scratch / MANIFEST).open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+            _sync(file)
+        for parent, _, _ in os.walk(scratch):
+            _sync_folder(Path(parent))
+        _put(scratch, folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise GraphError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read(folder: Path) -> Manifest:
+    """Read graph.json.
+
+    Raises: GraphError: it is absent, malformed, of a newer format, or not what was written.
+    """
+    path = folder / MANIFEST
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise GraphError(f"{folder}: no {MANIFEST}; is this the folder of a graph?") from None
+    except OSError as error:
+        raise GraphError(f"{path} cannot be read: {error}") from error
+    try:
+        written = msgspec.json.decode(content, type=_FormatOnly).format
+        if written > FORMAT_VERSION:
+            raise GraphError(
+                f"{path}: format {written} is newer than {FORMAT_VERSION}, which this Hopline reads; "
+                "upgrade hopline"
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise GraphError(f"{path} is damaged: {error}; build the graph again") from None
+    for name in manifest.graph_schema.node_types:
+        check_name(name, f"{path}: a node type's name")
+    for key, edge in manifest.graph_schema.edge_types.items():
+        if not {edge.src, edge.dst} <= manifest.graph_schema.node_types.keys():
+            raise GraphError(f"{path} is damaged: edge type {key!r} joins unknown node types")
+        check_name(edge.relation, f"{path}: a relation's name")
+        if key != edge.key:
+            raise GraphError(f"{path} is damaged: edge type {edge.key!r} stands under {key!r}")
+    said = digest.version_of(
+        manifest.graph_schema, {name: array.blake2b for name, array in manifest.arrays.items()}
+    )
+    if said != manifest.version:
+        raise GraphError(
+            f"{path} is damaged: its version is {manifest.version} but its contents say {said}; "
+            "copy or build the graph again"
+        )
+    return manifest
+
+
+def load(
+    folder: Path, manifest: Manifest, *, verify: bool
+) -> tuple[dict[str, Nodes], dict[str, Adjacency]]:
+    """Map the arrays of a graph.
+
+    Args:
+        verify: also read all of them and compare their digests.
+    Raises: GraphError: a file is absent, truncated, of other dtype or shape, or (verify) changed.
+    """
+    arrays = {name: _map(folder, name, stored) for name, stored in manifest.arrays.items()}
+    if verify:
+        for name, actual in digest.digests(arrays).items():
+            if actual != manifest.arrays[name].blake2b:
+                raise GraphError(
+                    f"{folder / name}.npy: its hash is {actual[:12]}…, {MANIFEST} says "
+                    f"{manifest.arrays[name].blake2b[:12]}…; copy or build the graph again"
+                )
+    try:
+        nodes, edges = _nodes(manifest, arrays), _edges(manifest, arrays)
+    except KeyError as error:
+        raise GraphError(f"{folder / MANIFEST} is damaged: it does not list {error}") from None
+    _check_shapes(folder / MANIFEST, manifest, nodes, edges)
+    return nodes, edges
+
+
+class _FormatOnly(msgspec.Struct):
+    format: int
+
+
+def _nodes(manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Nodes]:
+    nodes = {}
+    for name, schema in manifest.graph_schema.node_types.items():
+        below = _below(f"nodes/{quoted(name)}/", arrays)
+        index = IdIndex.from_arrays(schema.id_kind, manifest.num_nodes[name], _below("ids/", below))
+        nodes[name] = Nodes(below["features"], index)
+    return nodes
+
+
+def _edges(manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Adjacency]:
+    edges = {}
+    for key, schema in manifest.graph_schema.edge_types.items():
+        below = _below(f"edges/{quoted(key)}/", arrays)
+        known = manifest.edges[key]
+        edges[key] = Adjacency(
+            src=schema.src,
+            relation=schema.relation,
+            dst=schema.dst,
+            indptr=below["indptr"],
+            indices=below["indices"],
+            time=below["time"] if schema.has_time else None,
+            attr=below["attr"] if schema.attr_dim else None,
+            weight=below["weight"] if schema.has_weight else None,
+            cumweight=below["cumweight"] if schema.has_weight else None,
+            has_self_loops=known.has_self_loops,
+            max_degree=known.max_degree,
+        )
+    return edges
+
+
+def _check_shapes(
+    path: Path, manifest: Manifest, nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]
+) -> None:
+    """Arrays that disagree would be read beyond their ends by compiled code."""
+    wrong = []
+    for name, part in nodes.items():
+        wanted = (manifest.num_nodes[name], manifest.graph_schema.node_types[name].feature_dim)
+        if part.features.shape != wanted or len(part.ids) != wanted[0]:
+            wrong.append(
+                f"features {part.features.shape} or {len(part.ids)} ids of {name!r} are not {wanted}"
+            )
+    for key, adjacency in edges.items():
+        num_dst, num_edges = nodes[adjacency.dst].num_nodes, manifest.edges[key].num_edges
+        columns = {name: len(a) for name, a in adjacency.arrays().items() if name != "indptr"}
+        if adjacency.indptr.shape != (num_dst + 1,) or adjacency.indptr[-1] != num_edges:
+            wrong.append(f"indptr of {key!r} is not of {num_dst} destinations and {num_edges} edges")
+        wrong += [
+            f"{n} of {key!r} has {rows} rows, not {num_edges}"
+            for n, rows in columns.items()
+            if rows != num_edges
+        ]
+    if wrong:
+        raise GraphError(f"{path} is damaged: {'; '.join(wrong)}; build the graph again")
+
+
+def _below(prefix: str, arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _write_arrays(
+    folder: Path, arrays: Mapping[str, AnyArray], array_digests: Mapping[str, str], progress: Progress
+) -> dict[str, StoredArray]:
+    total = max(1, sum(array.nbytes for array in arrays.values()))
+    done = 0
+    stored = {}
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            content = digest.bytes_of(array)
+            for begin in range(0, len(content), _CHUNK_BYTES):
+                done += file.write(content[begin : begin + _CHUNK_BYTES])
+                progress("writing", done / total)
+            _sync(file)
+            stored[name] = StoredArray(array.dtype.str, array.shape, file.tell(), array_digests[name])
+    return stored
+
+
+def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
+    path = folder / f"{name}.npy"
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != stored.file_bytes:
+                raise GraphError(
+                    f"{path} has {size} bytes, {MANIFEST} says {stored.file_bytes}; "
+                    "copy or build the graph again"
+                )
+            np.lib.format.read_magic(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            if (dtype.str, shape, fortran) != (stored.dtype, stored.shape, False):
+                raise GraphError(
+                    f"{path} holds {dtype.str} {list(shape)}, {MANIFEST} says {stored.dtype} "
+                    f"{list(stored.shape)}; copy or build the graph again"
+                )
+            count = int(np.prod(shape, dtype=np.int64))
+            if count == 0:
+                array: AnyArray = np.empty(shape, dtype)
+                array.flags.writeable = False
+                return array
+            # A plain array over the map: np.memmap's own class is slow to index and to hand to Numba.
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return np.frombuffer(pages, dtype, count, file.tell()).reshape(shape)
+    except FileNotFoundError:
+        raise GraphError(
+            f"{path} is absent though {MANIFEST} lists it; copy or build the graph again"
+        ) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, GraphError):
+            raise
+        raise GraphError(f"{path} cannot be read: {error}; copy or build the graph again") from error
+
+
+def _put(scratch: Path, folder: Path) -> None:
+    """Rename `scratch` to `folder`; what was there is in `scratch` afterwards."""
+    if not folder.exists():
+        scratch.rename(folder)
+    elif not _exchange(scratch, folder):
+        # Not this kernel's or file system's: a moment without a graph, never with half of one.
+        old = scratch.with_suffix(".old")
+        folder.rename(old)
+        scratch.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two paths in one step (Linux's renameat2 with RENAME_EXCHANGE); False where it cannot."""
+    renameat2: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

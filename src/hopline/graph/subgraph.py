@@ -1,0 +1,125 @@
+"""Small graphs out of large ones: neighbourhoods and the graphs that nodes induce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph.build import EdgeType
+from hopline.graph.parts import Adjacency, Nodes
+from hopline.graph.tables import EdgeTable, NodeTable
+from hopline.types import IdArray
+
+# Frontier nodes whose neighbours are held at once: bounds memory where hubs are among them.
+_CHUNK_NODES = 4096
+
+
+def induced_tables(
+    nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency], chosen: Mapping[str, IdArray]
+) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
+    """The chosen nodes and all edges between them, as tables in external ids.
+
+    Args:
+        chosen: node type -> rows int64 [n], in range and distinct; absent types have no nodes.
+    """
+    node_tables = {}
+    for name, part in nodes.items():
+        rows = chosen[name]
+        what = f"rows of node type {name!r} in a subgraph"
+        node_tables[name] = NodeTable(part.features[rows], ids=part.ids.select(rows, what))
+    edge_tables = {}
+    for adjacency in edges.values():
+        inside = np.zeros(nodes[adjacency.src].num_nodes, bool)
+        inside[chosen[adjacency.src]] = True
+        targets = chosen[adjacency.dst]
+        at = edge_positions(adjacency, targets)
+        kept = inside[adjacency.indices[at]]
+        at, targets = at[kept], np.repeat(targets, adjacency.degree(targets))[kept]
+        sources = adjacency.indices[at].astype(np.int64)
+        edge_tables[adjacency.src, adjacency.relation, adjacency.dst] = EdgeTable(
+            (nodes[adjacency.src].ids.external(sources), nodes[adjacency.dst].ids.external(targets)),
+            attr=None if adjacency.attr is None else adjacency.attr[at],
+            time=None if adjacency.time is None else adjacency.time[at],
+            weight=None if adjacency.weight is None else adjacency.weight[at],
+        )
+    return node_tables, edge_tables
+
+
+def in_neighborhood(
+    edges: Mapping[str, Adjacency],
+    num_nodes: Mapping[str, int],
+    seeds: Mapping[str, IdArray],
+    hops: int,
+    max_nodes: int | None,
+) -> dict[str, IdArray]:
+    """The seeds and all nodes at most `hops` in-edges away.
+
+    Returns: node type -> ascending rows, int64.
+    Raises: GraphError: there are more than `max_nodes`.
+    """
+    seen = {name: np.zeros(count, bool) for name, count in num_nodes.items()}
+    frontier = {name: np.unique(rows) for name, rows in seeds.items()}
+    total = 0
+    for name, rows in frontier.items():
+        seen[name][rows] = True
+        total += len(rows)
+    for _ in range(hops):
+        found: dict[str, list[IdArray]] = {name: [] for name in num_nodes}
+        for adjacency in edges.values():
+            targets = frontier[adjacency.dst]
+            for begin in range(0, len(targets), _CHUNK_NODES):
+                at = edge_positions(adjacency, targets[begin : begin + _CHUNK_NODES])
+                sources = np.unique(adjacency.indices[at]).astype(np.int64)
+                fresh = sources[~seen[adjacency.src][sources]]
+                seen[adjacency.src][fresh] = True
+                found[adjacency.src].append(fresh)
+                total += len(fresh)
+                if max_nodes is not None and total > max_nodes:
+                    raise GraphError(
+                        f"the {hops}-hop in-neighbourhood of these seeds has more than {max_nodes} nodes; "
+                        "take fewer seeds or hops"
+                    )
+        frontier = {name: np.concatenate([*new, np.empty(0, np.int64)]) for name, new in found.items()}
+    return {name: np.flatnonzero(mask) for name, mask in seen.items()}
+
+
+def edge_positions(adjacency: Adjacency, targets: IdArray) -> IdArray:
+    """Positions of all in-edges of destinations, list after list, int64."""
+    degrees = adjacency.degree(targets)
+    begins = adjacency.indptr[targets] - (np.cumsum(degrees) - degrees)
+    return np.repeat(begins, degrees) + np.arange(int(degrees.sum()))
+
+
+def rows_by_type(rows: Any, num_nodes: Mapping[str, int], what: str) -> dict[str, IdArray]:
+    """Rows for every node type, from a mapping or (where there is one type) from rows alone.
+
+    Raises: GraphError: an unknown type, or a row outside its type.
+    """
+    if not isinstance(rows, Mapping):
+        if len(num_nodes) != 1:
+            raise GraphError(
+                f"{what} must be a mapping from node type to rows; there are "
+                f"{', '.join(map(repr, num_nodes))}"
+            )
+        rows = {next(iter(num_nodes)): rows}
+    unknown = [name for name in rows if name not in num_nodes]
+    if unknown:
+        raise GraphError(
+            f"{what}: no node type {unknown[0]!r}; there are {', '.join(map(repr, num_nodes))}"
+        )
+    result = {}
+    for name, count in num_nodes.items():
+        given = np.asarray(rows.get(name, ()))
+        if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
+            raise GraphError(f"{what} of node type {name!r} must be a vector of row numbers")
+        result[name] = given.astype(np.int64).reshape(-1)
+        outside = result[name][(result[name] < 0) | (result[name] >= count)]
+        if len(outside):
+            raise GraphError(
+                f"{what}: {len(outside)} rows of node type {name!r} are outside 0 to {count - 1}; the "
+                f"first is {outside[0]}"
+            )
+    return result

@@ -1,0 +1,94 @@
+"""A graph as its owner has it: one table for each node type, one for each edge type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.types import AnyArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeTable:
+    """The nodes of one type. Whatever is left out is inferred from the rest, and last from the edges.
+
+    Attributes:
+        features: [N, d], any real dtype; a [N] vector is one column.
+        num_nodes: N.
+        ids: the caller's N distinct ids, integers or strings, or an `IdIndex` of them; None means that
+            row numbers are the ids.
+        feature_names: d names, or empty.
+    """
+
+    features: Any = None
+    num_nodes: int | None = None
+    ids: Any = None
+    feature_names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeTable:
+    """The edges of one type.
+
+    Attributes:
+        edges: [2, E] or a pair (sources, destinations), in the caller's ids of either node type; a
+            member of the pair may be `Encoded`.
+        attr: [E, d_e] numbers; an [E] vector is one column.
+        time: [E] integers in one unit of the caller's choice, or NumPy datetimes (their own unit).
+        weight: [E] numbers >= 0.
+        attr_names: d_e names, or empty.
+        undirected: add the reverse of every edge that is no self-loop, with the same columns.
+    """
+
+    edges: Any
+    attr: Any = None
+    time: Any = None
+    weight: Any = None
+    attr_names: Sequence[str] = ()
+    undirected: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A long column of few distinct ids: row i is `distinct[codes[i]]`.
+
+    Attributes:
+        distinct: list of int or of str.
+        codes: integers [n].
+    """
+
+    distinct: list[Any]
+    codes: AnyArray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.distinct[self.codes[row]]
+
+
+def as_array(value: Any, what: str) -> AnyArray:
+    """View NumPy, list or tensor (CPU or not, sparse or not) as a dense NumPy array.
+
+    Tensors are told by their methods, not their type: this package runs where torch is not.
+
+    Raises: GraphError: it has no rectangular shape.
+    """
+    if isinstance(value, Encoded):
+        return np.asarray(value.distinct)[value.codes]
+    if hasattr(value, "toarray"):  # SciPy's sparse matrices
+        value = value.toarray()
+    if hasattr(value, "to_dense") and str(getattr(value, "layout", "")) != "torch.strided":
+        value = value.to_dense()
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16.
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise GraphError(f"{what} is not a rectangular array: {error}") from None

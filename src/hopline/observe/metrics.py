@@ -1,0 +1,303 @@
+"""Counters, gauges and histograms, and the families that every Hopline server has.
+
+An update is an addition to a Python number (0.1 to 0.3 µs): no lock, since each process updates from
+its event loop, or from one thread for each child. With several workers each one writes its state
+to a file in `directory` (on a tick and before a scrape), and a scrape adds up what the files say: every
+worker then answers the same, ever-growing numbers, and a restarted worker goes on from its
+predecessor's file. prometheus_client's own multi-process mode costs an mmap write for each update.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from hopline.observe.exposition import Sample, render_family
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+LabelValues: TypeAlias = tuple[str, ...]
+
+#: Seconds: 50 µs to 10 s, about three buckets for each factor of ten.
+LATENCY_BUCKETS = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+#: Rows: powers of two.
+ROW_BUCKETS = tuple(float(2**power) for power in range(13))
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add `amount` (>= 0)."""
+        self.value += amount
+
+    def state(self) -> list[float]:
+        """What other workers read."""
+        return [self.value]
+
+    def add_state(self, state: list[float]) -> None:
+        """Add another worker's state."""
+        self.value += state[0]
+
+
+class Gauge(Counter):
+    """A number that goes up and down, or that a function tells when it is read."""
+
+    __slots__ = ("read",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: Callable[[], float] | None = None
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = value
+
+    def set_function(self, read: Callable[[], float]) -> None:
+        """Ask `read` at every scrape instead of keeping a value."""
+        self.read = read
+
+    def state(self) -> list[float]:
+        """The present value."""
+        return [self.value if self.read is None else float(self.read())]
+
+
+class Histogram:
+    """Counts by bucket, and the sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value; a value on a bound belongs to the bucket below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def state(self) -> list[float]:
+        """The sum, then the counts."""
+        return [self.sum, *self.counts]
+
+    def add_state(self, state: list[float]) -> None:
+        """Add another worker's state."""
+        self.sum += state[0]
+        self.counts = [mine + int(other) for mine, other in zip(self.counts, state[1:], strict=True)]
+
+
+Child: TypeAlias = Counter | Gauge | Histogram
+ChildT = TypeVar("ChildT", Counter, Gauge, Histogram)
+
+
+class Family:
+    """One metric name and its children by label values."""
+
+    def __init__(
+        self, name: str, help: str, kind: Kind, labels: tuple[str, ...], make: Callable[[], Child]
+    ) -> None:
+        self.name = name
+        self.help = help
+        self.kind = kind
+        self.label_names = labels
+        self._make = make
+        self.children: dict[LabelValues, Child] = {}
+
+    def child(self, values: LabelValues) -> Child:
+        """The child of these label values, made at first use; hold on to it on hot paths."""
+        found = self.children.get(values)
+        if found is None:
+            if len(values) != len(self.label_names):
+                raise ValueError(f"{self.name} takes labels {self.label_names}, not {values}")
+            found = self.children[values] = self._make()
+        return found
+
+    def empty_copy(self) -> Family:
+        """The same family without children, to merge into."""
+        return Family(self.name, self.help, self.kind, self.label_names, self._make)
+
+    def samples(self) -> Iterator[Sample]:
+        """What a scrape shows, cumulative buckets included."""
+        for values, child in sorted(self.children.items()):
+            labels = tuple(zip(self.label_names, values, strict=True))
+            if isinstance(child, Histogram):
+                total = 0
+                for bound, count in zip((*child.bounds, float("inf")), child.counts, strict=True):
+                    total += count
+                    yield Sample("_bucket", (*labels, ("le", _bound_text(bound))), total)
+                yield Sample("_sum", labels, child.sum)
+                yield Sample("_count", labels, total)
+            else:
+                yield Sample("", labels, child.state()[0])
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    """One child in a worker's file."""
+
+    family: str
+    labels: LabelValues
+    state: list[float]
+
+
+class ModelMetrics:
+    """The children of one model version, bound once so that updates cost one addition.
+
+    Attributes:
+        queue, sample, fetch, compute, post, total: seconds of each stage of a request or batch.
+        batch_rows: seeds of each batch.
+        table_hits, table_misses: rows found and not found in the embedding table.
+    """
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        self._outcomes = metrics.requests
+        self._labels = (model, version)
+        self._known: dict[str, Child] = {}
+        stage = metrics.stage_seconds
+        self.queue = stage(model, version, "queue")
+        self.sample = stage(model, version, "sample")
+        self.fetch = stage(model, version, "fetch")
+        self.compute = stage(model, version, "compute")
+        self.post = stage(model, version, "post")
+        self.total = stage(model, version, "total")
+        self.batch_rows = metrics.batch_rows(model, version)
+        self.table_hits = metrics.table_hits(model, version)
+        self.table_misses = metrics.table_misses(model, version)
+
+    def outcome(self, code: str) -> None:
+        """Count one finished request: "ok" or a HoplineError's code or "cancelled"."""
+        child = self._known.get(code)
+        if child is None:
+            child = self._known[code] = self._outcomes(*self._labels, code)
+        child.value += 1  # type: ignore[union-attr]
+
+
+class Metrics:
+    """All metrics of one process.
+
+    Args:
+        directory: where workers of one server put their states for each other; None for one worker.
+        slot: number of this worker.
+    """
+
+    def __init__(self, directory: str | Path | None = None, slot: int = 0) -> None:
+        self._families: dict[str, Family] = {}
+        self._directory = Path(directory) if directory else None
+        self._slot = slot
+        self._models: dict[tuple[str, str], ModelMetrics] = {}
+        per_model = ("model", "version")
+        self.requests = self.counter(
+            "hopline_requests_total", "Finished requests by outcome.", (*per_model, "outcome")
+        )
+        self.stage_seconds = self.histogram(
+            "hopline_stage_seconds", "Time of each stage.", (*per_model, "stage"), LATENCY_BUCKETS
+        )
+        self.batch_rows = self.histogram(
+            "hopline_batch_rows", "Requested rows computed together.", per_model, ROW_BUCKETS
+        )
+        self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows waiting.", ("model",))
+        self.table_hits = self.counter("hopline_table_hits_total", "Table rows found.", per_model)
+        self.table_misses = self.counter("hopline_table_misses_total", "Table rows not found.", per_model)
+        self.answers = self.counter(
+            "hopline_transport_answers_total", "Answers by transport and status.", ("transport", "status")
+        )
+        if self._directory is not None:
+            # A worker that died left its totals here; counters must never go back.
+            self._restore(self._file(slot))
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Counter]:
+        """Declare a counter; the result takes label values and gives the child."""
+        return self._declare(Family(name, help, "counter", labels, Counter), Counter)
+
+    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Gauge]:
+        """Declare a gauge; workers' values are added up."""
+        return self._declare(Family(name, help, "gauge", labels, Gauge), Gauge)
+
+    def histogram(
+        self, name: str, help: str, labels: tuple[str, ...] = (), bounds: tuple[float, ...] = LATENCY_BUCKETS
+    ) -> Callable[..., Histogram]:
+        """Declare a histogram with these upper bounds."""
+        return self._declare(Family(name, help, "histogram", labels, lambda: Histogram(bounds)), Histogram)
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        """The bound children of one model version."""
+        found = self._models.get((name, version))
+        if found is None:
+            found = self._models[name, version] = ModelMetrics(self, name, version)
+        return found
+
+    def flush(self) -> None:
+        """Let the other workers see this one's numbers; nothing with one worker."""
+        if self._directory is None:
+            return
+        saved = [
+            _Saved(family.name, labels, child.state())
+            for family in self._families.values()
+            for labels, child in list(family.children.items())
+        ]
+        file = self._file(self._slot)
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(saved))
+        os.replace(draft, file)
+
+    def render(self) -> bytes:
+        """The Prometheus text of all workers."""
+        families: Iterable[Family] = self._families.values()
+        if self._directory is not None:
+            self.flush()
+            families = self._merged()
+        return "".join(
+            render_family(family.name, family.help, family.kind, family.samples()) for family in families
+        ).encode()
+
+    def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
+        known = self._families.setdefault(family.name, family)
+        if (known.kind, known.label_names) != (family.kind, family.label_names):
+            raise ValueError(f"{family.name} is already declared as {known.kind} of {known.label_names}")
+
+        def labelled(*values: str) -> ChildT:
+            return known.child(values)  # type: ignore[return-value]
+
+        return labelled
+
+    def _file(self, slot: int) -> Path:
+        assert self._directory is not None
+        return self._directory / f"worker-{slot}.json"
+
+    def _merged(self) -> list[Family]:
+        assert self._directory is not None
+        merged = {name: family.empty_copy() for name, family in self._families.items()}
+        for file in sorted(self._directory.glob("worker-*.json")):
+            for saved in _read(file):
+                if saved.family in merged:
+                    merged[saved.family].child(saved.labels).add_state(saved.state)
+        return list(merged.values())
+
+    def _restore(self, file: Path) -> None:
+        for saved in _read(file):
+            family = self._families.get(saved.family)
+            if family is not None and family.kind != "gauge":
+                family.child(saved.labels).add_state(saved.state)
+
+
+def _read(file: Path) -> list[_Saved]:
+    """A worker's states; written by rename, so never half of them."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[_Saved])
+    except FileNotFoundError:
+        return []
+
+
+def _bound_text(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else repr(bound)

@@ -1,0 +1,29 @@
+"""From a PyG module to an artifact. Importing this imports no torch; `package` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hopline.packaging.package import package
+    from hopline.packaging.report import PackageReport
+
+__all__ = ["PackageReport", "package"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "package":
+        try:
+            from hopline.packaging.package import package
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in ("torch", "torch_geometric", "onnx", "onnxscript"):
+                raise
+            raise ModuleNotFoundError(
+                f"packaging needs {error.name}: pip install 'hopline[train]'", name=error.name
+            ) from error
+        return package
+    if name == "PackageReport":
+        from hopline.packaging.report import PackageReport
+
+        return PackageReport
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

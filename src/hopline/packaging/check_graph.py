@@ -1,0 +1,149 @@
+"""The small graph on which a package is checked: real rows and real edges, in plain arrays.
+
+Knows NumPy and the graph's arrays, nothing of torch. Equality of two implementations of the same
+layers holds on any graph, so an induced subgraph checks as well as the whole one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import PackagingError
+from hopline.types import FloatArray, IdArray
+
+if TYPE_CHECKING:
+    from hopline.graph import Graph
+
+#: In-neighbours taken of each node while the sample grows: enough to keep it connected, few enough
+#: that one hub does not fill it.
+_GROWTH_FANOUT = 8
+#: Edges of one type above which a graph that has few nodes is sampled all the same.
+_MAX_EDGES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEdges:
+    """The edges of one type, grouped by destination as in `Adjacency`.
+
+    Attributes:
+        src, dst: node types.
+        indptr: int64 [N_dst + 1].
+        indices: int64 [E], source rows.
+        attr: float32 [E, d_e] or None.
+        weight: float32 [E] or None.
+    """
+
+    src: str
+    dst: str
+    indptr: IdArray
+    indices: IdArray
+    attr: FloatArray | None = None
+    weight: FloatArray | None = None
+
+    @property
+    def destinations(self) -> IdArray:
+        """int64 [E], the destination row of each edge."""
+        return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+
+    @property
+    def edge_index(self) -> IdArray:
+        """int64 [2, E] in PyG's orientation: source row, destination row."""
+        return np.stack([self.indices, self.destinations])
+
+
+@dataclass(frozen=True, slots=True)
+class CheckGraph:
+    """Features and edges in memory.
+
+    Attributes:
+        features: node type -> float32 [N, d].
+        edges: edge type key -> edges.
+    """
+
+    features: dict[str, FloatArray]
+    edges: dict[str, CheckEdges]
+
+    def num_nodes(self, node_type: str) -> int:
+        """Rows of `node_type`."""
+        return len(self.features[node_type])
+
+    @classmethod
+    def of(cls, graph: Graph, num_nodes: int | None = None, *, seed: int = 0) -> CheckGraph:
+        """Take a whole graph, or the subgraph induced by a connected sample of it.
+
+        Args:
+            num_nodes: most nodes of each type; None takes everything.
+            seed: of the sample.
+        """
+        chosen = _whole(graph) if _fits(graph, num_nodes) else _sample(graph, num_nodes or 0, seed)
+        features = {}
+        for name, nodes in graph.nodes.items():
+            features[name] = np.ascontiguousarray(nodes.features[chosen[name]], dtype=np.float32)
+        edges = {key: _induced(graph, key, chosen) for key in graph.edges}
+        return cls(features, edges)
+
+
+def _fits(graph: Graph, num_nodes: int | None) -> bool:
+    if num_nodes is None:
+        return True
+    return all(nodes.num_nodes <= num_nodes for nodes in graph.nodes.values()) and all(
+        adjacency.num_edges <= _MAX_EDGES for adjacency in graph.edges.values()
+    )
+
+
+def _whole(graph: Graph) -> dict[str, IdArray]:
+    return {name: np.arange(nodes.num_nodes) for name, nodes in graph.nodes.items()}
+
+
+def _sample(graph: Graph, num_nodes: int, seed: int) -> dict[str, IdArray]:
+    """Breadth-first from a few random nodes of every type, at most `num_nodes` of each type."""
+    rng = np.random.default_rng(seed)
+    chosen: dict[str, set[int]] = {}
+    for name, nodes in graph.nodes.items():
+        if nodes.num_nodes == 0:
+            raise PackagingError(f"node type {name!r} has no nodes: nothing to check the package on")
+        starts = rng.integers(0, nodes.num_nodes, max(1, num_nodes // 8))
+        chosen[name] = set(starts.tolist())
+    frontier = {name: sorted(ids) for name, ids in chosen.items()}
+    while any(frontier.values()):
+        found: dict[str, list[int]] = {name: [] for name in chosen}
+        for adjacency in graph.edges.values():
+            members, taken = chosen[adjacency.src], found[adjacency.src]
+            for node in frontier[adjacency.dst]:
+                start, stop = int(adjacency.indptr[node]), int(adjacency.indptr[node + 1])
+                if stop == start:
+                    continue
+                picks = rng.integers(start, stop, _GROWTH_FANOUT)
+                for source in np.asarray(adjacency.indices[np.unique(picks)]).tolist():
+                    if len(members) < num_nodes and source not in members:
+                        members.add(source)
+                        taken.append(source)
+        frontier = found
+    return {name: np.asarray(sorted(ids), dtype=np.int64) for name, ids in chosen.items()}
+
+
+def _induced(graph: Graph, key: str, chosen: dict[str, IdArray]) -> CheckEdges:
+    adjacency = graph.edges[key]
+    destinations = chosen[adjacency.dst]
+    local = np.full(graph.nodes[adjacency.src].num_nodes, -1, dtype=np.int64)
+    local[chosen[adjacency.src]] = np.arange(len(chosen[adjacency.src]))
+    kept: list[NDArray[np.int64]] = []
+    indptr = np.zeros(len(destinations) + 1, dtype=np.int64)
+    for row, node in enumerate(destinations):
+        start, stop = int(adjacency.indptr[node]), int(adjacency.indptr[node + 1])
+        inside = np.flatnonzero(local[np.asarray(adjacency.indices[start:stop])] >= 0)
+        kept.append(inside + start)
+        indptr[row + 1] = indptr[row] + len(inside)
+    edge_ids = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+    return CheckEdges(
+        src=adjacency.src,
+        dst=adjacency.dst,
+        indptr=indptr,
+        indices=local[np.asarray(adjacency.indices[edge_ids])],
+        attr=None if adjacency.attr is None else np.asarray(adjacency.attr[edge_ids], np.float32),
+        weight=None if adjacency.weight is None else np.asarray(adjacency.weight[edge_ids], np.float32),
+    )

@@ -1,0 +1,134 @@
+"""What a dense convolution is: a conv rewritten over the stage inputs of `hopline.artifact`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch_geometric.nn import aggr
+
+from hopline.artifact import InputKind, Reduce
+from hopline.errors import NotSplittable
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One input that a dense conv asks for, in the order of its `forward`.
+
+    Attributes:
+        kind: as in `hopline.artifact`.
+        edge_type: key of the relation; "" for own rows.
+        value: which of the conv's node values the columns come from: what it reads of its neighbours
+            (`source`) or of the node itself (`destination`). For kind `self`, `source` means the
+            node's own row of the source value.
+        reduce, weighted: for kind `reduce`.
+    """
+
+    kind: InputKind
+    edge_type: str = ""
+    value: Literal["", "source", "destination"] = ""
+    reduce: Reduce | None = None
+    weighted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCall:
+    """One call of a conv in the traced model.
+
+    Attributes:
+        conv: the PyG module.
+        name: its path in the model, for messages.
+        edge_types: keys of the relations that the call's edges come from (several only where the call
+            has an `edge_type` argument).
+        source_dim, destination_dim: columns of the source and destination values; destination 0 where
+            the call gives none.
+        paired: the call passes (source, destination) rather than one value for both.
+        same_type: source and destination are rows of one node type.
+        has_edge_attr, has_edge_weight: the call passes them.
+    """
+
+    conv: Any
+    name: str
+    edge_types: tuple[str, ...]
+    source_dim: int
+    destination_dim: int
+    paired: bool
+    same_type: bool
+    has_edge_attr: bool
+    has_edge_weight: bool
+
+    @property
+    def edge_type(self) -> str:
+        """The one relation of the call."""
+        if len(self.edge_types) != 1:
+            raise self.refusal(f"it would mix the relations {', '.join(self.edge_types)}")
+        return self.edge_types[0]
+
+    @property
+    def has_destination(self) -> bool:
+        """Whether the call gives the nodes' own rows."""
+        return self.destination_dim > 0
+
+    def refusal(self, reason: str) -> NotSplittable:
+        """The error that says why this conv has no dense form."""
+        return NotSplittable(f"{self.name} ({type(self.conv).__name__}) cannot be a stage: {reason}")
+
+
+class DenseConv(nn.Module):
+    """A conv over dense inputs; `forward` takes them in the order of `needs`.
+
+    Attributes:
+        needs: what the engine must feed.
+        prepare_source, prepare_destination: row-wise code that may run one level below, so that the
+            table holds its result (`lifted_*` says whether it does; then the values that `needs` names
+            are already prepared).
+        must_lift: the source code has to run below, because a reduction follows it.
+    """
+
+    needs: tuple[Need, ...]
+    prepare_source: nn.Module | None = None
+    prepare_destination: nn.Module | None = None
+    must_lift: bool = False
+    lifted_source: bool = False
+    lifted_destination: bool = False
+
+
+Builder = Callable[[ConvCall], DenseConv]
+
+_REDUCTIONS: dict[type, Reduce] = {
+    aggr.MeanAggregation: "mean",
+    aggr.SumAggregation: "sum",
+    aggr.MaxAggregation: "max",
+}
+
+
+def reduction(call: ConvCall) -> Reduce:
+    """The conv's aggregation as one of the engine's reductions, or a refusal."""
+    module = call.conv.aggr_module
+    found = _REDUCTIONS.get(type(module))
+    if found is None:
+        raise call.refusal(
+            f"its aggregation {type(module).__name__} is not one of mean, sum or max over the neighbours"
+        )
+    return found
+
+
+def output_width(module: nn.Module) -> int:
+    """Columns that a Linear (torch's or PyG's) produces."""
+    return int(getattr(module, "out_features", 0) or getattr(module, "out_channels", 0))
+
+
+def linear(weight: Any, bias: Any = None) -> nn.Linear:
+    """A torch Linear with the given weight [out, in] and bias [out]."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+    return layer
+
+
+def as_linear(module: Any) -> nn.Linear:
+    """A torch Linear with the weights of a PyG one."""
+    return linear(module.weight, module.bias)

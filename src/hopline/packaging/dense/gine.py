@@ -1,0 +1,52 @@
+"""GINEConv (Hu et al., arXiv 1905.12265): relu(neighbour + edge) needs each edge, so a padded block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hopline.packaging.dense.base import ConvCall, DenseConv, Need, as_linear, reduction
+from hopline.packaging.dense.block import gather
+
+
+class DenseGINE(DenseConv):
+    """`nn(reduce relu(h_j + edge) + (1 + eps) self)`."""
+
+    def __init__(self, call: ConvCall) -> None:
+        super().__init__()
+        conv = call.conv
+        if not call.has_edge_attr:
+            raise call.refusal("it gets no edge attributes")
+        self.kind = reduction(call)
+        self.nn = conv.nn
+        self.edge = None if conv.lin is None else as_linear(conv.lin)
+        self.register_buffer("scale", 1 + conv.eps.detach().reshape(1))
+        key = call.edge_type
+        needs = [
+            Need("sources", key, "source"),
+            Need("positions", key),
+            Need("mask", key),
+            Need("edge_attr", key),
+        ]
+        if call.has_destination:
+            needs.append(Need("self", value="destination"))
+        self.needs = tuple(needs)
+
+    def forward(
+        self, sources: Tensor, positions: Tensor, mask: Tensor, edge_attr: Tensor, own: Tensor | None = None
+    ) -> Tensor:
+        """float32 [n, out]."""
+        if self.edge is not None:
+            edge_attr = self.edge(edge_attr)
+        message = (gather(sources, positions, mask) + edge_attr).relu()
+        # Messages are >= 0, so 0 is also the neutral element of the maximum.
+        message = torch.where(mask.unsqueeze(-1), message, torch.zeros(()))
+        out = message.amax(dim=1) if self.kind == "max" else message.sum(dim=1)
+        if self.kind == "mean":
+            out = out / mask.to(out.dtype).sum(dim=1, keepdim=True).clamp(min=1.0)
+        return self.nn(out if own is None else out + self.scale * own)
+
+
+def build(call: ConvCall) -> DenseConv:
+    """The dense form of a GINEConv call."""
+    return DenseGINE(call)

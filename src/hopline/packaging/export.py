@@ -1,0 +1,118 @@
+"""One stage or head as an ONNX file: dynamic rows, weights inside, no output name but the asked one."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hopline.artifact import StageInput
+from hopline.errors import NotSplittable
+
+#: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
+OPSET = 18
+
+#: Rows, block width and source rows of the example inputs; all different and above 1, so that the
+#: exporter takes none of them for a constant.
+_ROWS, _WIDTH, _SOURCES = 7, 3, 11
+
+
+def export_stage(
+    module: nn.Module, inputs: Sequence[StageInput], widths: Sequence[int], path: Path
+) -> None:
+    """Write a stage, output `h`.
+
+    Args:
+        widths: columns of each input, 0 where it has none beyond its kind's shape.
+
+    Raises:
+        NotSplittable: an operation has no ONNX form.
+    """
+    examples, shapes = [], []
+    for item, width in zip(inputs, widths, strict=True):
+        example, shape = _example(item, width)
+        examples.append(example)
+        shapes.append(shape)
+    export(module, examples, shapes, [item.name for item in inputs], "h", path)
+
+
+def _example(item: StageInput, width: int) -> tuple[Tensor, dict[int, Any]]:
+    rows = torch.export.Dim("n", min=1)
+    block = torch.export.Dim(f"k_{abs(hash(item.edge_type)) % 10**6}", min=1)
+    if item.kind == "sources":
+        return torch.zeros(_SOURCES, width), {0: torch.export.Dim(f"m_{item.name}", min=1)}
+    if item.kind in ("degree", "count"):
+        return torch.ones(_ROWS), {0: rows}
+    if item.kind == "positions":
+        return torch.zeros(_ROWS, _WIDTH, dtype=torch.int64), {0: rows, 1: block}
+    if item.kind in ("mask", "is_self"):
+        return torch.ones(_ROWS, _WIDTH, dtype=torch.bool), {0: rows, 1: block}
+    if item.kind == "edge_weight":
+        return torch.ones(_ROWS, _WIDTH), {0: rows, 1: block}
+    if item.kind == "edge_attr":
+        return torch.ones(_ROWS, _WIDTH, width), {0: rows, 1: block}
+    return torch.zeros(_ROWS, width), {0: rows}
+
+
+def export(
+    module: nn.Module,
+    examples: Sequence[Tensor],
+    shapes: Sequence[dict[int, Any]],
+    names: Sequence[str],
+    output: str,
+    path: Path,
+) -> None:
+    """Write any module of tensors in, one tensor out.
+
+    Raises:
+        NotSplittable: torch.export or the ONNX exporter refuses it, with the reason.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                tuple(examples),
+                input_names=list(names),
+                output_names=[output],
+                dynamic_shapes=tuple(shapes),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+            if program is None:
+                raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
+            program.save(str(path), external_data=False)
+    except (RuntimeError, ValueError, TypeError, AttributeError, torch.onnx.errors.OnnxExporterError) as error:
+        raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
+
+
+def _first_lines(error: BaseException) -> str:
+    cause: BaseException | None = error
+    while cause is not None and cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {' '.join(lines[:3])}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what the exporter says of itself (torchvision absent, its own deprecations)."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            # copyreg deep-copies pytree specs that torch itself has deprecated.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            # Two inputs that share a dynamic size keep the first one's name for it.
+            warnings.filterwarnings("ignore", message=".*The axis name.*", category=UserWarning)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,83 @@
+"""A model version appears whole or not at all: written beside its place, then renamed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopline.errors import PackagingError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """A version in the making.
+
+    Attributes:
+        folder: where to write.
+        path: where it will be.
+    """
+
+    folder: Path
+    path: Path
+
+    def clear(self) -> None:
+        """Remove everything written so far."""
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+@contextmanager
+def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -> Iterator[NewVersion]:
+    """Give a folder to write in, and put it in its place when the block ends without an error.
+
+    Raises:
+        PackagingError: a bad name, or the version exists and `overwrite` is False.
+    """
+    for what, value in (("model name", name), ("version", version)):
+        if not _NAME.fullmatch(value):
+            raise PackagingError(
+                f"{what} {value!r}: must start with a letter or digit and have only those and . _ - after"
+            )
+    path = repository / name / version
+    _refuse(path, overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A leading dot keeps a server that scans the repository from taking it for a version.
+    folder = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=path.parent))
+    try:
+        folder.chmod(0o755)
+        yield NewVersion(folder, path)
+        _refuse(path, overwrite)
+        _replace(folder, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse(path: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise PackagingError(f"{path} exists; choose another version, or pass overwrite=True")
+
+
+def _replace(folder: Path, path: Path) -> None:
+    if not path.exists():
+        folder.rename(path)
+        return
+    # A folder that has files cannot be renamed over: the old one steps aside, and comes back on failure.
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent)) / path.name
+    path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""Convs of a traced model replaced by their dense forms, and source-side code lifted one level down.
+
+Lifting makes the state below hold what the conv reads of a neighbour (W h) instead of h: computed once
+for each node and kept in the table, and narrower to gather. Only where it pays (see `_lift`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from hopline.errors import NotSplittable
+from hopline.packaging.arguments import Binding
+from hopline.packaging.dense import ConvCall, DenseConv, build
+from hopline.packaging.trace import Domain, Traced, conv_arguments, describe, slot_of
+
+_KNOWN = {"x", "edge_index", "edge_attr", "edge_weight", "edge_type"}
+
+
+@dataclass(slots=True)
+class LoweredConv:
+    """A conv call as the splitter sees it.
+
+    Attributes:
+        dense: its dense form; a submodule of the traced module at `path`.
+        source, destination: the values that it reads, after lifting.
+        edge_attr: the edge-level value that it reads.
+        edge_types: keys.
+    """
+
+    dense: DenseConv
+    path: str
+    source: fx.Node
+    destination: fx.Node | None
+    edge_attr: fx.Node | None
+    edge_types: tuple[str, ...]
+
+
+def lower(traced: Traced, binding: Binding) -> dict[fx.Node, LoweredConv]:
+    """Build the dense form of every conv call.
+
+    Raises:
+        NotSplittable: a conv has no dense form; says which and why.
+    """
+    traced.module.add_module("dense", nn.Module())
+    return {node: _lower(traced, binding, node, number) for number, node in enumerate(traced.convs)}
+
+
+def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> LoweredConv:
+    arguments = conv_arguments(traced.module, node)
+    where = describe(traced.module, node)
+    unknown = sorted(set(arguments) - _KNOWN)
+    if unknown:
+        raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form takes")
+    source, destination, paired = _sides(arguments.get("x"), where)
+    key = str(slot_of(arguments["edge_index"])).split(":", 1)[1]
+    edge_types = binding.relations if key == "*" else (key,)
+    if key == "*" and slot_of(arguments.get("edge_type", source)) != "edge_type:*":
+        raise NotSplittable(f"{where} reads the edges of all relations but not their edge_type as it is")
+    weight = arguments.get("edge_weight")
+    if weight is not None and slot_of(weight) != f"edge_weight:{key}":
+        raise NotSplittable(
+            f"{where} reads a computed edge weight; store it as the graph's edge weight or attribute"
+        )
+    attr = arguments.get("edge_attr")
+    if attr is not None and traced.domains.get(attr) != Domain("edge", key):
+        raise NotSplittable(f"{where} reads edge attributes that are not those of {key!r}")
+    same_type = destination is None or traced.domains[source] == traced.domains[destination]
+    call = ConvCall(
+        conv=traced.module.get_submodule(str(node.target)),
+        name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
+        edge_types=edge_types,
+        source_dim=int(traced.values[source].shape[1]),
+        destination_dim=0 if destination is None else int(traced.values[destination].shape[1]),
+        paired=paired,
+        same_type=same_type,
+        has_edge_attr=attr is not None,
+        has_edge_weight=weight is not None,
+    )
+    dense = build(call)
+    path = f"dense.c{number}"
+    lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
+    _lift(traced, lowered, node)
+    traced.module.add_submodule(path, dense)
+    return lowered
+
+
+def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
+    if isinstance(x, fx.Node):
+        return x, x, False
+    if isinstance(x, list | tuple) and len(x) == 2 and isinstance(x[0], fx.Node):
+        if x[1] is None or isinstance(x[1], fx.Node):
+            return x[0], x[1], True
+    raise NotSplittable(f"{where} does not get node rows as its x")
+
+
+def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
+    """Move source and destination code below where it must be or where it makes the state narrower.
+
+    Level 0 is raw features, which are gathered anyhow: nothing is gained by a file there.
+    """
+    dense = conv.dense
+    prepare = dense.prepare_source
+    if prepare is None:
+        return
+    source_dim = int(traced.values[conv.source].shape[1])
+    with torch.no_grad():
+        width = int(prepare(traced.values[conv.source][:1]).shape[1])
+    if not dense.must_lift:
+        own = dense.prepare_destination
+        if own is not None and conv.destination is not None:
+            with torch.no_grad():
+                width += int(own(traced.values[conv.destination][:1]).shape[1])
+        # A lifted Gemm runs for every neighbour instead of once for the node (unless the table has
+        # it), so that a reduction must become much narrower; an attention's runs as often either way.
+        block = dense.needs[0].kind == "sources"
+        if traced.levels[conv.source] == 0 or width > source_dim * (1.25 if block else 0.5):
+            return
+    conv.source = _insert(traced, conv, "source", prepare, conv.source, node)
+    dense.lifted_source = True
+    if dense.must_lift or dense.prepare_destination is None or conv.destination is None:
+        return
+    if traced.levels[conv.destination] == 0:
+        return
+    conv.destination = _insert(
+        traced, conv, "destination", dense.prepare_destination, conv.destination, node
+    )
+    dense.lifted_destination = True
+
+
+def _insert(
+    traced: Traced, conv: LoweredConv, side: str, prepare: nn.Module, value: fx.Node, before: fx.Node
+) -> fx.Node:
+    target = f"{conv.path.replace('dense.', 'dense.p_')}_{side}"
+    traced.module.add_submodule(target, prepare)
+    with traced.module.graph.inserting_before(before):
+        node = traced.module.graph.call_module(target, (value,))
+    traced.domains[node] = traced.domains[value]
+    traced.levels[node] = traced.levels[value]
+    with torch.no_grad():
+        traced.values[node] = prepare(traced.values[value])
+    return node

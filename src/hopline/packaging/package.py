@@ -1,0 +1,350 @@
+"""`hopline.package`: from a PyG module and a graph to an artifact folder.
+
+Trace, lower, split, check row by row, export, check parity, rename into place.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import fx, nn
+
+import hopline
+from hopline.artifact import Head, ModelSpec, Stage, write_spec
+from hopline.errors import NotSplittable, PackagingError
+from hopline.packaging import oracle, parity
+from hopline.packaging.arguments import Binding, Role, bind
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.export import OPSET, export_stage
+from hopline.packaging.folder import new_version
+from hopline.packaging.head import (
+    Columns,
+    HeadPlan,
+    Task,
+    check_task,
+    embedding_of,
+    run_head,
+    strip_activation,
+    trailing_module,
+)
+from hopline.packaging.lower import lower
+from hopline.packaging.report import PackageReport, stage_figures
+from hopline.packaging.rowwise import check_rowwise
+from hopline.packaging.settings import Fanouts, Sampling, check_sampling, resolve_fanouts
+from hopline.packaging.split import Splitter, StagePlan
+from hopline.packaging.trace import Traced, analyse, frozen_copy, trace
+from hopline.packaging.whole import write_whole
+
+if TYPE_CHECKING:
+    from hopline.graph import Graph
+
+log = logging.getLogger("hopline.packaging")
+
+#: Called with what is being done, steps done, steps in all.
+Progress = Callable[[str, int, int], None]
+
+
+def package(
+    module: nn.Module,
+    graph: Graph,
+    repository: Path | str,
+    *,
+    name: str,
+    fanouts: Fanouts,
+    task: Task,
+    version: str = "1",
+    sampling: Sampling = "uniform",
+    max_degree: int | None = None,
+    salt: int = 0,
+    head: nn.Module | Literal["dot"] | None = None,
+    target: str | tuple[str, str] | None = None,
+    classes: Sequence[str] = (),
+    arguments: Mapping[str, Role | None] | None = None,
+    relations: Sequence[str] | None = None,
+    runtime: Literal["auto", "onnx", "torch"] = "auto",
+    check_nodes: int = 512,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackageReport:
+    """Package a trained PyG module for serving.
+
+    Args:
+        module: takes node features and edges (`x, edge_index`, or `x_dict, edge_index_dict`) and answers
+            one row for each node. It is not changed; a copy in eval mode is packaged.
+        graph: the graph that it is to be served on; its schema becomes part of the artifact.
+        repository: folder of models; the artifact is `<repository>/<name>/<version>`.
+        fanouts: sampled neighbours for each layer, seed-outward; one list, or edge type -> list.
+        task: how logits become probabilities and labels.
+        sampling: how neighbours are chosen: uniformly, the most recent ones, or by edge weight.
+        max_degree: hard cap on the neighbours of one node at one layer.
+        salt: of the keyed sampler; another salt draws other neighbours.
+        head: a further module from final states to logits: of one argument (`head(h)`), or of two for
+            link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product.
+        target: the node type that requests name, or (source, destination) types of a pair; needed only
+            where there are several.
+        classes: names of the output columns.
+        arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
+            "edge_type" (or None to leave an optional one out), where names are not the usual ones.
+        relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
+            type that a homogeneous model reads.
+        runtime: "onnx" fails where the model cannot be split, "torch" never splits, "auto" tries.
+        check_nodes: nodes of each type of the graph on which the package is checked.
+        overwrite: replace an existing version.
+        progress: called before each step.
+
+    Returns: where the artifact is, what it holds and how well it agrees.
+
+    Raises:
+        PackagingError: bad arguments, or a version that exists.
+        NotSplittable: runtime "onnx" and the model cannot be split; says where and why.
+        ParityError: the written files do not answer what the module answers.
+    """
+    started = time.perf_counter()
+    schema = graph.schema
+    check_sampling(sampling, max_degree, schema)
+    binding = bind(
+        module, schema, arguments=arguments, relations=None if relations is None else tuple(relations)
+    )
+    job = Job(
+        model=frozen_copy(module),
+        head=frozen_copy(head) if isinstance(head, nn.Module) else head,
+        binding=binding,
+        graph=graph,
+        task=task,
+        targets=_targets(target, binding, head),
+        fanouts=fanouts,
+        progress=progress,
+    )
+    job.check = CheckGraph.of(graph, check_nodes)
+    spec = ModelSpec(
+        name=name,
+        version=version,
+        task=task,
+        num_layers=0,
+        graph_schema=msgspec.to_builtins(schema),
+        fanouts={},
+        head=Head(job.targets[0], 0),
+        sampling=sampling,
+        max_degree=max_degree,
+        salt=salt,
+        classes=tuple(classes),
+        producer=_producer(),
+    )
+    with new_version(Path(repository), name, version, overwrite=overwrite) as place, torch.no_grad():
+        try:
+            if runtime == "torch":
+                raise NotSplittable("runtime='torch' was asked for")
+            spec = job.write_stages(place.folder, spec)
+        except NotSplittable as reason:
+            if runtime == "onnx" or job.is_link:
+                raise
+            place.clear()
+            spec = write_whole(place.folder, spec, job.model, job.binding, job.check, job.targets[0], reason)
+            spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(fanouts, binding))
+            check_task(task, spec.head.output_dim, spec.classes)
+            job.notes.append(f"served whole by the torch runtime, without the table: {reason}")
+            log.warning("%s/%s is packaged whole: %s", name, version, reason)
+        spec = write_spec(place.folder, spec)
+        stages = stage_figures(place.folder, spec, job.figures)
+    return PackageReport(place.path, spec, stages, tuple(job.notes), time.perf_counter() - started)
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of `package`: what it was given, and what it learnt on the way."""
+
+    model: nn.Module
+    head: nn.Module | Literal["dot"] | None
+    binding: Binding
+    graph: Graph
+    task: Task
+    targets: tuple[str, ...]
+    fanouts: Fanouts
+    progress: Progress | None
+    check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
+    notes: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the head scores pairs."""
+        return _is_link(self.head)
+
+    def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
+        """Write the stages and the head, and check them.
+
+        Raises:
+            NotSplittable, ParityError, PackagingError: as `package`.
+        """
+        self._step("tracing", 0, 1)
+        slots = self.binding.slots(self.check)
+        traced = trace(self.model, self.binding, self.targets)
+        analyse(traced, self.binding, slots)
+        for node_type, output in traced.outputs.items():
+            domain = traced.domains.get(output)
+            if domain is None or (domain.kind, domain.type) != ("node", node_type):
+                raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
+        finals, head = self._finals(traced)
+        check_task(self.task, head.output_dim, spec.classes)
+        splitter = Splitter(traced, lower(traced, self.binding), finals)
+        plans = splitter.stages()
+        edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
+        spec = msgspec.structs.replace(
+            spec,
+            num_layers=splitter.num_layers,
+            fanouts=resolve_fanouts(self.fanouts, splitter.num_layers, edge_types),
+            opset=OPSET,
+        )
+        spec = self._export(folder, spec, plans, traced)
+        spec = self._write_head(folder, spec, head)
+        return self._check(folder, spec, plans, traced)
+
+    def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
+        """The value that each target's last state holds, and what comes after."""
+        dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
+        if self.is_link:
+            widths = dims if len(dims) == 2 else dims * 2
+            if isinstance(self.head, nn.Module):
+                decoder = Columns(self.head)
+                plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
+            elif widths[0] != widths[1]:
+                raise PackagingError(f"head 'dot' needs states of equal width, not {widths[0]} and {widths[1]}")
+            else:
+                plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
+            return dict(traced.outputs), plan
+        node_type, output = next(iter(traced.outputs.items()))
+        if isinstance(self.head, nn.Module):
+            columns = Columns(self.head)
+            return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
+        output, note = strip_activation(traced, output, self.task)
+        if note:
+            self.notes.append(note)
+        traced.outputs[node_type] = output
+        state = embedding_of(traced, output)
+        width = int(np.prod(traced.values[state].shape[1:]))
+        return {node_type: state}, HeadPlan(
+            "node", trailing_module(traced, state, output), ("h",), (width,), dims[0]
+        )
+
+    def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
+        """Check each stage row by row and write its file."""
+        references: list[oracle.States] = [{} for _ in range(spec.num_layers + 1)]
+        for plan in plans:
+            references[plan.level][plan.node_type] = parity.reference_state(traced, plan.values)
+        levels: list[dict[str, Stage]] = [{} for _ in range(spec.num_layers + 1)]
+        for number, plan in enumerate(plans):
+            self._step(f"stage {plan.level} of {plan.node_type}", number, len(plans) + 1)
+            file = None
+            if plan.module is not None:
+                previous = references[plan.level - 1] if plan.level else {}
+                feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous)
+                check_rowwise(
+                    plan.module, plan.inputs, feeds, f"stage {plan.level} of node type {plan.node_type!r}"
+                )
+                file = f"layers/{plan.level}.{plan.node_type}.onnx"
+                widths = [feeds[item.name].shape[-1] if feeds[item.name].ndim > 1 else 0 for item in plan.inputs]
+                export_stage(plan.module, plan.inputs, widths, folder / file)
+            levels[plan.level][plan.node_type] = Stage(plan.state_dim, file, plan.inputs)
+        return msgspec.structs.replace(spec, levels=tuple(levels))
+
+    def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
+        file = None
+        if head.module is not None:
+            file = "head.onnx"
+            head.write(folder / file)
+        described = Head(
+            node_type=self.targets[0],
+            output_dim=head.output_dim,
+            kind=head.kind,
+            dst_node_type=self.targets[-1] if head.kind == "link" else "",
+            file=file,
+        )
+        return msgspec.structs.replace(spec, head=described)
+
+    def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
+        """The parity gate."""
+        self._step("checking parity", len(plans), len(plans) + 1)
+        levels, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
+        pairs, expected = self._expected(traced)
+        logits = oracle.head_logits(folder, spec, levels[-1], pairs)
+        self.figures["logits"] = parity.compare("the head (head.onnx)", logits, expected)
+        figures: dict[str, object] = {
+            "max_abs_diff": self.figures["logits"],
+            "tolerance": parity.TOLERANCE,
+            "stages": {key: value for key, value in self.figures.items() if key != "logits"},
+            "check_nodes": {key: len(rows) for key, rows in self.check.features.items()},
+            "check_edges": {key: len(edges.indices) for key, edges in self.check.edges.items()},
+        }
+        self._step("done", len(plans) + 1, len(plans) + 1)
+        return msgspec.structs.replace(spec, parity=figures)
+
+    def _expected(self, traced: Traced) -> tuple[tuple[np.ndarray, np.ndarray] | None, np.ndarray]:
+        """What the PyG module (and the user's head) answers on the check graph, and for which pairs."""
+        values = [traced.values[node] for node in traced.outputs.values()]
+        if not self.is_link:
+            rows = values[0].reshape(len(values[0]), -1)
+            return None, (self.head(rows) if isinstance(self.head, nn.Module) else rows).reshape(len(rows), -1).numpy()
+        rng = np.random.default_rng(0)
+        pairs = tuple(rng.integers(0, len(rows), 256) for rows in (values[0], values[-1]))
+        src, dst = values[0][pairs[0]], values[-1][pairs[1]]
+        scores = self.head(src, dst) if isinstance(self.head, nn.Module) else (src * dst).sum(1)
+        return (pairs[0], pairs[1]), scores.reshape(len(scores), -1).numpy()
+
+    def _step(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+def _is_link(head: object) -> bool:
+    if head == "dot":
+        return True
+    if not isinstance(head, nn.Module):
+        return False
+    parameters = inspect.signature(head.forward).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(required) not in (1, 2):
+        raise PackagingError(
+            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and h_dst"
+        )
+    return len(required) == 2
+
+
+def _targets(target: str | tuple[str, str] | None, binding: Binding, head: object) -> tuple[str, ...]:
+    """The node types whose final states are read: one, or two different ones for links."""
+    known = binding.node_types
+    if target is None:
+        if len(known) > 1:
+            what = "target=(source type, destination type)" if _is_link(head) else "target=<node type>"
+            raise PackagingError(f"the graph has several node types ({', '.join(known)}): name it with {what}")
+        return known
+    named = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
+    for node_type in named:
+        if node_type not in known:
+            raise PackagingError(f"target {node_type!r} is not a node type; there are {', '.join(known)}")
+    if len(named) > 1 and not _is_link(head):
+        raise PackagingError("a pair of target types is for link models: give head='dot' or head(h_src, h_dst)")
+    return named
+
+
+def _whole_fanouts(fanouts: Fanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
+    """Fanouts of a whole model: their number says how many hops its ego-graph has."""
+    if isinstance(fanouts, Mapping):
+        num_hops = max((len(values) for values in fanouts.values()), default=0)
+    else:
+        num_hops = len(fanouts)
+    return resolve_fanouts(fanouts, num_hops, binding.relations)
+
+
+def _producer() -> dict[str, str]:
+    names = ("torch", "torch-geometric", "onnx", "onnxscript", "onnxruntime", "numpy")
+    return {"hopline": hopline.__version__} | {name: importlib.metadata.version(name) for name in names}

@@ -1,0 +1,323 @@
+"""A traced model cut into stages: which values each state holds, and each stage as an fx module.
+
+Level by level from the output down. A stage computes its values from convs of its level, from the
+node's own state one level below, and from its raw features (those are at hand at every level, so that
+level-0 values are computed again rather than carried).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hopline.artifact import StageInput
+from hopline.errors import NotSplittable
+from hopline.packaging.dense import Need
+from hopline.packaging.lower import LoweredConv
+from hopline.packaging.trace import Traced, describe, slot_of
+
+Place = tuple[int, str]
+
+
+@dataclass(slots=True)
+class StagePlan:
+    """One stage before export.
+
+    Attributes:
+        level, node_type: where it belongs.
+        values: what its state holds, in column order.
+        state_dim: columns of the state.
+        module: computes the state from the inputs; None where the state is the raw feature row.
+        inputs: in the order of the module's arguments.
+    """
+
+    level: int
+    node_type: str
+    values: list[fx.Node]
+    state_dim: int
+    module: fx.GraphModule | None = None
+    inputs: tuple[StageInput, ...] = ()
+
+
+@dataclass(slots=True)
+class _State:
+    """Values of one state, in column order, and the own values that the stage reads from below."""
+
+    values: list[fx.Node] = field(default_factory=list)
+    own: list[fx.Node] = field(default_factory=list)
+
+
+class Splitter:
+    """Cuts one traced and lowered model.
+
+    Attributes:
+        num_layers: levels above 0.
+    """
+
+    def __init__(self, traced: Traced, convs: dict[fx.Node, LoweredConv], finals: dict[str, fx.Node]) -> None:
+        """Args: finals: node type -> the value that its last state holds."""
+        self.traced = traced
+        self.convs = convs
+        self.num_layers = max(traced.levels[node] for node in finals.values())
+        if self.num_layers == 0:
+            raise NotSplittable("the model has no message-passing layer on the way to its output")
+        self._states: dict[Place, _State] = {}
+        for node_type, node in finals.items():
+            self._state(self.num_layers, node_type).values.append(node)
+        for level in range(self.num_layers, 0, -1):
+            self._collect(level)
+
+    def stages(self) -> list[StagePlan]:
+        """All stages, lowest level first."""
+        return [self._build(place) for place in sorted(self._states)]
+
+    def _state(self, level: int, node_type: str) -> _State:
+        return self._states.setdefault((level, node_type), _State())
+
+    def _collect(self, level: int) -> None:
+        """Find what the states one level below must hold for the stages of `level`."""
+        places = sorted(place for place in self._states if place[0] == level)
+        for place in places:
+            for conv in self._convs_of(place):
+                for need in conv.dense.needs:
+                    if need.kind in ("sources", "reduce"):
+                        source_type = self.traced.domains[conv.source].type
+                        _add(self._state(level - 1, source_type).values, conv.source)
+        for place in places:
+            for value in self._states[place].values:
+                self._require(place, value, set())
+
+    def _convs_of(self, place: Place) -> list[LoweredConv]:
+        found: list[LoweredConv] = []
+        seen: set[fx.Node] = set()
+
+        def visit(node: fx.Node) -> None:
+            if node in seen or self.traced.levels.get(node, 0) < place[0]:
+                return
+            seen.add(node)
+            if node in self.convs:
+                found.append(self.convs[node])
+                return
+            for arg in node.all_input_nodes:
+                visit(arg)
+
+        for value in self._states[place].values:
+            visit(value)
+        return found
+
+    def _require(self, place: Place, node: fx.Node, seen: set[fx.Node]) -> None:
+        """Make `node` computable in the stage at `place`, from below where it must be."""
+        if node in seen or node not in self.traced.domains:
+            return
+        seen.add(node)
+        level, node_type = place
+        if node in self.convs and self.traced.levels[node] == level:
+            conv = self.convs[node]
+            for need in conv.dense.needs:
+                if need.kind == "self":
+                    self._require(place, _value(conv, need), seen)
+        elif self._is_loaded(place, node):
+            below = self._state(level - 1, node_type)
+            _add(below.values, node)
+            _add(self._states[place].own, node)
+        elif slot_of(node) is None:
+            for arg in node.all_input_nodes:
+                self._require(place, arg, seen)
+
+    def _is_loaded(self, place: Place, node: fx.Node) -> bool:
+        """Whether the stage reads this value from the node's own state below."""
+        level, node_type = place
+        node_level = self.traced.levels[node]
+        if level == 0 or node_level == level or not isinstance(self.traced.values[node], Tensor):
+            return False
+        below = self._states.get((level - 1, node_type))
+        return node_level > 0 or (below is not None and node in below.values)
+
+    def _build(self, place: Place) -> StagePlan:
+        state = self._states[place]
+        plan = StagePlan(*place, values=state.values, state_dim=sum(map(self._width, state.values)))
+        if place[0] == 0 and [slot_of(value) for value in state.values] == [f"features:{place[1]}"]:
+            return plan
+        _Builder(self, plan).build()
+        return plan
+
+    def _width(self, node: fx.Node) -> int:
+        return math.prod(self.traced.values[node].shape[1:])
+
+    def columns(self, place: Place, node: fx.Node) -> tuple[int, int]:
+        """Columns of a value in the state at `place`."""
+        values = self._states[place].values
+        start = sum(self._width(value) for value in values[: values.index(node)])
+        return start, start + self._width(node)
+
+    def total(self, place: Place) -> int:
+        """Columns of the state at `place`."""
+        return sum(map(self._width, self._states[place].values))
+
+    def own_values(self, place: Place) -> list[fx.Node]:
+        """Own values that the stage at `place` reads from below, in column order."""
+        below = (place[0] - 1, place[1])
+        return sorted(self._states[place].own, key=lambda node: self.columns(below, node))
+
+
+class _Builder:
+    """Writes one stage as an fx graph."""
+
+    def __init__(self, splitter: Splitter, plan: StagePlan) -> None:
+        self.splitter = splitter
+        self.traced = splitter.traced
+        self.plan = plan
+        self.place = (plan.level, plan.node_type)
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, fx.Node] = {}
+        self.inputs: dict[StageInput, fx.Node] = {}
+        self.last: fx.Node | None = None
+
+    def build(self) -> None:
+        """Fill in the plan's module and inputs."""
+        self._load_own()
+        rows = [self._flat(value, self._emit(value)) for value in self.plan.values]
+        self.graph.output(rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1}))
+        self.graph.lint()
+        self.plan.module = fx.GraphModule(self.traced.module, self.graph)
+        self.plan.inputs = tuple(self.inputs)
+
+    def _input(self, kind: str, **fields: Any) -> fx.Node:
+        """The placeholder of an input, one for everything that asks for the same."""
+        for item, node in self.inputs.items():
+            if item.kind == kind and all(getattr(item, key) == value for key, value in fields.items()):
+                return node
+        number = sum(item.kind == kind for item in self.inputs)
+        name = f"{'own' if kind == 'self' else kind}_{number}"
+        item = StageInput(name=name, kind=kind, **fields)  # type: ignore[arg-type]
+        # Placeholders stay together at the front of the graph.
+        if self.last is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self.last):
+                node = self.graph.placeholder(name)
+        self.last = node
+        self.inputs[item] = node
+        return node
+
+    def _load_own(self) -> None:
+        """One input for each run of adjacent columns of the own state, cut into its values."""
+        below = (self.place[0] - 1, self.place[1])
+        runs: list[list[fx.Node]] = []
+        for node in self.splitter.own_values(self.place):
+            if runs and self.splitter.columns(below, runs[-1][-1])[1] == self.splitter.columns(below, node)[0]:
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+        loaded: list[tuple[fx.Node, fx.Node, tuple[int, int] | None]] = []
+        for run in runs:
+            start = self.splitter.columns(below, run[0])[0]
+            stop = self.splitter.columns(below, run[-1])[1]
+            rows = self._input("self", columns=self._range(below, start, stop))
+            for node in run:
+                a, b = self.splitter.columns(below, node)
+                loaded.append((node, rows, None if len(run) == 1 else (a - start, b - start)))
+        for node, rows, part in loaded:
+            value = rows
+            if part is not None:
+                value = self.graph.call_method("narrow", (rows, 1, part[0], part[1] - part[0]))
+            self.env[node] = self._shaped(node, value)
+
+    def _range(self, place: Place, start: int, stop: int) -> tuple[int, int] | None:
+        return None if (start, stop) == (0, self.splitter.total(place)) else (start, stop)
+
+    def _flat(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """A value as columns [n, width]."""
+        rank = self.traced.values[node].dim()
+        if rank == 2:
+            return new
+        return self.graph.call_method("unsqueeze" if rank == 1 else "flatten", (new, 1))
+
+    def _shaped(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """Columns [n, width] as the value's own shape."""
+        shape = self.traced.values[node].shape
+        if len(shape) == 2:
+            return new
+        if len(shape) == 1:
+            return self.graph.call_method("squeeze", (new, 1))
+        return self.graph.call_method("unflatten", (new, 1, tuple(shape[1:])))
+
+    def _emit(self, node: fx.Node) -> fx.Node:
+        """The value in this stage's graph."""
+        if node in self.env:
+            return self.env[node]
+        slot = slot_of(node)
+        if node in self.splitter.convs and self.traced.levels[node] == self.place[0]:
+            new = self._conv(self.splitter.convs[node])
+        elif slot is not None:
+            if not slot.startswith("features:"):
+                raise NotSplittable(
+                    f"the model uses {slot} outside of a message-passing layer, which no row-wise stage has"
+                )
+            new = self._input("features")
+        else:
+            new = self.graph.node_copy(node, self._emit)
+        self.env[node] = new
+        return new
+
+    def _conv(self, conv: LoweredConv) -> fx.Node:
+        arguments = [self._need(conv, need) for need in conv.dense.needs]
+        return self.graph.call_module(conv.path, tuple(arguments))
+
+    def _need(self, conv: LoweredConv, need: Need) -> fx.Node:
+        if need.kind == "self":
+            return self._emit(_value(conv, need))
+        fields: dict[str, Any] = {"edge_type": need.edge_type}
+        if need.kind in ("sources", "reduce"):
+            below = (self.place[0] - 1, self.traced.domains[conv.source].type)
+            fields["columns"] = self._range(below, *self.splitter.columns(below, conv.source))
+        if need.kind == "reduce":
+            fields |= {"reduce": need.reduce, "weighted": need.weighted}
+        node = self._input(need.kind, **fields)
+        if need.kind == "edge_attr" and conv.edge_attr is not None:
+            return self._edge_code(conv.edge_attr, node)
+        return node
+
+    def _edge_code(self, value: fx.Node, attributes: fx.Node) -> fx.Node:
+        """Edge-level code of the model over a block [n, K, d_e], as rows [n K, d_e]."""
+        rank = self.traced.values[value].dim()
+        if slot_of(value) is not None and rank == 2:
+            return attributes
+        env: dict[fx.Node, fx.Node] = {}
+        rows = self.graph.call_method("flatten", (attributes, 0, 1))
+
+        def emit(node: fx.Node) -> fx.Node:
+            if node not in env:
+                slot = slot_of(node)
+                if slot is None:
+                    env[node] = self.graph.node_copy(node, emit)
+                elif slot.startswith("edge_attr:"):
+                    env[node] = rows
+                else:
+                    raise NotSplittable(
+                        f"{describe(self.traced.module, value)} computes edge attributes from {slot}"
+                    )
+            return env[node]
+
+        new = emit(value)
+        if rank == 1:
+            new = self.graph.call_method("unsqueeze", (new, 1))
+        like = self.graph.call_method("size", (attributes, 0)), self.graph.call_method("size", (attributes, 1))
+        return self.graph.call_method("unflatten", (new, 0, like))
+
+
+def _value(conv: LoweredConv, need: Need) -> fx.Node:
+    value = conv.source if need.value == "source" else conv.destination
+    if value is None:
+        raise AssertionError("a dense conv asked for own rows that its call does not give")
+    return value
+
+
+def _add(values: list[fx.Node], node: fx.Node) -> None:
+    if node not in values:
+        values.append(node)

@@ -1,0 +1,328 @@
+"""A model as a graph of values: torch.fx, with convs and every module without convs as one value.
+
+Each value gets the rows it belongs to (its *domain*: a node type, an edge type, or none) and its level:
+the number of convs on its longest path. Knows nothing of stages or ONNX.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor, fx, nn
+from torch_geometric.nn import Aggregation, HeteroDictLinear, MessagePassing
+
+from hopline.errors import NotSplittable, PackagingError
+from hopline.packaging.arguments import Binding
+
+#: Folders whose frames are not the user's source.
+_LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Whose rows a value has: those of a node type, or those of an edge type."""
+
+    kind: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} type {self.type!r}"
+
+
+@dataclass(slots=True)
+class Traced:
+    """The traced model.
+
+    Attributes:
+        module: the fx graph module; its one input is the mapping of slots.
+        outputs: target node type -> the value that the model answers for it.
+        domains: value -> whose rows it has; absent for what depends on no row.
+        levels: value -> number of convs on its longest path.
+        values: value -> what it was on the check graph.
+    """
+
+    module: fx.GraphModule
+    outputs: dict[str, fx.Node]
+    domains: dict[fx.Node, Domain] = field(default_factory=dict)
+    levels: dict[fx.Node, int] = field(default_factory=dict)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+
+    @property
+    def convs(self) -> list[fx.Node]:
+        """The conv calls that the output depends on, in the order of execution."""
+        return [node for node in self.module.graph.nodes if is_conv(self.module, node)]
+
+
+def slot_of(node: fx.Node) -> str | None:
+    """The slot that a value reads, None for computed values."""
+    if node.op == "call_function" and node.target is operator.getitem:
+        base = node.args[0]
+        if isinstance(base, fx.Node) and base.op == "placeholder":
+            return str(node.args[1])
+    return None
+
+
+def is_conv(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a value is the result of a message-passing module."""
+    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), MessagePassing)
+
+
+def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
+    """The arguments of a conv call by name, None ones left out."""
+    conv = module.get_submodule(str(node.target))
+    bound = inspect.signature(conv.forward).bind(*node.args, **node.kwargs)
+    return {name: value for name, value in bound.arguments.items() if value is not None}
+
+
+def describe(module: fx.GraphModule, node: fx.Node) -> str:
+    """What a value is and where in the user's source it is made."""
+    if node.op == "call_module":
+        what = f"{node.target} ({type(module.get_submodule(str(node.target))).__name__})"
+    elif node.op == "call_method":
+        what = f".{node.target}(...)"
+    else:
+        what = str(getattr(node.target, "__name__", node.target))
+    lines = (node.stack_trace or "").splitlines()
+    where = ""
+    for place, source in zip(lines[::2], lines[1::2], strict=False):
+        parts = place.strip().split('"')
+        if len(parts) < 3 or parts[1].startswith(_LIBRARIES) or parts[1] == __file__:
+            continue
+        where = f" at {Path(parts[1]).name}{parts[2].split(', in ')[0].replace(', line ', ':')}: {source.strip()}"
+    return what + where
+
+
+class _Root(nn.Module):
+    def __init__(self, model: nn.Module, binding: Binding) -> None:
+        super().__init__()
+        self.model = model
+        self.binding = binding
+
+    def forward(self, slots: Any) -> Any:
+        """Call the model on a mapping of slots."""
+        return self.model(**self.binding.arguments(slots))
+
+
+class _Tracer(fx.Tracer):
+    """Leaves are convs and whatever holds no conv: their inside may be any Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """A conv, or a module without one (dict arguments are handled in `call_module`)."""
+        return isinstance(m, MessagePassing | Aggregation) or not any(
+            isinstance(part, MessagePassing) for part in m.modules()
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Trace through modules that take dicts: their entries have rows of different types."""
+        if isinstance(m, HeteroDictLinear):
+            # Its own forward may choose a grouped kernel; one Linear for each type is the same.
+            rows = args[0] if args else next(iter(kwargs.values()))
+            return {key: lin(rows[key]) for key, lin in m.lins.items() if key in rows}
+        if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+
+def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...]) -> Traced:
+    """Trace a model in eval mode.
+
+    Args:
+        targets: the node types whose rows the answers have.
+
+    Raises:
+        NotSplittable: its Python code depends on tensor values, or its output is not one tensor of the
+            target type.
+    """
+    root = _Root(model, binding)
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(root)
+    except PackagingError:
+        raise
+    except Exception as error:  # tracing runs any user code, which fails in any way
+        raise NotSplittable(
+            f"{type(model).__name__}.forward cannot be traced: {type(error).__name__}: {error}"
+        ) from error
+    module = fx.GraphModule(root, graph)
+    _stack_by_column(module)
+    outputs = _outputs(module, targets)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    module.recompile()
+    return Traced(module, outputs)
+
+
+def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
+    """Make the target types' tensors the only outputs."""
+    node = next(node for node in module.graph.nodes if node.op == "output")
+    result = node.args[0]
+    found: dict[str, fx.Node] = {}
+    for target in targets:
+        value = result
+        if isinstance(value, dict):
+            if target not in value:
+                raise PackagingError(
+                    f"the model answers for {sorted(map(str, value))}, not for node type {target!r}; "
+                    "choose one with target=..."
+                )
+            value = value[target]
+        if isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, fx.Node):
+            raise NotSplittable(
+                f"the model returns {type(value).__name__}, not one tensor (or one for each type)"
+            )
+        found[target] = value
+    node.args = (tuple(found.values()),)
+    return found
+
+
+_REDUCTIONS = {
+    torch.sum: torch.sum, torch.mean: torch.mean, torch.max: torch.max, torch.min: torch.min,
+    torch.amax: torch.amax, torch.amin: torch.amin, torch.prod: torch.prod, torch.median: torch.median,
+    "sum": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "amax", "amin": "amin",
+}  # fmt: skip
+
+
+def _stack_by_column(module: fx.GraphModule) -> None:
+    """Turn stack(dim=0) followed by reductions over dim 0 into the same over dim 1.
+
+    The usual way to add up relations or layers; over dim 1 rows stay rows.
+    """
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is not torch.stack:
+            continue
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if dim != 0 or not all(_reduces_first(user, node) for user in node.users):
+            continue
+        node.args, node.kwargs = (node.args[0],), {"dim": 1}
+        for user in node.users:
+            keepdim = {k: v for k, v in user.kwargs.items() if k != "dim"}
+            user.args, user.kwargs = (node,), {"dim": 1, **keepdim}
+
+
+def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
+    if user.target not in _REDUCTIONS or user.args[0] is not node or len(user.args) > 2:
+        return False
+    dim = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+    return dim == 0
+
+
+def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
+    """Run the traced model on the check graph and give each value its domain and level.
+
+    Raises:
+        NotSplittable: a value mixes rows, naming it and its source line.
+        PackagingError: the model itself fails on the check graph.
+    """
+    _Analysis(traced, binding, slots).run(slots)
+
+
+class _Analysis(fx.Interpreter):
+    def __init__(self, traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
+        super().__init__(traced.module, garbage_collect_values=False)
+        self.traced = traced
+        self.binding = binding
+        self.num_rows = {
+            Domain(*_domain_of(name)): len(rows) if not name.startswith("edge_index") else rows.shape[1]
+            for name, rows in slots.items()
+        }
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a value, then check and record whose rows it has."""
+        if n.op in ("placeholder", "output"):
+            return super().run_node(n)
+        traced = self.traced
+        domain = self._domain(n)
+        slot = slot_of(n)
+        try:
+            value = super().run_node(n)
+        except KeyError:
+            raise NotSplittable(f"the model reads {slot}, which the graph does not have") from None
+        except Exception as error:  # user code
+            raise PackagingError(
+                f"the model fails on the check graph at {describe(traced.module, n)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        below = [traced.levels.get(arg, 0) for arg in n.all_input_nodes]
+        level = max(below, default=0)
+        if is_conv(traced.module, n):
+            level += 1
+            if not isinstance(value, Tensor):
+                raise NotSplittable(f"{describe(traced.module, n)} returns more than the nodes' new rows")
+        traced.levels[n] = level
+        traced.values[n] = value
+        if domain is not None:
+            traced.domains[n] = domain
+            self._check_rows(n, value, domain)
+        return value
+
+    def _domain(self, n: fx.Node) -> Domain | None:
+        slot = slot_of(n)
+        if slot is not None:
+            return Domain(*_domain_of(slot))
+        if is_conv(self.traced.module, n):
+            return self._conv_domain(n)
+        found = {self.traced.domains[arg] for arg in n.all_input_nodes if arg in self.traced.domains}
+        if len(found) > 1:
+            names = " and ".join(sorted(map(str, found)))
+            raise NotSplittable(
+                f"{describe(self.traced.module, n)} combines rows of {names} outside of a message-passing "
+                "layer"
+            )
+        return next(iter(found), None)
+
+    def _conv_domain(self, n: fx.Node) -> Domain:
+        where = describe(self.traced.module, n)
+        edges = conv_arguments(self.traced.module, n).get("edge_index")
+        slot = slot_of(edges) if isinstance(edges, fx.Node) else None
+        if slot is None or not slot.startswith("edge_index:"):
+            raise NotSplittable(f"{where} does not read the model's edge_index argument as it is")
+        key = slot.split(":", 1)[1]
+        return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
+
+    def _check_rows(self, n: fx.Node, value: Any, domain: Domain) -> None:
+        if not isinstance(value, Tensor) or (slot_of(n) or "").startswith("edge_index"):
+            return
+        rows = self.num_rows[domain]
+        if value.dim() == 0 or value.shape[0] != rows:
+            raise NotSplittable(
+                f"{describe(self.traced.module, n)} has shape {list(value.shape)} on a graph with {rows} rows "
+                f"of {domain}: it mixes rows, so that one node's answer would depend on the others"
+            )
+
+
+def _domain_of(slot: str) -> tuple[str, str]:
+    role, _, name = slot.partition(":")
+    return ("node" if role == "features" else "edge", name)
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    """A float32 CPU copy in eval mode; the caller's module is left as it is.
+
+    Raises:
+        PackagingError: it has uninitialised (lazy) parameters, or cannot be copied.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise PackagingError(
+                f"parameter {name} is uninitialised: run the model once (in_channels=-1) and load its "
+                "trained weights before packaging"
+            )
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:  # any attribute of a user's module may refuse
+        raise PackagingError(f"{type(module).__name__} cannot be copied: {error}") from error
+    return copied.cpu().float().eval().requires_grad_(False)

@@ -1,0 +1,273 @@
+"""One loaded model version behind its queue: checks requests, predicts their cost, answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hopline.config import Config
+from hopline.engine.answer import Answerer, Outcome
+from hopline.engine.model import Model
+from hopline.engine.outputs import default_outputs, output_names
+from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
+from hopline.observe.metrics import ModelMetrics
+from hopline.scheduling.batcher import Batcher
+from hopline.scheduling.policy import BatchPolicy, CostModel
+from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A request in a version's queue; see `scheduling.batcher.Item`."""
+
+    request: ScoreRequest
+    future: asyncio.Future[ScoreResult]
+    rows: int
+    num_bytes: int
+    deadline: float
+    enqueued: float = 0.0
+
+
+class ServedVersion:
+    """A model version that takes requests.
+
+    Args:
+        model: loaded, used by nobody else.
+        config: limits, batching and compute settings.
+        metrics: of this model version.
+        executor: runs dear batches.
+    """
+
+    def __init__(self, model: Model, config: Config, metrics: ModelMetrics, executor: Executor) -> None:
+        self.model = model
+        self.name = model.spec.name
+        self.version = model.spec.version
+        self._limits = config.limits
+        self._metrics = metrics
+        task = model.spec.task
+        self.output_names = output_names(task)
+        self.default_outputs = default_outputs(task)
+        self._answerer = Answerer(model, self.default_outputs, config.limits.max_inline_neighbors)
+        self._rows_per_seed = _rows_per_seed(model)
+        self._row_bytes = 4 * max(
+            stage.state_dim for level in model.spec.levels for stage in level.values()
+        )
+        batching = config.batching
+        self.batcher: Batcher[QueuedRequest, ScoreResult] = Batcher(
+            self._run,
+            BatchPolicy(
+                max_rows=batching.max_rows,
+                max_bytes=batching.max_bytes,
+                queue_delay_s=batching.queue_delay_ms / 1e3,
+                max_queue_rows=batching.max_queue_rows,
+                inline_cost_us=config.compute.inline_cost_us,
+            ),
+            CostModel(),
+            executor,
+            self,
+        )
+        self.num_ok = self.num_failed = self.num_batches = 0
+        self.success_s = self.queue_s = 0.0
+        self.last_inference_ms = 0
+
+    def warm_up(self) -> None:
+        """Answer a few requests, so that the first real one finds kernels and sessions ready."""
+        head = self.model.spec.head
+        nodes = self.model.graph.nodes[head.node_type]
+        for count in (1, min(33, nodes.num_nodes)):
+            ids = nodes.ids.external(np.arange(count))
+            if head.kind == "link":
+                other = self.model.graph.nodes[head.dst_node_type or head.node_type]
+                # the two sides may differ in size
+                targets = other.ids.external(np.zeros(count, np.int64))
+                request = ScoreRequest(self.name, pairs=(ids, targets), outputs=self.output_names)
+            else:
+                request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
+            for outcome in self._answerer.answer([request]):
+                if isinstance(outcome, HoplineError):
+                    raise outcome
+
+    def submit(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
+        """Check a request and queue it.
+
+        Raises:
+            BadRequest, RequestTooLarge: it can never be answered; nothing was queued.
+            DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
+        """
+        try:
+            num_seeds = self._check(request)
+            deadline = request.deadline
+            if deadline is None:
+                deadline = time.monotonic() + self._limits.default_timeout_ms / 1e3
+            elif deadline <= time.monotonic():
+                raise DeadlineExceeded("the request's deadline had passed when it arrived")
+            rows = max(num_seeds, int(num_seeds * self._rows_per_seed))
+            future: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
+            self.batcher.submit(QueuedRequest(request, future, rows, rows * self._row_bytes, deadline))
+        except HoplineError as error:
+            self.outcome(error.code)
+            raise
+        return future
+
+    def _check(self, request: ScoreRequest) -> int:
+        """Number of seeds of a request that is well-formed."""
+        for name in request.outputs:
+            if name not in self.output_names:
+                raise BadRequest(
+                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
+                )
+        if self.model.spec.head.kind == "link":
+            return self._check_pairs(request)
+        if request.pairs is not None:
+            raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
+        num_seeds = len(request.nodes) + len(request.inline)
+        self._check_count(num_seeds, "nodes")
+        if request.inline:
+            # A described neighbour costs what one of a seed's own sampled neighbours costs.
+            num_seeds += sum(len(ids) for node in request.inline for ids in node.neighbors.values())
+        return num_seeds
+
+    def _check_pairs(self, request: ScoreRequest) -> int:
+        if len(request.nodes) or request.inline or request.pairs is None:
+            raise BadRequest(f"model {self.name!r} scores links; ask with pairs, not with nodes")
+        sources, targets = request.pairs
+        if len(sources) != len(targets):
+            raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
+        self._check_count(len(sources), "pairs")
+        return 2 * len(sources)
+
+    def _check_count(self, count: int, what: str) -> None:
+        if count == 0:
+            raise BadRequest(f"the request names no {what}; at least one is needed")
+        if count > self._limits.max_nodes_per_request:
+            raise RequestTooLarge(
+                f"{count} {what} in one request; at most {self._limits.max_nodes_per_request} are allowed "
+                "(limits.max_nodes_per_request)"
+            )
+
+    def _run(self, batch: list[QueuedRequest]) -> Sequence[Outcome]:
+        return self._answerer.answer([item.request for item in batch])
+
+    def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
+        """Record a batch that ran."""
+        metrics = self._metrics
+        metrics.compute.observe(compute_s)
+        metrics.batch_rows.observe(num_items)
+        for waited in queue_s:
+            metrics.queue.observe(waited)
+        self.num_batches += 1
+        self.queue_s += sum(queue_s)
+        self.success_s += num_items * compute_s
+        self.last_inference_ms = int(time.time() * 1e3)
+        hits = sum(table.num_hits for table in self.model.tables.values())
+        misses = sum(table.num_misses for table in self.model.tables.values())
+        metrics.table_hits.value, metrics.table_misses.value = float(hits), float(misses)
+
+    def outcome(self, code: str, count: int = 1) -> None:
+        """Count ended requests."""
+        if code == "ok":
+            self.num_ok += count
+        else:
+            self.num_failed += count
+        for _ in range(count):
+            self._metrics.outcome(code)
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What transports tell about this version."""
+        spec = self.model.spec
+        head = spec.head
+        index = self.model.graph.nodes[head.node_type].ids
+        id_type = "BYTES" if index.kind == "string" else "INT64"
+        if head.kind == "link":
+            inputs: tuple[TensorInfo, ...] = (
+                TensorInfo("src_ids", id_type, (-1,)),
+                TensorInfo("dst_ids", id_type, (-1,)),
+            )
+        else:
+            dim = int(self.model.graph.nodes[head.node_type].features.shape[1])
+            inputs = (
+                TensorInfo("node_ids", id_type, (-1,), optional=True),
+                TensorInfo("features", "FP32", (-1, dim), optional=True),
+                TensorInfo("neighbors", id_type, (-1,), optional=True),
+                TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
+            )
+        inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
+        a, b = head.embedding or (0, spec.levels[-1][head.node_type].state_dim)
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+            "embedding": ("FP32", (-1, b - a)),
+            "logits": ("FP32", (-1, head.output_dim)),
+            "probabilities": ("FP32", (-1,) if spec.task == "binary" else (-1, head.output_dim)),
+            "label": ("INT64", (-1, head.output_dim) if spec.task == "multilabel" else (-1,)),
+        }
+        return ModelInfo(
+            name=self.name,
+            versions=versions,
+            version=self.version,
+            state="READY",
+            reason="",
+            kind=head.kind,
+            id_kind="string" if index.kind == "string" else "int",
+            inputs=inputs,
+            outputs=tuple(TensorInfo(name, *shapes[name]) for name in self.output_names),
+            default_outputs=self.default_outputs,
+            graph_version=self.model.graph.version,
+            properties={
+                "task": spec.task,
+                "runtime": spec.runtime,
+                "num_layers": spec.num_layers,
+                "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
+                "sampling": spec.sampling,
+                "max_degree": spec.max_degree,
+                "classes": list(spec.classes),
+                "parity": spec.parity,
+                "why_whole": spec.why_whole,
+            },
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters in the form of the protocol's ModelStatistics."""
+        success = {"count": self.num_ok, "ns": int(self.success_s * 1e9)}
+        queue = {"count": self.num_ok, "ns": int(self.queue_s * 1e9)}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.num_ok,
+            "execution_count": self.num_batches,
+            "inference_stats": {
+                "success": success,
+                "fail": {"count": self.num_failed, "ns": 0},
+                "queue": queue,
+                "compute_input": {"count": 0, "ns": 0},
+                "compute_infer": success,
+                "compute_output": {"count": 0, "ns": 0},
+            },
+        }
+
+
+def _rows_per_seed(model: Model) -> float:
+    """Predicted rows for each seed: sampled neighbours of all hops, by fanout or mean degree."""
+    spec = model.spec
+    hops = range(spec.num_layers)
+    total = width = 1.0
+    for hop in hops:
+        widest = 0.0
+        for key, fanouts in spec.fanouts.items():
+            adjacency = model.graph.edges[key]
+            fanout = float(fanouts[hop]) if fanouts[hop] >= 0 else math.inf
+            if spec.max_degree is not None:
+                fanout = min(fanout, spec.max_degree)
+            # A neighbour is popular more often than not: its own list is longer than the mean one.
+            num_destinations = max(1, model.graph.nodes[adjacency.dst].num_nodes)
+            mean = adjacency.num_edges / num_destinations
+            widest += min(fanout, max(1.0, 2.0 * mean))
+        width *= widest
+        total += width
+    return total

@@ -1,0 +1,350 @@
+"""The keyed sampler: which in-neighbours a node sees at one layer.
+
+The choice is a pure function of (adjacency of the snapshot, node, layer key, fanout). A counter-based
+hash supplies the randomness: draw j of node v is `mix(node_key + (j+1) * GOLDEN)` with
+`node_key = mix(v * GOLDEN + layer_key)`, where `mix` is SplitMix64's finaliser (Steele, Lea & Flood,
+OOPSLA 2014). Bounded integers come by multiply-shift from the upper 32 bits.
+
+- *uniform*: Floyd's algorithm for sampling without replacement (Bentley & Floyd, CACM 30(9), 1987):
+  k draws for k of n, however large n is.
+- *recent*: the last k of the list, which is sorted by time.
+- *weighted*: successive draws proportional to weight, repeats rejected, which equals weighted
+  sampling without replacement. Each draw is a binary search in the list's running weights. When one
+  edge outweighs the rest so far that repeats dominate, the remaining draws scan the list exactly.
+
+A time cut (`as_of`) leaves a prefix of the list, since lists are sorted by time.
+
+`reference.py` states the same in plain NumPy; the two are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hopline.intrinsics import prefetch
+from hopline.types import AnyArray, IdArray
+
+if TYPE_CHECKING:
+    from hopline.graph import Adjacency
+
+U64 = np.uint64
+GOLDEN = U64(0x9E3779B97F4A7C15)
+_M1 = U64(0xBF58476D1CE4E5B9)
+_M2 = U64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S32, _S11 = U64(27), U64(30), U64(31), U64(32), U64(11)
+_ONE = U64(1)
+_TO_UNIT = 1.0 / (1 << 53)
+
+#: Nodes between asking for a list's bounds and reading them.
+_AHEAD = 16
+#: Rejected weighted draws before the exact scan, for k draws: 4 k + 16.
+_TRIES_PER_DRAW, _TRIES = 4, 16
+
+Mode = Literal["uniform", "recent", "weighted"]
+MODES: dict[str, int] = {"uniform": 0, "recent": 1, "weighted": 2}
+#: `as_of` of a request without a time cut.
+NO_CUT = np.iinfo(np.int64).max
+
+
+def layer_key(salt: int, layer: int, edge_type: str) -> np.uint64:
+    """The sampler's key for one layer and edge type of one model.
+
+    Args:
+        salt: the model's salt.
+        layer: 1-based, input-most layer first.
+        edge_type: "src__rel__dst".
+    """
+    text = f"{salt}/{layer}/{edge_type}".encode()
+    return U64(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
+
+
+@njit(inline="always")
+def mix(x: np.uint64) -> np.uint64:
+    """SplitMix64's finaliser: a bijection of 64 bits that looks random."""
+    x ^= x >> _S30
+    x *= _M1
+    x ^= x >> _S27
+    x *= _M2
+    return x ^ (x >> _S31)
+
+
+@njit(inline="always")
+def _draw_weighted(cumweight, start, n, total, h):  # type: ignore[no-untyped-def]
+    """First list position whose running weight exceeds a uniform draw from [0, total)."""
+    u = np.float64(h >> _S11) * _TO_UNIT * total
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) >> 1
+        if cumweight[start + middle] > u:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  # type: ignore[no-untyped-def]
+    """Fill positions[at:at+k] with up to k distinct list positions; return how many."""
+    total = cumweight[start + n - 1]
+    taken = 0
+    draw = U64(0)
+    tries = _TRIES_PER_DRAW * k + _TRIES
+    if not total > 0.0:
+        return 0
+    while taken < k and tries > 0:
+        tries -= 1
+        draw += _ONE
+        t = _draw_weighted(cumweight, start, n, total, mix(node_key + draw * GOLDEN))
+        if t >= n:  # the draw rounded up to the total
+            continue
+        repeated = False
+        for q in range(taken):
+            if positions[at + q] == start + t:
+                repeated = True
+                break
+        if not repeated:
+            positions[at + taken] = start + t
+            taken += 1
+    while taken < k:
+        # Exact scan: the weights left over, in list order, without those already taken.
+        left: np.float64 = np.float64(0.0)
+        for e in range(n):
+            w = np.float64(weight[start + e])
+            for q in range(taken):
+                if positions[at + q] == start + e:
+                    w = 0.0
+                    break
+            left += w
+        if not left > 0.0:
+            break
+        draw += _ONE
+        u = np.float64(mix(node_key + draw * GOLDEN) >> _S11) * _TO_UNIT * left
+        chosen = -1
+        running: np.float64 = np.float64(0.0)
+        for e in range(n):
+            w = np.float64(weight[start + e])
+            for q in range(taken):
+                if positions[at + q] == start + e:
+                    w = 0.0
+                    break
+            if w > 0.0:
+                chosen = e
+                running += w
+                if running > u:
+                    break
+        positions[at + taken] = start + chosen
+        taken += 1
+    return taken
+
+
+@njit(nogil=True, cache=True)
+def sample(  # type: ignore[no-untyped-def]
+    indptr, indices, time, cumweight, weight, nodes, fanout, mode, as_of, key, offsets, positions, neighbors
+):
+    """Sample every node's in-neighbours.
+
+    Args:
+        indptr: int64 [N+1]; indices: int32 or int64 [E]; time: int64 [E] or [0]; cumweight: float64
+            [E] or [0]; weight: float32 [E] or [0].
+        nodes: int64 [n] destination global ids.
+        fanout: neighbours to take; -1 means all.
+        mode: value of MODES. as_of: NO_CUT for none. key: layer_key(...).
+        offsets: int64 [n+1], filled. positions: int64 [>= total], filled with positions in
+            `indices`. neighbors: int64 [>= total], filled with source global ids.
+
+    Returns:
+        total, the number of sampled edges.
+    """
+    n = nodes.shape[0]
+    cut = time.shape[0] > 0 and as_of != NO_CUT
+    for i in range(min(n, _AHEAD)):
+        prefetch(indptr, nodes[i])
+    total = 0
+    offsets[0] = 0
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch(indptr, nodes[i + _AHEAD])
+        v = nodes[i]
+        start = indptr[v]
+        degree = indptr[v + 1] - start
+        if cut:
+            low, high = np.int64(0), degree
+            while low < high:
+                middle = (low + high) >> 1
+                if time[start + middle] <= as_of:
+                    low = middle + 1
+                else:
+                    high = middle
+            degree = low
+        if fanout < 0 or degree <= fanout:
+            for j in range(degree):
+                positions[total + j] = start + j
+            if degree > 0:
+                prefetch(indices, start)
+            total += degree
+        elif mode == 0:
+            node_key = mix(U64(v) * GOLDEN + key)
+            for j in range(fanout):
+                last = degree - fanout + j
+                h = mix(node_key + U64(j + 1) * GOLDEN) >> _S32
+                t = start + np.int64((h * U64(last + 1)) >> _S32)
+                for q in range(total, total + j):
+                    if positions[q] == t:
+                        t = start + last
+                        break
+                positions[total + j] = t
+                prefetch(indices, t)
+            total += fanout
+        elif mode == 1:
+            for j in range(fanout):
+                positions[total + j] = start + degree - fanout + j
+            if fanout > 0:
+                prefetch(indices, start + degree - fanout)
+            total += fanout
+        else:
+            node_key = mix(U64(v) * GOLDEN + key)
+            total += _sample_weighted(cumweight, weight, start, degree, fanout, node_key, positions, total)
+        offsets[i + 1] = total
+    for e in range(total):
+        neighbors[e] = indices[positions[e]]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def count_edges(indptr, nodes, cap):  # type: ignore[no-untyped-def]
+    """Upper bound of the edges that `sample` returns for these nodes; cap -1 means none."""
+    total = 0
+    for i in range(nodes.shape[0]):
+        degree = indptr[nodes[i] + 1] - indptr[nodes[i]]
+        total += degree if cap < 0 else min(degree, cap)
+    return total
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer's sampled edges of one edge type, destinations in the order asked for.
+
+    Attributes:
+        offsets: int64 [n+1]; edges of destination i are [offsets[i], offsets[i+1]).
+        neighbors: int64 [total] source global ids.
+        positions: int64 [total] positions in the snapshot's edge arrays.
+    """
+
+    offsets: IdArray
+    neighbors: IdArray
+    positions: IdArray
+
+
+class BlockBuffers:
+    """Reusable arrays for one block; grown on demand, never shrunk."""
+
+    __slots__ = ("neighbors", "offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = np.empty(65, np.int64)
+        self.neighbors = np.empty(1024, np.int64)
+        self.positions = np.empty(1024, np.int64)
+
+    def reserve(self, num_nodes: int, num_edges: int) -> None:
+        """Make room for `num_nodes` destinations and `num_edges` edges."""
+        if num_nodes + 1 > self.offsets.shape[0]:
+            self.offsets = np.empty(2 * num_nodes + 1, np.int64)
+        if num_edges > self.neighbors.shape[0]:
+            self.neighbors = np.empty(2 * num_edges, np.int64)
+            self.positions = np.empty(2 * num_edges, np.int64)
+
+
+class Sampler:
+    """Samples one edge type at one layer.
+
+    Args:
+        adjacency: the edge type's in-neighbour lists.
+        fanout: neighbours for each node; -1 means all.
+        mode: "uniform", "recent" (needs edge times) or "weighted" (needs edge weights).
+        key: from `layer_key`.
+        max_degree: hard cap for fanout -1 and above; None means no cap.
+
+    Raises:
+        ValueError: the mode needs times or weights that the adjacency lacks.
+    """
+
+    def __init__(
+        self,
+        adjacency: Adjacency,
+        fanout: int,
+        mode: str,
+        key: np.uint64,
+        max_degree: int | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"sampling mode is {mode!r}; one of {', '.join(MODES)} is right")
+        if mode == "recent" and adjacency.time is None:
+            raise ValueError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
+        if mode == "weighted" and adjacency.cumweight is None:
+            raise ValueError(f"sampling 'weighted' needs edge weights, which {adjacency.key} lacks")
+        if max_degree is not None:
+            fanout = max_degree if fanout < 0 else min(fanout, max_degree)
+        self.adjacency = adjacency
+        self.fanout = fanout
+        self.mode = mode
+        self.key = key
+        self._mode = MODES[mode]
+        self._indptr = frozen(adjacency.indptr)
+        self._arrays = (
+            self._indptr,
+            frozen(adjacency.indices),
+            frozen(_or_empty(adjacency.time, np.int64)),
+            frozen(_or_empty(adjacency.cumweight, np.float64)),
+            frozen(_or_empty(adjacency.weight, np.float32)),
+        )
+
+    def bound(self, nodes: IdArray) -> int:
+        """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
+        if self.fanout >= 0:
+            return int(nodes.shape[0]) * self.fanout
+        return int(count_edges(self._indptr, nodes, -1))
+
+    def sample(self, nodes: IdArray, buffers: BlockBuffers, as_of: int = int(NO_CUT)) -> Block:
+        """Sample the in-neighbours of `nodes`.
+
+        Args:
+            nodes: int64 [n], each in [0, number of destination nodes); not checked.
+            buffers: where the block's arrays live; valid until their next use.
+            as_of: only edges with time <= as_of; without effect on edge types without times.
+        """
+        buffers.reserve(nodes.shape[0], self.bound(nodes))
+        total = sample(
+            *self._arrays,
+            nodes,
+            self.fanout,
+            self._mode,
+            as_of,
+            self.key,
+            buffers.offsets,
+            buffers.positions,
+            buffers.neighbors,
+        )
+        return Block(
+            buffers.offsets[: nodes.shape[0] + 1], buffers.neighbors[:total], buffers.positions[:total]
+        )
+
+
+def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
+    return np.empty(0, dtype) if array is None else array
+
+
+def frozen(array: AnyArray) -> AnyArray:
+    """A read-only base-class view.
+
+    Numba compiles anew for writable arrays and falls off its fast dispatch path for np.memmap; one
+    spelling for arrays in memory and mapped ones avoids both.
+    """
+    view: NDArray[np.generic] = np.asarray(array).view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,275 @@
+"""One model's queue: admits, batches, runs, and gives every request exactly one outcome.
+
+A batch is what waits when the lane is free. Cheap batches run on the event loop, since a thread switch
+would cost more than they do; dear ones run on a thread while the loop goes on accepting. Either way
+one batch of a model runs at a time.
+
+A request ends exactly once: with its answer, with an error of its own, by its deadline or by being
+cancelled. None of these touches its batch-mates: the batch's answers are computed apart for each item,
+and when a whole batch fails, its items are tried again one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Generic, Protocol, TypeVar
+
+from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
+from hopline.scheduling.policy import BatchPolicy, CostModel
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class Item(Protocol):
+    """What the batcher needs to know of a request.
+
+    Attributes:
+        future: ends with the outcome.
+        rows, num_bytes: predicted cost.
+        deadline: on `time.monotonic()`'s clock; inf for none.
+        enqueued: set by the batcher.
+    """
+
+    future: asyncio.Future[Any]
+    rows: int
+    num_bytes: int
+    deadline: float
+    enqueued: float
+
+
+I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
+
+
+class Observer(Protocol):
+    """Is told what happened; must be cheap."""
+
+    def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
+        """A batch ran; `queue_s` has one entry for each item."""
+
+    def outcome(self, code: str, count: int = 1) -> None:
+        """Requests ended: "ok", "cancelled" or an error's code."""
+
+
+class Batcher(Generic[I, R]):
+    """See the module.
+
+    Args:
+        run: computes a batch off or on the loop; returns one outcome for each item, a result or an
+            error. Whatever it raises counts as a failure of the whole batch.
+        policy, cost: what to admit, when and where.
+        executor: runs dear batches.
+        observer: for metrics.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[I]], Sequence[R | HoplineError]],
+        policy: BatchPolicy,
+        cost: CostModel,
+        executor: Executor,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self.policy = policy
+        self.cost = cost
+        self._executor = executor
+        self._observer = observer
+        self._clock = clock
+        self._queue: deque[I] = deque()
+        self._running: list[I] = []
+        self._queued_rows = 0
+        self._scheduled: asyncio.Handle | None = None
+        self._busy = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._closed = ""
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait or run."""
+        return len(self._queue) + len(self._running)
+
+    @property
+    def queued_rows(self) -> int:
+        """Predicted rows that wait."""
+        return self._queued_rows
+
+    def submit(self, item: I) -> None:
+        """Take a request in.
+
+        Raises:
+            Overloaded: the queue is full; nothing was done.
+            Unavailable: the batcher was closed.
+        """
+        if self._closed:
+            raise Unavailable(self._closed)
+        if not self.policy.admits(self._queued_rows, item.rows):
+            wait = self.cost.predict_us(self._queued_rows) / 1e6
+            raise Overloaded(
+                f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "
+                f"limit of {self.policy.max_queue_rows} (batching.max_queue_rows)",
+                retry_after_s=max(0.05, wait),
+            )
+        item.enqueued = self._clock()
+        self._queue.append(item)
+        self._queued_rows += item.rows
+        if self._busy:
+            self._watch_deadline(item.deadline)
+        elif self._scheduled is None:
+            self._schedule()
+        elif self.policy.queue_delay_s > 0 and self._queued_rows >= self.policy.max_rows:
+            self._scheduled.cancel()
+            self._schedule()
+
+    def close(self, why: str) -> None:
+        """Take no more requests; those taken still finish."""
+        self._closed = why
+
+    async def join(self) -> None:
+        """Wait until nothing waits or runs."""
+        while self.num_waiting:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        delay = 0.0
+        if self.policy.queue_delay_s > 0:
+            delay = self.policy.wait_s(self._queue[0].enqueued, self._queued_rows, self._clock())
+        self._scheduled = loop.call_later(delay, self._flush) if delay else loop.call_soon(self._flush)
+
+    def _take(self, now: float) -> list[I]:
+        """The next batch: oldest first, without requests that are cancelled or late."""
+        batch: list[I] = []
+        rows = num_bytes = 0
+        queue = self._queue
+        while queue:
+            item = queue[0]
+            if item.future.done():
+                self._queued_rows -= item.rows
+                queue.popleft()
+                if item.future.cancelled():
+                    self._observer.outcome("cancelled")
+                continue
+            if item.deadline <= now:
+                self._queued_rows -= item.rows
+                queue.popleft()
+                self._expire(item)
+                continue
+            if batch and not self.policy.fits(rows, num_bytes, item.rows, item.num_bytes):
+                break
+            queue.popleft()
+            self._queued_rows -= item.rows
+            rows += item.rows
+            num_bytes += item.num_bytes
+            batch.append(item)
+        return batch
+
+    def _flush(self) -> None:
+        self._scheduled = None
+        now = self._clock()
+        batch = self._take(now)
+        if not batch:
+            self._rest()
+            return
+        rows = sum([item.rows for item in batch])
+        self._running = batch
+        if self.cost.predict_us(rows) <= self.policy.inline_cost_us:
+            outcomes = self._outcomes(batch)
+            self._finish(batch, rows, now, outcomes)
+            return
+        self._busy = True
+        loop = asyncio.get_running_loop()
+        self._watch_deadline(min(item.deadline for item in (*batch, *self._queue)))
+        work = loop.run_in_executor(self._executor, self._outcomes, batch)
+        work.add_done_callback(lambda done: self._finish(batch, rows, now, done.result()))
+
+    def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError]:
+        """Run a batch; when it fails as a whole, each item alone. Never raises."""
+        try:
+            return self._run(batch)
+        except Exception as error:  # the boundary: every waiting request gets an outcome
+            if len(batch) == 1:
+                if isinstance(error, HoplineError):
+                    return [error]
+                log.exception("a request failed in the engine")
+                return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
+            log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
+            return [self._outcomes([item])[0] for item in batch]
+
+    def _finish(
+        self, batch: list[I], rows: int, started: float, outcomes: Sequence[R | HoplineError]
+    ) -> None:
+        self._busy = False
+        self._running = []
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        num_ok = 0
+        for item, outcome in zip(batch, outcomes, strict=True):
+            future = item.future
+            if future.done():
+                if future.cancelled():
+                    self._observer.outcome("cancelled")
+            elif isinstance(outcome, HoplineError):
+                future.set_exception(outcome)
+                self._observer.outcome(outcome.code)
+            else:
+                future.set_result(outcome)
+                num_ok += 1
+        self._observer.outcome("ok", num_ok)
+        elapsed = self._clock() - started
+        self.cost.observe(rows, elapsed * 1e6)
+        self._observer.batch(len(batch), rows, [started - item.enqueued for item in batch], elapsed)
+        if self._queue:
+            if self._scheduled is None:
+                self._schedule()
+        else:
+            self._rest()
+
+    def _expire(self, item: I) -> None:
+        item.future.set_exception(
+            DeadlineExceeded("the request's deadline passed before its answer was ready")
+        )
+        self._observer.outcome(DeadlineExceeded.code)
+
+    def _rest(self) -> None:
+        if self._idle is not None and not self.num_waiting:
+            self._idle.set()
+            self._idle = None
+
+    def _watch_deadline(self, deadline: float) -> None:
+        """While a thread computes, the loop is free: requests can be told in time that they are late."""
+        if deadline == float("inf"):
+            return
+        if self._watch is not None:
+            if self._watch.when() <= self._loop_time(deadline):
+                return
+            self._watch.cancel()
+        loop = asyncio.get_running_loop()
+        self._watch = loop.call_at(self._loop_time(deadline), self._expire_late)
+
+    def _loop_time(self, deadline: float) -> float:
+        return asyncio.get_running_loop().time() + max(0.0, deadline - self._clock())
+
+    def _expire_late(self) -> None:
+        self._watch = None
+        now = self._clock()
+        later = float("inf")
+        for item in (*self._running, *self._queue):
+            if item.deadline <= now:
+                if not item.future.done():
+                    self._expire(item)
+            else:
+                later = min(later, item.deadline)
+        if self._busy:
+            self._watch_deadline(later)

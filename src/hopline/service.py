@@ -1,0 +1,217 @@
+"""The transport-neutral API: what HTTP, gRPC and queues translate to.
+
+Knows models, versions and their graph; knows no status codes and no sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hopline.artifact import ModelSpec, read_spec
+from hopline.config import Config
+from hopline.engine.arena import Arena
+from hopline.engine.model import Model, TablePlan
+from hopline.errors import ArtifactError, ConfigError, ModelNotFound, Unavailable
+from hopline.graph import Graph
+from hopline.observe.metrics import Metrics
+from hopline.rollout.version import ServedVersion
+from hopline.types import ModelInfo, ScoreRequest, ScoreResult
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """All models of one server process.
+
+    Args:
+        config: the resolved settings; `graph.path` and `models.repository` are needed by `start`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
+        #: model name -> version -> served; the last version is the one that serves.
+        self._models: dict[str, dict[str, ServedVersion]] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._ready = False
+        self._draining = False
+
+    async def start(self) -> None:
+        """Open the graph, load every model and warm it up.
+
+        Raises:
+            ConfigError: a path that is needed is not set or not there.
+            GraphError, ArtifactError: what cannot be opened, and why.
+        """
+        began = time.perf_counter()
+        graph = Graph.open(_needed(self.config.graph.path, "graph.path"))
+        found = find_models(self.config)
+        plans = plan_tables(self.config, graph, [spec for _, spec in found])
+        arena = self._arena(sum(plan.num_bytes for plan in plans))
+        self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
+        for (folder, spec), plan in zip(found, plans, strict=True):
+            tables = plan.build(arena, self.config.worker.index)
+            model = Model(folder, spec, graph, tables)
+            metrics = self.metrics.model(spec.name, spec.version)
+            served = ServedVersion(model, self.config, metrics, self._executor)
+            served.warm_up()
+            self._models.setdefault(spec.name, {})[spec.version] = served
+            self.metrics.queue_rows(spec.name).set_function(partial(self._queued_rows, spec.name))
+        self._ready = True
+        log.info(
+            "serving %s on graph %s (%d nodes, %d edges), started in %.2f s",
+            ", ".join(f"{name}/{version}" for name, known in self._models.items() for version in known),
+            graph.version,
+            graph.num_nodes,
+            graph.num_edges,
+            time.perf_counter() - began,
+        )
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; those admitted finish."""
+        self._draining = True
+        for served in self._all():
+            served.batcher.close("the server is shutting down")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for admitted requests; whether all finished in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for served in self._all():
+                    await served.batcher.join()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Let go of threads; after `drain`."""
+        self._ready = False
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def score_now(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
+        """Queue a request; the future ends with its answer. Cancelling the future withdraws it.
+
+        Raises:
+            HoplineError: it was refused at once.
+        """
+        return self._resolve(request.model, request.version).submit(request)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Answer one request.
+
+        Raises:
+            HoplineError: of any kind; see errors.py.
+        """
+        return await self.score_now(request)
+
+    def live(self) -> bool:
+        """Whether the process works at all."""
+        return True
+
+    def ready(self) -> bool:
+        """Whether requests are accepted."""
+        return self._ready and not self._draining
+
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the models that are served."""
+        return tuple(self._models)
+
+    def describe(self, name: str, version: str | None = None) -> ModelInfo:
+        """One model version; None means the one that serves.
+
+        Raises:
+            ModelNotFound: naming what there is.
+        """
+        served = self._resolve(name, version, even_draining=True)
+        return served.info(tuple(self._models[name]))
+
+    def statistics(self, name: str) -> list[dict[str, Any]]:
+        """Counters of each version, in the form of the protocol's ModelStatistics."""
+        self._resolve(name, None, even_draining=True)
+        return [served.statistics() for served in self._models[name].values()]
+
+    def _resolve(self, name: str, version: str | None, even_draining: bool = False) -> ServedVersion:
+        versions = self._models.get(name)
+        if versions is None:
+            known = ", ".join(self._models) or "none"
+            raise ModelNotFound(f"no model {name!r}; there are: {known}")
+        if self._draining and not even_draining:
+            raise Unavailable("the server is shutting down")
+        if version is None:
+            return next(reversed(versions.values()))
+        served = versions.get(version)
+        if served is None:
+            raise ModelNotFound(
+                f"model {name!r} has no version {version!r}; there are: {', '.join(versions)}"
+            )
+        return served
+
+    def _all(self) -> list[ServedVersion]:
+        return [served for versions in self._models.values() for served in versions.values()]
+
+    def _queued_rows(self, name: str) -> float:
+        return float(sum(served.batcher.queued_rows for served in self._models[name].values()))
+
+    def _arena(self, num_bytes: int) -> Arena:
+        fd = self.config.worker.table_fd
+        return Arena(num_bytes, fd if fd >= 0 else None)
+
+
+def find_models(config: Config) -> list[tuple[Path, ModelSpec]]:
+    """(folder, spec) of every version to serve, oldest version of each model first.
+
+    Raises:
+        ConfigError: no repository, or a named model is not in it.
+        ArtifactError: an artifact that cannot be used.
+    """
+    repository = _needed(config.models.repository, "models.repository")
+    there = sorted(path.name for path in repository.iterdir() if path.is_dir() and path.name[0] != ".")
+    names = list(config.models.names) or there
+    found = []
+    for name in names:
+        if name not in there:
+            known = ", ".join(there) or "nothing"
+            raise ConfigError(f"models.names: {name!r} is not in {repository}; there is: {known}")
+        folders = [path for path in (repository / name).iterdir() if (path / "model.json").is_file()]
+        if not folders:
+            raise ArtifactError(f"{repository / name}: no version with a model.json; run `hopline package`")
+        found += [(path, read_spec(path)) for path in sorted(folders, key=_version_order)]
+    if not found:
+        raise ConfigError(f"models.repository: {repository} holds no models; run `hopline package` first")
+    return found
+
+
+def plan_tables(config: Config, graph: Graph, specs: list[ModelSpec]) -> list[TablePlan]:
+    """How the table budget is divided: evenly among versions, the same in every worker."""
+    share = config.table.memory_bytes // max(1, len(specs))
+    return [TablePlan(spec, graph, share, config.worker.count) for spec in specs]
+
+
+def table_bytes(config: Config) -> int:
+    """Bytes of the table memory that all workers of this config share."""
+    graph = Graph.open(_needed(config.graph.path, "graph.path"))
+    specs = [spec for _, spec in find_models(config)]
+    return sum(plan.num_bytes for plan in plan_tables(config, graph, specs))
+
+
+def _needed(path: Path | None, name: str) -> Path:
+    flag = {"graph.path": "--graph", "models.repository": "--repository"}[name]
+    if path is None:
+        raise ConfigError(f"{name}: not set; give {flag} or set it in hopline.toml")
+    if not path.is_dir():
+        raise ConfigError(f"{name}: {path} is not a folder")
+    return path
+
+
+def _version_order(folder: Path) -> list[tuple[int, int, str]]:
+    """Natural order: 2 before 10, v1.9 before v1.10."""
+    parts = re.split(r"(\d+)", folder.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]

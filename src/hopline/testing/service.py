@@ -1,0 +1,270 @@
+"""A service without graph and models, whose answers are plain arithmetic on the ids.
+
+For tests and benchmarks of transports and clients, also in a server process of its own
+(`hopline.server.run(config, service="hopline.testing.service:FakeService")`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hopline.config import Config
+from hopline.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    HoplineError,
+    ModelNotFound,
+    ModelNotReady,
+    NodeNotFound,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+)
+from hopline.observe.metrics import Metrics
+from hopline.types import AnyArray, ExternalId, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+#: Integer ids from 0 to this, and string ids "n0", "n1", …, exist.
+NUM_NODES = 1_000_000
+GRAPH_VERSION = "fake-graph"
+
+_OUTPUTS = (
+    TensorInfo("probabilities", "FP32", (-1, 2)),
+    TensorInfo("label", "INT64", (-1,)),
+    TensorInfo("logits", "FP32", (-1, 2)),
+    TensorInfo("embedding", "FP32", (-1, 4)),
+)
+_NODE_EXTRAS = (
+    TensorInfo("as_of", "INT64", (1,), optional=True),
+    TensorInfo("features", "FP32", (-1, 3), optional=True),
+    TensorInfo("neighbors", "INT64", (-1,), optional=True),
+    TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
+)
+
+
+def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str = "") -> ModelInfo:
+    ids = "INT64" if id_kind == "int" else "BYTES"
+    if kind == "link":
+        inputs: tuple[TensorInfo, ...] = (TensorInfo("src_ids", ids, (-1,)), TensorInfo("dst_ids", ids, (-1,)))
+    else:
+        inputs = (TensorInfo("node_ids", ids, (-1,)), *_NODE_EXTRAS)
+    outputs = ("probabilities", "label")
+    return ModelInfo(name, ("1", "2"), "2", state, reason, kind, id_kind, inputs, _OUTPUTS, outputs, GRAPH_VERSION)
+
+
+class FakeService:
+    """Serves these models, versions 1 and 2:
+
+    sage     integer ids; the label is id mod 2, the embedding's first column is the id
+    people   string ids "n7"; otherwise the same
+    link     pairs of integer ids; the label is whether u < v
+    slow     like sage, after `as_of` milliseconds
+    broken   fails with an unexpected exception
+    busy     refuses with Overloaded
+    loading  refuses with ModelNotReady
+
+    Attributes:
+        num_cancelled: requests withdrawn while they waited.
+        num_waiting: requests that wait now.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
+        self.num_cancelled = 0
+        self.num_waiting = 0
+        self._draining = False
+        self._started = False
+        self._models = {
+            "sage": _info("sage", "node", "int"),
+            "people": _info("people", "node", "string"),
+            "link": _info("link", "link", "int"),
+            "slow": _info("slow", "node", "int"),
+            "broken": _info("broken", "node", "int"),
+            "busy": _info("busy", "node", "int"),
+            "loading": _info("loading", "node", "int", "LOADING", "its weights are being read"),
+        }
+
+    async def start(self) -> None:
+        """Be ready."""
+        self._started = True
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+        self._started = False
+
+    def begin_drain(self) -> None:
+        """Refuse what comes from now on."""
+        self._draining = True
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for the requests that wait; whether all were answered in time."""
+        end = time.monotonic() + timeout_s
+        while self.num_waiting and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+        return not self.num_waiting
+
+    def live(self) -> bool:
+        """Always."""
+        return True
+
+    def ready(self) -> bool:
+        """Between start and drain."""
+        return self._started and not self._draining
+
+    def model_names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self._models)
+
+    def describe(self, name: str, version: str | None = None) -> ModelInfo:
+        """The interface of one version."""
+        info = self._models.get(name)
+        if info is None:
+            raise ModelNotFound(f"no model {name!r}; there are {', '.join(self._models)}")
+        if version is not None and version not in info.versions:
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there are 1, 2")
+        return info if version is None else dataclasses.replace(info, version=version)
+
+    def statistics(self, name: str) -> list[dict[str, Any]]:
+        """One row, all numbers 7."""
+        duration = {"count": 7, "ns": 7000}
+        return [
+            {
+                "name": name,
+                "version": self.describe(name).version,
+                "last_inference": 7,
+                "inference_count": 7,
+                "execution_count": 7,
+                "inference_stats": {"success": duration, "fail": duration, "queue": duration},
+            }
+        ]
+
+    def score_now(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
+        """Answer at once where nothing waits."""
+        loop = asyncio.get_running_loop()
+        if request.model == "slow":
+            return loop.create_task(self.score(request))
+        future: asyncio.Future[ScoreResult] = loop.create_future()
+        future.set_result(self._answer(request))
+        return future
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Answer, after the wait that model `slow` asks for."""
+        if request.model == "slow" and not self._draining:
+            await self._wait(request)
+        return self._answer(request)
+
+    async def _wait(self, request: ScoreRequest) -> None:
+        wait_s = (request.as_of or 0) / 1000
+        self.num_waiting += 1
+        try:
+            if request.deadline is not None and time.monotonic() + wait_s > request.deadline:
+                await asyncio.sleep(max(0.0, request.deadline - time.monotonic()))
+                raise DeadlineExceeded("the deadline passed while the request waited")
+            await asyncio.sleep(wait_s)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_waiting -= 1
+
+    def _answer(self, request: ScoreRequest) -> ScoreResult:
+        metrics = self.metrics.model(request.model, request.version or "2")
+        try:
+            result = self._checked_answer(request)
+        except HoplineError as error:
+            metrics.outcome(error.code)
+            raise
+        metrics.outcome("ok")
+        return result
+
+    def _checked_answer(self, request: ScoreRequest) -> ScoreResult:
+        info = self.describe(request.model, request.version)
+        if self._draining and request.model != "slow":
+            raise Unavailable("the server is shutting down", retry_after_s=2.0)
+        if request.deadline is not None and time.monotonic() >= request.deadline:
+            raise DeadlineExceeded("the deadline passed before the request was read")
+        if request.model == "broken":
+            raise RuntimeError("secret detail of the broken model")
+        if request.model == "busy":
+            raise Overloaded("the queue is full", retry_after_s=0.05)
+        if info.state != "READY":
+            raise ModelNotReady(f"model {info.name!r} is not ready: {info.reason}")
+        values, missing = self._values(request, info)
+        outputs = request.outputs or info.default_outputs
+        known = {tensor.name for tensor in info.outputs}
+        for name in outputs:
+            if name not in known:
+                raise BadRequest(f"output {name!r} is unknown; model {info.name!r} has {', '.join(sorted(known))}")
+        arrays = {name: _array(name, values) for name in outputs}
+        return ScoreResult(
+            info.name, info.version, GRAPH_VERSION, arrays, missing if missing.any() else None, (), {"queue": 0.01}
+        )
+
+    def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:
+        """One number for each requested item, and which ids are unknown."""
+        if info.kind == "link":
+            if request.pairs is None or len(request.pairs[0]) == 0:
+                raise BadRequest("model 'link' takes pairs of node ids, at least one")
+            src, dst = (_numbers(ids, info) for ids in request.pairs)
+            unknown = (src < 0) | (dst < 0)
+            values = np.where(src < dst, 1, 0)
+            ids: Sequence[Any] = list(zip(*request.pairs, strict=True))
+        else:
+            if request.pairs is not None:
+                raise BadRequest(f"model {info.name!r} takes nodes, not pairs")
+            ids = list(request.nodes)
+            known = _numbers(ids, info)
+            inline = np.array([self._inline_value(node) for node in request.inline], dtype=np.int64)
+            values = np.concatenate([known, inline])
+            unknown = values < 0
+        if len(values) == 0:
+            raise BadRequest("the request names no nodes; at least one is needed")
+        if len(values) > self.config.limits.max_nodes_per_request:
+            raise RequestTooLarge(f"{len(values)} nodes; at most {self.config.limits.max_nodes_per_request}")
+        if unknown.any() and request.on_missing == "error":
+            missing: list[ExternalId] = []
+            for index in np.flatnonzero(unknown):
+                missing.extend(ids[index] if isinstance(ids[index], tuple) else [ids[index]])
+            raise NodeNotFound(f"{len(missing)} unknown node ids: {missing[:5]}", missing)
+        return values, unknown
+
+    def _inline_value(self, node: Any) -> int:
+        """The sum of the neighbours' ids."""
+        features = np.asarray(node.features, dtype=np.float32)
+        if features.shape != (3,) or not np.isfinite(features).all():
+            raise BadRequest(f"inline features must be 3 finite numbers, not shape {features.shape}")
+        return sum(len(ids) for ids in node.neighbors.values())
+
+
+def _numbers(ids: Any, info: ModelInfo) -> AnyArray:
+    """The number behind each external id, -1 where there is none."""
+    if info.id_kind == "string":
+        if any(not isinstance(item, str) for item in ids):
+            raise BadRequest(f"model {info.name!r} has string ids")
+        return np.array([int(i[1:]) if i[:1] == "n" and i[1:].isdecimal() else -1 for i in ids], dtype=np.int64)
+    try:
+        array = np.asarray(ids)
+        if len(array) and array.dtype.kind not in "iu":
+            raise BadRequest(f"model {info.name!r} has integer ids")
+        numbers = array.astype(np.int64)
+    except (OverflowError, ValueError):
+        raise BadRequest(f"model {info.name!r} has integer ids of 64 bits") from None
+    return np.where((numbers >= 0) & (numbers < NUM_NODES), numbers, -1)
+
+
+def _array(name: str, values: AnyArray) -> AnyArray:
+    """The model: label is the parity, probabilities 0.1 and 0.9 by it, logits twice the label."""
+    label = values % 2
+    if name == "label":
+        return label.astype(np.int64)
+    if name == "probabilities":
+        return np.stack([0.9 - 0.8 * label, 0.1 + 0.8 * label], axis=1).astype(np.float32)
+    if name == "logits":
+        return np.stack([-2.0 * label, 2.0 * label], axis=1).astype(np.float32)
+    return np.stack([values, values / 2, values / 3, values * 0], axis=1).astype(np.float32)

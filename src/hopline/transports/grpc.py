@@ -1,0 +1,308 @@
+"""gRPC: `inference.GRPCInferenceService` and `grpc.health.v1.Health` on the server's event loop.
+
+Knows messages and calls. Tensors and requests are translated by `oip.py`, as they are for HTTP. An error's
+stable code travels in the trailing metadata `hopline-error`, and `retry-after-ms` beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from hopline.errors import BadRequest, Overloaded, Unavailable
+from hopline.transports import oip
+from hopline.transports.grpc_errors import grpc_code
+from hopline.transports.http_errors import as_hopline_error
+from hopline.transports.interface import ScoringService
+from hopline.transports.proto import message, methods
+from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
+from hopline.types import ScoreRequest, ScoreResult
+
+INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+#: Requests of one stream that are worked on at a time.
+MAX_STREAM_DEPTH = 64
+#: Methods of the published interface that there is nothing behind.
+_UNIMPLEMENTED = {
+    **{
+        f"{kind}SharedMemory{verb}": "shared memory is not supported; send the data in the request"
+        for kind in ("System", "Cuda")
+        for verb in ("Status", "Register", "Unregister")
+    },
+    "TraceSetting": "trace settings are not supported",
+    "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
+}
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+class GrpcApp:
+    """The methods of both services.
+
+    Args:
+        service: what answers.
+
+    Attributes:
+        draining: readiness says no, while requests are still served.
+    """
+
+    def __init__(self, service: ScoringService) -> None:
+        self.draining = False
+        self._service = service
+        self._id_prefix = secrets.token_hex(6)
+        self._ids = itertools.count()
+
+    def handlers(self) -> list[Any]:
+        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        table = {method.name: self._method_handler(method) for method in methods(INFERENCE)}
+        for name, text in _UNIMPLEMENTED.items():
+            table[name] = grpc.unary_unary_rpc_method_handler(_unimplemented(text))
+        health = {method.name: self._method_handler(method, "health_") for method in methods(HEALTH)}
+        return [
+            grpc.method_handlers_generic_handler(INFERENCE, table),
+            grpc.method_handlers_generic_handler(HEALTH, health),
+        ]
+
+    def _method_handler(self, method: Any, prefix: str = "") -> Any:
+        behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
+        request = message(method.input_type.full_name).FromString
+        response = message(method.output_type.full_name).SerializeToString
+        if method.name == "ModelStreamInfer":
+            return grpc.stream_stream_rpc_method_handler(behaviour, request, response)
+        if method.name == "Watch":
+            return grpc.unary_stream_rpc_method_handler(behaviour, request, response)
+        return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour), request, response)
+
+    def _guarded(self, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Turn every failure into a status; a cancelled call stays cancelled."""
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                response = await behaviour(request, context)
+            except Exception as error:
+                known = as_hopline_error(error, getattr(request, "id", "") or "(none)")
+                code = grpc_code(known)
+                self._count(code.name)
+                trailers = [("hopline-error", known.code)]
+                if isinstance(known, Overloaded | Unavailable):
+                    trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
+                await context.abort(code, str(known), tuple(trailers))
+            self._count("OK")
+            return response
+
+        return call
+
+    def _count(self, code: str) -> None:
+        self._service.metrics.answers("grpc", code).inc()
+
+    # Inference
+
+    async def _model_infer(self, request: Any, context: Any) -> Any:
+        left = context.time_remaining()
+        deadline = None if left is None else time.monotonic() + left
+        return await self._infer(request, deadline)
+
+    async def _infer(self, request: Any, deadline: float | None) -> Any:
+        scoring = self._read(request, deadline)
+        return infer_response(request.id, await self._service.score(scoring))
+
+    async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """One answer for each request, in their order; a failed one does not end the stream."""
+        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(MAX_STREAM_DEPTH)
+        started: set[asyncio.Task[Any]] = set()
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    task = asyncio.create_task(self._stream_answer(request))
+                    started.add(task)
+                    await answers.put(task)
+            finally:
+                await answers.put(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (task := await answers.get()) is not None:
+                yield await task
+                started.discard(task)
+        finally:
+            reader.cancel()
+            for task in started:
+                task.cancel()
+
+    async def _stream_answer(self, request: Any) -> Any:
+        response = message("inference.ModelStreamInferResponse")
+        try:
+            answer = await self._infer(request, None)
+        except Exception as error:
+            known = as_hopline_error(error, request.id)
+            self._count(grpc_code(known).name)
+            failed = response(error_message=str(known))
+            failed.infer_response.id = request.id
+            failed.infer_response.model_name = request.model_name
+            return failed
+        self._count("OK")
+        return response(infer_response=answer)
+
+    def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
+        for item in (*request.inputs, *request.outputs):
+            oip.check_parameters(_parameters(item.parameters))
+        return oip.request_from_tensors(
+            request.model_name,
+            request.model_version,
+            read_tensors(request),
+            [output.name for output in request.outputs],
+            _parameters(request.parameters),
+            request.id or f"{self._id_prefix}-{next(self._ids):x}",
+            deadline,
+        )
+
+    # Health and description
+
+    async def _server_live(self, request: Any, context: Any) -> Any:
+        return message("inference.ServerLiveResponse")(live=self._service.live())
+
+    async def _server_ready(self, request: Any, context: Any) -> Any:
+        return message("inference.ServerReadyResponse")(ready=self._is_ready())
+
+    async def _model_ready(self, request: Any, context: Any) -> Any:
+        ready = oip.model_is_ready(self._service, request.name, request.version or None)
+        return message("inference.ModelReadyResponse")(ready=ready and not self.draining)
+
+    async def _server_metadata(self, request: Any, context: Any) -> Any:
+        return message("inference.ServerMetadataResponse")(**oip.server_metadata())
+
+    async def _model_metadata(self, request: Any, context: Any) -> Any:
+        info = self._service.describe(request.name, request.version or None)
+        return message("inference.ModelMetadataResponse")(**oip.model_metadata(info))
+
+    async def _model_config(self, request: Any, context: Any) -> Any:
+        info = self._service.describe(request.name, request.version or None)
+        response = message("inference.ModelConfigResponse")()
+        return json_format.ParseDict({"config": oip.model_config(info)}, response)
+
+    async def _model_statistics(self, request: Any, context: Any) -> Any:
+        rows = oip.all_statistics(self._service, request.name or None, request.version or None)
+        response = message("inference.ModelStatisticsResponse")()
+        # A service may count more than the protocol has fields for.
+        return json_format.ParseDict({"model_stats": rows}, response, ignore_unknown_fields=True)
+
+    async def _repository_index(self, request: Any, context: Any) -> Any:
+        index = oip.repository_index(self._service, ready_only=request.ready)
+        return message("inference.RepositoryIndexResponse")(models=index)
+
+    async def _repository_model_load(self, request: Any, context: Any) -> Any:
+        await self._change("load", request.model_name)
+        return message("inference.RepositoryModelLoadResponse")()
+
+    async def _repository_model_unload(self, request: Any, context: Any) -> Any:
+        await self._change("unload", request.model_name)
+        return message("inference.RepositoryModelUnloadResponse")()
+
+    async def _change(self, verb: str, model: str) -> None:
+        change: Callable[[str], Awaitable[object]] | None = getattr(self._service, verb, None)
+        if change is None:
+            raise BadRequest(f"this server does not {verb} models on request")
+        await change(model)
+
+    async def _health_check(self, request: Any, context: Any) -> Any:
+        status = self._health_status(request.service)
+        if status == _SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+        return message("grpc.health.v1.HealthCheckResponse")(status=status)
+
+    async def _health_watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """The status now and at each change, looked at twice a second."""
+        last = None
+        while True:
+            status = self._health_status(request.service)
+            if status != last:
+                last = status
+                yield message("grpc.health.v1.HealthCheckResponse")(status=status)
+            await asyncio.sleep(0.5)
+
+    def _health_status(self, name: str) -> int:
+        if name not in ("", INFERENCE):
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._is_ready() else _NOT_SERVING
+
+    def _is_ready(self) -> bool:
+        return self._service.ready() and not self.draining
+
+
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+
+
+def read_tensors(request: Any) -> list[Tensor]:
+    """The inputs of a ModelInferRequest, from raw or typed contents.
+
+    Raises: BadRequest: both forms at once, or contents that do not match.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise BadRequest(f"{len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
+    tensors = []
+    for index, item in enumerate(request.inputs):
+        if raw:
+            if item.HasField("contents"):
+                raise BadRequest(f"input {item.name!r} has contents beside raw_input_contents")
+            tensors.append(decode_raw(item.name, item.datatype, item.shape, raw[index]))
+            continue
+        field = _CONTENTS.get(item.datatype)
+        if field is None:
+            raise BadRequest(f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown")
+        tensors.append(
+            decode_values(item.name, item.datatype, item.shape, list(getattr(item.contents, field)))
+        )
+    return tensors
+
+
+def infer_response(request_id: str, result: ScoreResult) -> Any:
+    """ModelInferResponse with raw contents."""
+    response = message("inference.ModelInferResponse")(
+        model_name=result.model, model_version=result.version, id=request_id
+    )
+    for name, value in oip.answer_parameters(result).items():
+        response.parameters[name].string_param = value
+    for tensor in oip.tensors_from_result(result):
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(encode_raw(tensor))
+    return response
+
+
+def _parameters(parameters: Any) -> dict[str, Any]:
+    values = {}
+    for name, value in parameters.items():
+        choice = value.WhichOneof("parameter_choice")
+        values[name] = None if choice is None else getattr(value, choice)
+    return values
+
+
+def _unimplemented(text: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def call(request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+
+    return call
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

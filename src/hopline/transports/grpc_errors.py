@@ -1,0 +1,34 @@
+"""gRPC's table from error class to status code. Total over the classes of `hopline.errors`."""
+
+from __future__ import annotations
+
+from grpc import StatusCode
+
+from hopline import errors
+
+GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
+    errors.HoplineError: StatusCode.INTERNAL,
+    errors.BadRequest: StatusCode.INVALID_ARGUMENT,
+    errors.NodeNotFound: StatusCode.NOT_FOUND,
+    errors.RequestTooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFound: StatusCode.NOT_FOUND,
+    errors.ModelNotReady: StatusCode.UNAVAILABLE,
+    errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+    errors.ArtifactError: StatusCode.FAILED_PRECONDITION,
+    errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,
+    errors.SchemaMismatch: StatusCode.FAILED_PRECONDITION,
+    errors.GraphError: StatusCode.INTERNAL,
+    errors.FeatureNotFound: StatusCode.INTERNAL,
+    errors.PackagingError: StatusCode.INTERNAL,
+    errors.NotSplittable: StatusCode.INTERNAL,
+    errors.ParityError: StatusCode.INTERNAL,
+    errors.ConfigError: StatusCode.INTERNAL,
+    errors.RuntimeFailure: StatusCode.INTERNAL,
+}
+
+
+def grpc_code(error: errors.HoplineError) -> StatusCode:
+    """The code of an error; a subclass without its own line has its parent's."""
+    return next(GRPC_CODE[cls] for cls in type(error).__mro__ if cls in GRPC_CODE)

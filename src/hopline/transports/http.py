@@ -1,0 +1,346 @@
+"""HTTP: paths to service calls, errors to statuses.
+
+Knows paths, headers and bodies; nothing of sockets (`http_connection.py`) and nothing of how a request
+is scored. The score route answers in the same loop iteration when the service can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from hopline.config import Config
+from hopline.errors import BadRequest, HoplineError
+from hopline.observe.exposition import CONTENT_TYPE
+from hopline.observe.metrics import Counter
+from hopline.transports import oip
+from hopline.transports.compression import decompress
+from hopline.transports.http_connection import Pending, Request, Response
+from hopline.transports.http_errors import as_hopline_error, encode_json, error_response, plain_error
+from hopline.transports.interface import ScoringService, submitter
+from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
+from hopline.transports.pages import index_page
+from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
+from hopline.types import ScoreRequest, ScoreResult
+
+_HTML = b"text/html; charset=utf-8"
+_READ = (b"GET", b"HEAD")
+#: Resolved targets kept; beyond it the table starts anew, so that made-up names cannot fill memory.
+_MAX_ROUTES = 1024
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What one target means.
+
+    Attributes:
+        handle: called with the request and its id line.
+        methods: others are answered 405.
+        oip: errors take the Open Inference Protocol's form.
+    """
+
+    handle: Callable[[Request, bytes], Response | Pending]
+    methods: tuple[bytes, ...]
+    oip: bool
+
+
+class HttpApp:
+    """The application: a `Handler` for connections.
+
+    Args:
+        service: what answers.
+        config: limits.
+
+    Attributes:
+        draining: readiness says no, while requests are still served.
+    """
+
+    def __init__(self, service: ScoringService, config: Config) -> None:
+        self.draining = False
+        self._service = service
+        self._max_body_bytes = config.server.max_body_bytes
+        self._submit = submitter(service)
+        self._routes: dict[bytes, Route] = {}
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._ids = itertools.count()
+        self._answers: dict[int, Counter] = {}
+        self._ok = self._counter(200)
+
+    def __call__(self, request: Request) -> Response | Pending:
+        """Answer a request; never raises."""
+        headers = request.headers
+        request_id = headers.get(b"x-request-id")
+        if request_id is None or not _REQUEST_ID.fullmatch(request_id):
+            request_id = b"%b-%x" % (self._id_prefix, next(self._ids))
+        id_line = b"x-request-id: %b\r\n" % request_id
+        route = self._routes.get(request.target) or self._resolve(request.target)
+        try:
+            if request.method not in route.methods:
+                return self._method_not_allowed(request, route, id_line)
+            if b"content-encoding" in headers:
+                encoding = headers[b"content-encoding"].decode("latin-1")
+                request.body = decompress(encoding, request.body, self._max_body_bytes)
+            answer = route.handle(request, id_line)
+        except Exception as error:
+            return self._failed(error, id_line, oip=route.oip)
+        if type(answer) is Response:
+            self._count(answer.status)
+        return answer
+
+    def refuse(self, status: int, text: str) -> Response:
+        """The response to a request that was refused while it was read."""
+        self._count(status)
+        return plain_error(status, text)
+
+    # Scoring
+
+    def _score(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response | Pending:
+        body = decode_score(request.body)
+        header = request.headers.get(b"timeout-ms")
+        deadline = None
+        if header is not None or body.timeout_ms is not None:
+            deadline = deadline_after(body.timeout_ms, header, time.monotonic())
+        scoring = score_request(model, version, body, deadline, id_line[14:-2].decode())
+        future = self._submit(scoring)
+        if future.done():
+            return self._scored(scoring, id_line, future.result())
+        return self._wait(future, functools.partial(self._scored, scoring, id_line), id_line, oip=False)
+
+    def _scored(self, scoring: ScoreRequest, id_line: bytes, result: ScoreResult) -> Response:
+        return Response(encode_result(result, scoring), 200, b"application/json", id_line)
+
+    def _infer(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response | Pending:
+        headers = request.headers
+        infer, tensors = decode_infer(request.body, headers.get(b"inference-header-content-length"))
+        deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())
+        scoring = oip.request_from_tensors(
+            model,
+            version or "",
+            tensors,
+            [output.name for output in infer.outputs],
+            infer.parameters,
+            id_line[14:-2].decode(),
+            deadline,
+        )
+        future = self._submit(scoring)
+        if future.done():
+            return self._inferred(infer, id_line, future.result())
+        return self._wait(future, functools.partial(self._inferred, infer, id_line), id_line, oip=True)
+
+    def _inferred(self, infer: InferBody, id_line: bytes, result: ScoreResult) -> Response:
+        return encode_infer(infer, result, id_line)
+
+    def _wait(
+        self,
+        future: asyncio.Future[Any],
+        respond: Callable[[Any], Response],
+        id_line: bytes,
+        *,
+        oip: bool,
+    ) -> Pending:
+        def finish(done: asyncio.Future[Any]) -> Response:
+            try:
+                response = respond(done.result())
+            except (Exception, asyncio.CancelledError) as error:
+                return self._failed(error, id_line, oip=oip)
+            self._count(response.status)
+            return response
+
+        return Pending(future, finish)
+
+    # Health and description
+
+    def _live(self, request: Request, id_line: bytes) -> Response:
+        live = self._service.live()
+        body = encode_json({"live": live})
+        return Response(body, 200 if live else 503, headers=id_line)
+
+    def _ready(self, request: Request, id_line: bytes) -> Response:
+        service = self._service
+        ready = service.ready() and not self.draining
+        models = {name: service.describe(name) for name in service.model_names()}
+        reasons = ["the server is draining"] if self.draining else []
+        if not service.ready() and not self.draining:
+            reasons.append("the service does not take requests")
+        reasons += [
+            f"model {name}: {info.state}: {info.reason}"
+            for name, info in models.items()
+            if info.state != "READY"
+        ]
+        states = {name: info.state for name, info in models.items()}
+        body = encode_json({"ready": ready, "reasons": reasons, "models": states})
+        return Response(body, 200 if ready else 503, headers=id_line)
+
+    def _metrics(self, request: Request, id_line: bytes) -> Response:
+        return Response(self._service.metrics.render(), 200, CONTENT_TYPE, id_line)
+
+    def _index(self, request: Request, id_line: bytes) -> Response:
+        return Response(index_page(self._service), 200, _HTML, id_line)
+
+    def _list_models(self, request: Request, id_line: bytes) -> Response:
+        infos = [self._service.describe(name) for name in self._service.model_names()]
+        return Response(msgspec.json.encode({"models": infos}), headers=id_line)
+
+    def _describe(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
+        return Response(msgspec.json.encode(self._service.describe(model, version)), headers=id_line)
+
+    def _server_metadata(self, request: Request, id_line: bytes) -> Response:
+        return Response(encode_json(oip.server_metadata()), headers=id_line)
+
+    def _metadata(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
+        return Response(
+            encode_json(oip.model_metadata(self._service.describe(model, version))), headers=id_line
+        )
+
+    def _model_ready(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
+        ready = oip.model_is_ready(self._service, model, version) and not self.draining
+        return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
+
+    def _config(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
+        return Response(
+            encode_json(oip.model_config(self._service.describe(model, version))), headers=id_line
+        )
+
+    def _statistics(
+        self, model: str | None, version: str | None, request: Request, id_line: bytes
+    ) -> Response:
+        rows = oip.all_statistics(self._service, model, version)
+        return Response(encode_json({"model_stats": rows}), headers=id_line)
+
+    # Repository
+
+    def _repository_index(self, request: Request, id_line: bytes) -> Response:
+        try:
+            options = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadRequest(f"the body is not a JSON object: {error}") from None
+        index = oip.repository_index(self._service, ready_only=options.get("ready") is True)
+        return Response(encode_json(index), headers=id_line)
+
+    def _repository_change(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
+        change: Callable[[str], Awaitable[object]] | None = getattr(self._service, verb, None)
+        if change is None:
+            raise BadRequest(f"this server does not {verb} models on request")
+        task = asyncio.ensure_future(change(model))
+        return self._wait(task, lambda _: Response(b"{}", headers=id_line), id_line, oip=True)
+
+    # Routing
+
+    def _resolve(self, target: bytes) -> Route:
+        """The route of a target, remembered."""
+        path = target.partition(b"?")[0]
+        parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
+        route = self._find(parts)
+        if route is None:
+            text = f"nothing is at {path.decode('latin-1')}; see / for what there is"
+            is_oip = parts[0] == "v2"
+
+            def missing(request: Request, id_line: bytes) -> Response:
+                return plain_error(404, text, id_line, oip=is_oip)
+
+            # Not remembered: there are endlessly many.
+            return Route(missing, (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH"), is_oip)
+        if len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+        self._routes[target] = route
+        return route
+
+    def _find(self, parts: list[str]) -> Route | None:
+        post = (b"POST",)
+        match parts:
+            case [""]:
+                return Route(self._index, _READ, oip=False)
+            case ["healthz"]:
+                return Route(self._live, _READ, oip=False)
+            case ["readyz"]:
+                return Route(self._ready, _READ, oip=False)
+            case ["metrics"]:
+                return Route(self._metrics, _READ, oip=False)
+            case ["v1", "models"]:
+                return Route(self._list_models, _READ, oip=False)
+            case ["v1", "models", model, *rest]:
+                return self._find_v1(model, rest)
+            case ["v2"]:
+                return Route(self._server_metadata, _READ, oip=True)
+            case ["v2", "health", "live"]:
+                return Route(self._live, _READ, oip=True)
+            case ["v2", "health", "ready"]:
+                return Route(self._ready, _READ, oip=True)
+            case ["v2", "models", "stats"]:
+                return Route(functools.partial(self._statistics, None, None), _READ, oip=True)
+            case ["v2", "models", model, *rest]:
+                return self._find_v2(model, rest)
+            case ["v2", "repository", "index"]:
+                return Route(self._repository_index, post, oip=True)
+            case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
+                return Route(functools.partial(self._repository_change, verb, model), post, oip=True)
+        return None
+
+    def _find_v1(self, model: str, rest: list[str]) -> Route | None:
+        version, rest = _split_version(rest)
+        match rest:
+            case []:
+                return Route(functools.partial(self._describe, model, version), _READ, oip=False)
+            case ["score"]:
+                return Route(functools.partial(self._score, model, version), (b"POST",), oip=False)
+        return None
+
+    def _find_v2(self, model: str, rest: list[str]) -> Route | None:
+        version, rest = _split_version(rest)
+        handlers: dict[str, Any] = {
+            "": self._metadata,
+            "ready": self._model_ready,
+            "config": self._config,
+            "stats": self._statistics,
+        }
+        if rest == ["infer"]:
+            return Route(functools.partial(self._infer, model, version), (b"POST",), oip=True)
+        name = rest[0] if rest else ""
+        if len(rest) > 1 or name not in handlers:
+            return None
+        return Route(functools.partial(handlers[name], model, version), _READ, oip=True)
+
+    # Outcomes
+
+    def _method_not_allowed(self, request: Request, route: Route, id_line: bytes) -> Response:
+        allowed = b", ".join(route.methods)
+        method = request.method.decode("latin-1")
+        text = f"{method} is not allowed here; use {allowed.decode()}"
+        self._count(405)
+        return plain_error(405, text, b"%ballow: %b\r\n" % (id_line, allowed), oip=route.oip)
+
+    def _failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
+        known: HoplineError = as_hopline_error(error, id_line[14:-2].decode())
+        response = error_response(known, id_line, oip=oip)
+        self._count(response.status)
+        return response
+
+    def _count(self, status: int) -> None:
+        if status == 200:
+            self._ok.value += 1
+        else:
+            self._counter(status).inc()
+
+    def _counter(self, status: int) -> Counter:
+        found = self._answers.get(status)
+        if found is None:
+            found = self._answers[status] = self._service.metrics.answers("http", str(status))
+        return found
+
+
+def _split_version(rest: list[str]) -> tuple[str | None, list[str]]:
+    """`versions/<v>/…` -> (v, …)."""
+    if len(rest) >= 2 and rest[0] == "versions":
+        return rest[1], rest[2:]
+    return None, rest

@@ -1,0 +1,418 @@
+"""One HTTP/1.1 connection on the event loop: bytes in, `Request` to the application, bytes out.
+
+Knows HTTP, nothing of models. It replaces uvicorn's ASGI cycle, because that cycle alone (a scope, a
+task and two awaited sends for each request) costs more than scoring a node does: see
+`benchmarks/transports.py`. A handler answers at once or hands back a future; only then is there
+anything to wait for, and closing the connection cancels that future.
+
+Parsing is llhttp's (httptools). Handled here: keep-alive, pipelining in order, `Expect: 100-continue`,
+HEAD, limits on heads and bodies (while they stream), slow senders, back-pressure, draining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+import httptools
+
+#: A request line and headers together; nginx and Apache allow 8 to 32 KiB.
+MAX_HEAD_BYTES = 64 * 1024
+#: Pipelined requests that wait on one connection before reading pauses.
+MAX_PIPELINED = 16
+#: Below this, copying head and body into one buffer is cheaper than two writes.
+_JOIN_BYTES = 64 * 1024
+
+JSON = b"application/json"
+_KEEP = b"connection: keep-alive\r\n"
+_LAST = b"connection: close\r\n"
+#: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
+#: once would reset the connection and the client would never read why.
+_LINGER_S = 5.0
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Request:
+    """One request, whole.
+
+    Attributes:
+        method: b"GET", …
+        target: path and query as sent.
+        headers: lower-case name -> value; of repeated headers the last.
+        body: all of it.
+        connection: the header line that its answer has to carry: none, keep-alive (asked for by
+            HTTP/1.0) or close.
+    """
+
+    __slots__ = ("body", "connection", "headers", "method", "target")
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes = b"",
+        connection: bytes = b"",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.connection = connection
+
+
+class Response:
+    """One answer.
+
+    Attributes:
+        headers: further header lines, each ending in CRLF.
+    """
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: bytes = b""
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers
+
+
+class Pending:
+    """An answer that has to be waited for.
+
+    Attributes:
+        future: cancelled when the client goes away.
+        finish: makes the response of the finished future; must not raise.
+    """
+
+    __slots__ = ("finish", "future")
+
+    def __init__(
+        self, future: asyncio.Future[Any], finish: Callable[[asyncio.Future[Any]], Response]
+    ) -> None:
+        self.future = future
+        self.finish = finish
+
+
+#: The application. Must not raise: every failure is a Response.
+Handler: TypeAlias = Callable[[Request], Response | Pending]
+#: A refusal before the application saw the request: status and text to response.
+Refusal: TypeAlias = Callable[[int, str], Response]
+
+
+class HttpEndpoint:
+    """What the connections of one listener share.
+
+    Args:
+        handler: the application.
+        refusal: words for requests that are refused while they are read.
+        max_body_bytes: larger bodies are refused with 413.
+        keep_alive_timeout_s: idle connections are closed after this.
+        read_timeout_s: a request must have arrived whole by then.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        refusal: Refusal,
+        *,
+        max_body_bytes: int,
+        keep_alive_timeout_s: float = 75.0,
+        read_timeout_s: float = 30.0,
+    ) -> None:
+        self.handler = handler
+        self.refusal = refusal
+        self.max_body_bytes = max_body_bytes
+        self.keep_alive_timeout_s = keep_alive_timeout_s
+        self.read_timeout_s = read_timeout_s
+        self.connections: set[HttpConnection] = set()
+        self.closing = False
+        self.now = 0.0
+        self.date = b""
+        self.tick(0.0)
+
+    def __call__(self) -> HttpConnection:
+        """A protocol for `loop.create_server`."""
+        return HttpConnection(self)
+
+    def tick(self, now: float) -> None:
+        """Once a second: the date header, and connections that are idle or slow.
+
+        A coarse clock read by all connections is what keeps timers off the request path.
+        """
+        self.now = now
+        self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        for connection in list(self.connections):
+            connection.check_time(now)
+
+    def begin_close(self) -> None:
+        """From now on each answer closes its connection."""
+        self.closing = True
+
+    def close_idle(self) -> None:
+        """Close what waits for nothing."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
+    def abort(self) -> None:
+        """Close everything, answered or not."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    @property
+    def num_waiting(self) -> int:
+        """Connections whose request is not answered yet."""
+        return sum(not connection.idle for connection in self.connections)
+
+
+class HttpConnection(asyncio.Protocol):
+    """The protocol object of one connection; one request at a time, in order."""
+
+    def __init__(self, endpoint: HttpEndpoint) -> None:
+        self._endpoint = endpoint
+        self._handler = endpoint.handler
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._pending: Pending | None = None
+        self._current: Request | None = None
+        self._waiting: deque[Request] = deque()
+        self._since = endpoint.now
+        self._blocked = False
+        self._closed = False
+        self._linger_until = 0.0
+        self._new_message()
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start."""
+        self._transport = transport
+        self._endpoint.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: withdraw what it asked for."""
+        self._closed = True
+        self._endpoint.connections.discard(self)
+        self._waiting.clear()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.future.cancel()
+        # The parser holds bound methods of this object; without this the pair waits for the collector.
+        self._parser = None
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser."""
+        if self._closed:
+            return
+        self._since = self._endpoint.now
+        # A finished message resets the count, so what stays here belongs to an unfinished head.
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No protocol to upgrade to: the request was handled as HTTP/1.1, what follows is not.
+            self._close_after_answer()
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"not valid HTTP/1.1: {error}")
+        if self._head_bytes > MAX_HEAD_BYTES and not self._headers_done:
+            self._refuse(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes")
+
+    def eof_received(self) -> bool:
+        """A half-closed client counts as gone, since nothing else tells that it is."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not read: take no more requests from it."""
+        self._blocked = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._blocked = False
+        self._resume_reading()
+
+    # Called by the parser
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Check the announced length before the body is sent."""
+        self._headers_done = True
+        headers = self._headers
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self._endpoint.max_body_bytes:
+            self._refuse_body()
+        elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._closed:
+            return
+        if not self._body:
+            self._body = body
+            if len(body) <= self._endpoint.max_body_bytes:
+                return
+        elif not self._pieces:
+            self._pieces = [self._body, body]
+        else:
+            self._pieces.append(body)
+        self._body_bytes = (self._body_bytes or len(self._body)) + (len(body) if self._pieces else 0)
+        if self._body_bytes > self._endpoint.max_body_bytes:
+            self._refuse_body()
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        if self._closed:
+            return
+        parser = self._parser
+        request = Request(
+            parser.get_method(),
+            self._target,
+            self._headers,
+            b"".join(self._pieces) if self._pieces else self._body,
+            _LAST if not parser.should_keep_alive() else _KEEP if parser.get_http_version() == "1.0" else b"",
+        )
+        self._new_message()
+        if self._current is not None:
+            self._waiting.append(request)
+            if len(self._waiting) >= MAX_PIPELINED:
+                self._transport.pause_reading()
+        else:
+            self._start(request)
+
+    # Answering
+
+    def _start(self, request: Request) -> None:
+        answer = self._handler(request)
+        if type(answer) is Response:
+            self._send(request, answer)
+            return
+        assert isinstance(answer, Pending)
+        self._current = request
+        self._pending = answer
+        answer.future.add_done_callback(self._finished)
+
+    def _finished(self, future: asyncio.Future[Any]) -> None:
+        pending, request = self._pending, self._current
+        if pending is None or request is None:
+            if not future.cancelled():
+                future.exception()  # the client is gone; mark the outcome as seen
+            return
+        self._pending = None
+        self._send(request, pending.finish(future))
+        self._current = None
+        while self._waiting and self._current is None and not self._closed:
+            self._start(self._waiting.popleft())
+        if not self._closed:
+            self._resume_reading()
+
+    def _send(self, request: Request, response: Response) -> None:
+        connection = _LAST if self._endpoint.closing else request.connection
+        body = response.body
+        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
+            _STATUS_LINES[response.status],
+            response.content_type,
+            len(body),
+            response.headers,
+            self._endpoint.date,
+            connection,
+        )
+        if request.method == b"HEAD":
+            self._transport.write(head)
+        elif len(body) < _JOIN_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        if connection is _LAST:
+            self._close()
+
+    def _refuse_body(self) -> None:
+        limit = self._endpoint.max_body_bytes
+        self._refuse(413, f"the body is larger than {limit} bytes (server.max_body_bytes)")
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer a request that was not read to its end; what follows is not read any more."""
+        if self._closed:
+            return
+        if self._current is not None:
+            self._close_after_answer()
+            return
+        self._closed = True
+        self._linger_until = self._endpoint.now + _LINGER_S
+        self._send(Request(b"GET", b"", {}, connection=_LAST), self._endpoint.refusal(status, text))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _close_after_answer(self) -> None:
+        last = self._waiting[-1] if self._waiting else self._current
+        if last is None:
+            self._close()
+        else:
+            last.connection = _LAST
+
+    # Time and closing
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self._current is None
+
+    def check_time(self, now: float) -> None:
+        """Close a connection that is idle, or sends its request too slowly."""
+        if self._linger_until:
+            if now > self._linger_until:
+                self._transport.abort()
+        elif self._current is not None:
+            self._since = now
+        elif self._target or self._head_bytes:
+            self._slow_since = self._slow_since or now
+            if now - self._slow_since > self._endpoint.read_timeout_s:
+                self._refuse(408, f"the request did not arrive within {self._endpoint.read_timeout_s} s")
+        elif now - self._since > self._endpoint.keep_alive_timeout_s:
+            self._close()
+
+    def close_if_idle(self) -> None:
+        """Close between requests."""
+        if self._current is None:
+            self._close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        """Close after what was written has been sent."""
+        if not self._closed:
+            self._closed = True
+            self._transport.close()
+
+    def _resume_reading(self) -> None:
+        if not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
+            self._transport.resume_reading()
+
+    def _new_message(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._headers_done = False
+        self._head_bytes = 0
+        self._body = b""
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._slow_since = 0.0

@@ -1,0 +1,108 @@
+"""HTTP's table from error class to status, and the two forms of error bodies.
+
+Total over the classes of `hopline.errors`; a test walks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Any
+
+import orjson
+
+from hopline import errors
+from hopline.transports.http_connection import Response
+
+logger = logging.getLogger(__name__)
+
+HTTP_STATUS: dict[type[errors.HoplineError], int] = {
+    errors.HoplineError: 500,
+    errors.BadRequest: 400,
+    errors.NodeNotFound: 404,
+    errors.RequestTooLarge: 413,
+    errors.ModelNotFound: 404,
+    errors.ModelNotReady: 503,
+    errors.Overloaded: 503,
+    errors.Unavailable: 503,
+    errors.DeadlineExceeded: 504,
+    errors.ArtifactError: 422,
+    errors.ArtifactCorrupted: 422,
+    errors.SchemaMismatch: 422,
+    errors.GraphError: 500,
+    errors.FeatureNotFound: 500,
+    errors.PackagingError: 500,
+    errors.NotSplittable: 500,
+    errors.ParityError: 500,
+    errors.ConfigError: 500,
+    errors.RuntimeFailure: 500,
+}
+
+#: Failures that are the transport's own: no class of Hopline stands for them.
+TRANSPORT_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_encoding",
+    431: "request_too_large",
+    501: "not_enabled",
+}
+
+
+def http_status(error: errors.HoplineError) -> int:
+    """The status of an error; a subclass without its own line has its parent's."""
+    return next(HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS)
+
+
+def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:
+    """What the caller may know of any failure; an unexpected one is logged here, with its traceback."""
+    if isinstance(error, errors.HoplineError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return errors.Unavailable("the server gave the request up while shutting down")
+    logger.error("request %s failed", request_id, exc_info=error)
+    return errors.HoplineError(f"internal error; the server's log has it under request id {request_id}")
+
+
+def error_details(error: errors.HoplineError) -> dict[str, Any]:
+    """The attributes of an error that a client can act on."""
+    details: dict[str, Any] = {}
+    if isinstance(error, errors.NodeNotFound):
+        details["missing"] = list(error.missing)
+    if isinstance(error, errors.SchemaMismatch):
+        details["differences"] = list(error.differences)
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        details["retry_after_s"] = error.retry_after_s
+    return details
+
+
+def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: bool = False) -> Response:
+    """The response for an error.
+
+    Args:
+        error: what happened.
+        headers: header lines to carry along.
+        oip: the Open Inference Protocol's form, `{"error": "text"}`; else `{"error": {"code": …,
+            "message": …, details}}`.
+    """
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
+    headers += b"hopline-error: %b\r\n" % error.code.encode()
+    body: Any = str(error)
+    if not oip:
+        body = {"code": error.code, "message": str(error), **error_details(error)}
+    return Response(encode_json({"error": body}), http_status(error), headers=headers)
+
+
+def plain_error(status: int, text: str, headers: bytes = b"", *, oip: bool = False) -> Response:
+    """The response for a failure of the transport itself."""
+    body: Any = text if oip else {"code": TRANSPORT_CODES[status], "message": text}
+    return Response(encode_json({"error": body}), status, headers=headers)
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact JSON; NumPy arrays and integers beyond 64 bits included."""
+    return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY)

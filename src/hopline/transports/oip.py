@@ -1,0 +1,284 @@
+"""The Open Inference Protocol without a wire: tensors to `ScoreRequest`, `ScoreResult` to tensors.
+
+HTTP and gRPC translate to and from these. Inputs:
+
+    node_ids           INT64 or BYTES [n]       known nodes
+    src_ids, dst_ids   INT64 or BYTES [n]       pairs, for link models
+    features           FP32 [n, d]              unseen nodes, one row each, with
+    neighbors          INT64 or BYTES [total]   the ids of all their neighbours, one node after another, and
+    neighbor_counts    INT64 [n]                how many of them each node has
+    as_of              INT64 [1]                optional time cut
+
+Request parameters: `timeout` (microseconds, as Triton has it), `timeout_ms`, `on_missing`, `degraded`,
+`binary_data_output`; `priority` is taken and means nothing. Outputs are the model's, and `missing` BOOL
+[n] where `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hopline import __version__
+from hopline.errors import BadRequest
+from hopline.transports.interface import ScoringService
+from hopline.transports.tensors import Tensor, tensor_from_array
+from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
+
+SERVER_NAME = "hopline"
+PLATFORM = "hopline"
+EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "statistics")
+
+_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
+#: Parameters that stand for machinery which other servers have.
+_REFUSED = {
+    "sequence_id": "sequences are not supported: requests have no state",
+    "sequence_start": "sequences are not supported: requests have no state",
+    "sequence_end": "sequences are not supported: requests have no state",
+    "shared_memory_region": "shared memory is not supported; send the data in the request",
+    "classification": "the classification extension is not supported; ask for output 'label' or 'probabilities'",
+}
+_IGNORED = {"binary_data_output", "priority", "timeout", "timeout_ms", "on_missing", "degraded"}
+_TYPES = {"BYTES": "TYPE_STRING"}
+
+
+def request_from_tensors(
+    model: str,
+    version: str,
+    tensors: Sequence[Tensor],
+    outputs: Iterable[str],
+    parameters: Mapping[str, Any],
+    request_id: str,
+    deadline: float | None = None,
+) -> ScoreRequest:
+    """Read an inference request.
+
+    Args:
+        model, version: as named by the caller; "" lets the server choose the version.
+        tensors: the inputs.
+        outputs: names of the requested outputs; none means the model's default.
+        parameters: of the request.
+        request_id: for logs.
+        deadline: the call's own, on time.monotonic()'s clock.
+
+    Raises:
+        BadRequest: unknown or repeated inputs, wrong shapes or types, unknown parameters.
+    """
+    inputs = {tensor.name: tensor for tensor in tensors}
+    if len(inputs) != len(tensors):
+        raise BadRequest(f"an input is named twice: {', '.join(tensor.name for tensor in tensors)}")
+    unknown = [name for name in inputs if name not in _INPUTS]
+    if unknown:
+        raise BadRequest(f"unexpected input {unknown[0]!r}; inputs are {', '.join(_INPUTS)}")
+    check_parameters(parameters)
+    on_missing = parameters.get("on_missing", "error")
+    if on_missing not in ("error", "null"):
+        raise BadRequest(f"parameter on_missing must be 'error' or 'null', not {on_missing!r}")
+    degraded = parameters.get("degraded", "allow")
+    if degraded not in ("allow", "refuse"):
+        raise BadRequest(f"parameter degraded must be 'allow' or 'refuse', not {degraded!r}")
+    nodes = inputs["node_ids"].ids() if "node_ids" in inputs else ()
+    return ScoreRequest(
+        model,
+        nodes,
+        _inline_nodes(inputs),
+        _pairs(inputs),
+        version or None,
+        # `missing` comes with the answer whenever there is something to tell.
+        tuple(name for name in outputs if name != "missing"),
+        _as_of(inputs),
+        on_missing,
+        _deadline(parameters, deadline),
+        request_id,
+        degraded,
+    )
+
+
+def tensors_from_result(result: ScoreResult) -> list[Tensor]:
+    """The answer's outputs, and `missing` where an id was unknown."""
+    missing = result.missing
+    if missing is None:
+        return [tensor_from_array(name, array) for name, array in result.outputs.items()]
+    tensors = [tensor_from_array(name, _blanked(array, missing)) for name, array in result.outputs.items()]
+    return [*tensors, tensor_from_array("missing", missing)]
+
+
+def answer_parameters(result: ScoreResult) -> dict[str, str]:
+    """What an answer tells beside its tensors."""
+    parameters = {"graph_version": result.graph_version}
+    if result.degraded:
+        parameters["degraded"] = ",".join(result.degraded)
+    return parameters
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Refuse what would silently not happen.
+
+    Raises: BadRequest: an extension that there is not, or an unknown parameter.
+    """
+    for name, value in parameters.items():
+        if name in _REFUSED:
+            if value:  # clients send zeros for what they do not use
+                raise BadRequest(f"parameter {name!r}: {_REFUSED[name]}")
+        elif name not in _IGNORED and not name.startswith("triton_"):
+            raise BadRequest(f"unknown parameter {name!r}; known are {', '.join(sorted(_IGNORED))}")
+
+
+def server_metadata() -> dict[str, Any]:
+    """Name, version and extensions of the server."""
+    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(info: ModelInfo) -> dict[str, Any]:
+    """ModelMetadataResponse."""
+    return {
+        "name": info.name,
+        "versions": list(info.versions),
+        "platform": PLATFORM,
+        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in info.inputs],
+        "outputs": [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in info.outputs],
+    }
+
+
+def model_config(info: ModelInfo) -> dict[str, Any]:
+    """ModelConfig, as far as clients read it.
+
+    `max_batch_size` is 0: shapes are whole, a request brings any number of nodes, and the server batches
+    requests of any sizes by itself.
+    """
+    return {
+        "name": info.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "version_policy": {"all": {}},
+        "max_batch_size": 0,
+        "input": [
+            {
+                "name": tensor.name,
+                "data_type": _config_type(tensor.datatype),
+                "dims": list(tensor.shape),
+                "optional": tensor.optional,
+            }
+            for tensor in info.inputs
+        ],
+        "output": [
+            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": list(tensor.shape)}
+            for tensor in info.outputs
+        ],
+        "dynamic_batching": {},
+        "parameters": {
+            "graph_version": {"string_value": info.graph_version},
+            "kind": {"string_value": info.kind},
+            "id_kind": {"string_value": info.id_kind},
+        },
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def repository_index(service: ScoringService, *, ready_only: bool = False) -> list[dict[str, str]]:
+    """Every version of every model with its state."""
+    index = []
+    for name in service.model_names():
+        for version in service.describe(name).versions:
+            info = service.describe(name, version)
+            if not ready_only or info.state == "READY":
+                index.append({"name": name, "version": version, "state": info.state, "reason": info.reason})
+    return index
+
+
+def model_is_ready(service: ScoringService, name: str, version: str | None) -> bool:
+    """Whether requests for this version would be accepted.
+
+    Raises: ModelNotFound.
+    """
+    return service.describe(name, version).state == "READY" and service.ready()
+
+
+def all_statistics(service: ScoringService, name: str | None, version: str | None) -> list[dict[str, Any]]:
+    """ModelStatistics of one model or of all.
+
+    Raises: ModelNotFound.
+    """
+    names = service.model_names() if name is None else (name,)
+    if name is not None:
+        service.describe(name, version)
+    rows = [dict(row) for each in names for row in service.statistics(each)]
+    return [row for row in rows if version is None or row.get("version") == version]
+
+
+def _inline_nodes(inputs: Mapping[str, Tensor]) -> Sequence[InlineNode]:
+    if "features" not in inputs:
+        for name in ("neighbors", "neighbor_counts"):
+            if name in inputs:
+                raise BadRequest(f"input {name!r} needs input 'features' beside it")
+        return ()
+    rows = inputs["features"].rows()
+    if ("neighbors" in inputs) != ("neighbor_counts" in inputs):
+        raise BadRequest("inputs 'neighbors' and 'neighbor_counts' go together")
+    if "neighbors" not in inputs:
+        return [InlineNode(row) for row in rows]
+    ids, counts = inputs["neighbors"].ids(), inputs["neighbor_counts"].integers()
+    if len(counts) != len(rows):
+        raise BadRequest(f"'neighbor_counts' has {len(counts)} values for {len(rows)} rows of 'features'")
+    if (counts < 0).any() or (counts > len(ids)).any() or int(counts.sum()) != len(ids):
+        raise BadRequest(f"'neighbor_counts' must add up to the {len(ids)} ids in 'neighbors'")
+    ends = np.cumsum(counts).tolist()
+    return [
+        InlineNode(row, {"": ids[end - count : end]})
+        for row, count, end in zip(rows, counts.tolist(), ends, strict=True)
+    ]
+
+
+def _pairs(inputs: Mapping[str, Tensor]) -> tuple[Any, Any] | None:
+    if "src_ids" not in inputs and "dst_ids" not in inputs:
+        return None
+    for name in ("src_ids", "dst_ids"):
+        if name not in inputs:
+            raise BadRequest(f"input {name!r} is missing; pairs need 'src_ids' and 'dst_ids'")
+    if "node_ids" in inputs:
+        raise BadRequest("send either 'node_ids' or 'src_ids' and 'dst_ids'")
+    src, dst = inputs["src_ids"].ids(), inputs["dst_ids"].ids()
+    if len(src) != len(dst):
+        raise BadRequest(f"'src_ids' has {len(src)} ids and 'dst_ids' has {len(dst)}")
+    return src, dst
+
+
+def _as_of(inputs: Mapping[str, Tensor]) -> int | None:
+    if "as_of" not in inputs:
+        return None
+    values = inputs["as_of"].integers()
+    if len(values) != 1:
+        raise BadRequest(f"'as_of' holds {len(values)} values; one is needed")
+    return int(values[0])
+
+
+def _deadline(parameters: Mapping[str, Any], deadline: float | None) -> float | None:
+    for name, scale in (("timeout", 1e-6), ("timeout_ms", 1e-3)):
+        value = parameters.get(name)
+        if value is None or (name == "timeout" and value == 0):  # Triton's 0 means none
+            continue
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                value = -1
+        if not isinstance(value, int | float) or not value > 0:
+            raise BadRequest(f"parameter {name!r} must be a positive number, not {parameters[name]!r}")
+        end = time.monotonic() + value * scale
+        deadline = end if deadline is None else min(deadline, end)
+    return deadline
+
+
+def _blanked(array: AnyArray, missing: AnyArray) -> AnyArray:
+    if array.dtype.kind not in "fi":
+        return array
+    array = array.copy()
+    array[missing] = np.nan if array.dtype.kind == "f" else -1
+    return array
+
+
+def _config_type(datatype: str) -> str:
+    return _TYPES.get(datatype, f"TYPE_{datatype}")

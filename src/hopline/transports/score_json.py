@@ -1,0 +1,179 @@
+"""The JSON of `POST /v1/models/<m>/score`: body to `ScoreRequest`, `ScoreResult` to answer.
+
+Typed decoding (msgspec) names the place of what is wrong. Arrays are written by orjson, which reads
+them in place and writes float32 in the shortest form that reads back as the same float32: 0.1, where
+going through Python floats gives 0.10000000149011612. Measured for [1024, 2]: 108 µs and 24 kB, against
+196 µs and 42 kB for `tolist` and msgspec.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import orjson
+
+from hopline.errors import BadRequest
+from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
+
+_Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Id: TypeAlias = _Int64 | str
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class InlineBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A node that the graph does not have. Lists stand for the only edge type, mappings name them."""
+
+    features: list[float]
+    neighbors: list[_Id] | dict[str, list[_Id]] = []
+    id: _Id | None = None
+    edge_attr: list[list[float]] | dict[str, list[list[float]]] = []
+    edge_weight: list[float] | dict[str, list[float]] = []
+
+
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a score request; see docs/http.md."""
+
+    nodes: list[_Id] = []
+    inline: list[InlineBody] = []
+    pairs: list[tuple[_Id, _Id]] | None = None
+    outputs: tuple[str, ...] = ()
+    as_of: _Int64 | None = None
+    on_missing: Literal["error", "null"] = "error"
+    timeout_ms: float | None = None
+    version: str | None = None
+    degraded: Literal["allow", "refuse"] = "allow"
+
+
+_decode = msgspec.json.Decoder(ScoreBody).decode
+
+
+def decode_score(body: bytes) -> ScoreBody:
+    """Read a body.
+
+    Raises:
+        BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path).
+    """
+    try:
+        return _decode(body)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def score_request(
+    model: str, version: str | None, body: ScoreBody, deadline: float | None, request_id: str
+) -> ScoreRequest:
+    """The transport-neutral request.
+
+    Args:
+        model: from the path.
+        version: from the path; must not contradict the body's.
+        body: as decoded.
+        deadline: on time.monotonic()'s clock.
+        request_id: for logs.
+
+    Raises:
+        BadRequest: path and body name different versions.
+    """
+    if body.version is not None:
+        if version is not None and version != body.version:
+            raise BadRequest(f"the path says version {version!r}, the body {body.version!r}")
+        version = body.version
+    pairs = body.pairs
+    return ScoreRequest(
+        model,
+        body.nodes,
+        [_inline_node(node) for node in body.inline] if body.inline else (),
+        None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
+        version,
+        body.outputs,
+        body.as_of,
+        body.on_missing,
+        deadline,
+        request_id,
+        body.degraded,
+    )
+
+
+def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -> float | None:
+    """The earlier of the two time limits that a request may name, as an absolute time.
+
+    Raises:
+        BadRequest: not a positive number.
+    """
+    if header is not None:
+        try:
+            limit = float(header)
+        except ValueError:
+            limit = math.nan
+        if not limit > 0:
+            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {header!r}")
+        timeout_ms = limit if timeout_ms is None else min(limit, timeout_ms)
+    if timeout_ms is None:
+        return None
+    if not timeout_ms > 0:
+        raise BadRequest(f"timeout_ms must be a positive number of milliseconds, not {timeout_ms}")
+    return now + timeout_ms / 1000
+
+
+def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
+    """The answer's body; rows of unknown nodes are null and their ids are listed in `missing`."""
+    missing = result.missing
+    parts = [
+        b'"%b":%b' % (name.encode(), encode_rows(array) if missing is None else _with_nulls(array, missing))
+        for name, array in result.outputs.items()
+    ]
+    degraded = b"[]" if not result.degraded else orjson.dumps(result.degraded)
+    head = _answer_head(result.model, result.version, result.graph_version)
+    tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
+    return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)
+
+
+def encode_rows(array: AnyArray) -> bytes:
+    """An array as nested JSON lists; NaN and infinities become null."""
+    if array.dtype.kind in "OUS":
+        return orjson.dumps(array.tolist())
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return orjson.dumps(array, option=_NUMPY)
+
+
+@functools.lru_cache(maxsize=256)
+def _answer_head(model: str, version: str, graph_version: str) -> bytes:
+    head = orjson.dumps({"model": model, "version": version, "graph_version": graph_version})
+    return head[:-1] + b","
+
+
+def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
+    array = np.ascontiguousarray(array)
+    rows = array.tolist() if array.dtype.kind in "OUS" else array
+    return orjson.dumps([None if gone else row for gone, row in zip(missing, rows, strict=True)], option=_NUMPY)
+
+
+def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
+    ids: Any = request.nodes if request.pairs is None else list(zip(*request.pairs, strict=True))
+    return orjson.dumps([ids[index] for index in np.flatnonzero(missing).tolist()])
+
+
+def _inline_node(node: InlineBody) -> InlineNode:
+    return InlineNode(
+        node.features,
+        _by_edge_type(node.neighbors),
+        node.id,
+        _by_edge_type(node.edge_attr),
+        _by_edge_type(node.edge_weight),
+    )
+
+
+def _by_edge_type(value: Any) -> Any:
+    """A bare list belongs to the node type's only edge type, whose key is left empty."""
+    if isinstance(value, dict):
+        return value
+    return {"": value} if value else {}

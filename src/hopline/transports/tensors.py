@@ -1,0 +1,210 @@
+"""Tensors of the Open Inference Protocol, whatever carried them.
+
+Both transports share this: HTTP brings JSON or binary data, gRPC raw or typed contents. Knows the
+protocol's datatypes, nothing of models.
+
+BYTES elements are each preceded by their length, 4 bytes little-endian (the protocol's "Binary Tensor
+Data" extension).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import BadRequest
+from hopline.types import AnyArray, FloatArray, IdArray
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+#: Above these a float no longer tells neighbouring integers apart.
+_EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor.
+
+    Attributes:
+        datatype: protocol name.
+        shape: as sent.
+        values: flat array in the datatype's dtype, or for BYTES a list of bytes.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: AnyArray | list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def ids(self) -> list[str] | IdArray:
+        """As external ids: str for BYTES, int64 for numbers where nothing is lost.
+
+        Raises: BadRequest: not [n] or [n, 1], not whole numbers, beyond 64 bits, not UTF-8.
+        """
+        if not (len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)):
+            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n] or [n, 1] is needed")
+        if isinstance(self.values, list):
+            try:
+                return [value.decode() for value in self.values]
+            except UnicodeDecodeError as error:
+                raise BadRequest(f"tensor {self.name!r} holds ids that are not UTF-8: {error}") from None
+        return self.integers()
+
+    def integers(self) -> IdArray:
+        """As int64 [n].
+
+        Raises: BadRequest: not whole numbers, or beyond 64 bits.
+        """
+        values = self.values
+        if isinstance(values, list) or values.dtype.kind == "b":
+            raise BadRequest(f"tensor {self.name!r} is {self.datatype}; INT64 is needed")
+        if values.dtype.kind == "f":
+            limit = _EXACT[self.datatype]
+            lossless = bool((np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) <= limit)).all())
+            if not lossless:
+                raise BadRequest(
+                    f"tensor {self.name!r} is {self.datatype} and holds values that are not whole numbers "
+                    f"up to {limit}; send INT64"
+                )
+        elif self.datatype == "UINT64" and (values > np.uint64(2**63 - 1)).any():
+            raise BadRequest(f"tensor {self.name!r} holds values above 2^63 - 1; send INT64")
+        return values.astype(np.int64)
+
+    def rows(self) -> FloatArray:
+        """As float32 [n, d].
+
+        Raises: BadRequest: not two-dimensional or not numbers.
+        """
+        if isinstance(self.values, list) or self.values.dtype.kind == "b":
+            raise BadRequest(f"tensor {self.name!r} is {self.datatype}; FP32 is needed")
+        if len(self.shape) != 2:
+            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n, features] is needed")
+        return self.values.astype(np.float32).reshape(self.shape)
+
+
+def tensor_from_array(name: str, array: AnyArray) -> Tensor:
+    """An output as a tensor; strings become BYTES."""
+    if array.dtype.kind in "OUS":
+        values = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
+        return Tensor(name, "BYTES", array.shape, values)
+    datatype = _NAMES.get(array.dtype)
+    if datatype is None:
+        raise TypeError(f"output {name!r} has dtype {array.dtype}, which the protocol has no name for")
+    return Tensor(name, datatype, array.shape, np.ascontiguousarray(array).ravel())
+
+
+def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """A shape and its number of elements.
+
+    Raises: BadRequest: no dimension, or a negative one.
+    """
+    if not shape or any(size < 0 for size in shape):
+        raise BadRequest(f"tensor {name!r} has shape {list(shape)}; positive dimensions are needed")
+    return tuple(shape), math.prod(shape)
+
+
+def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+    """A tensor from binary data.
+
+    Raises: BadRequest: unknown datatype, or the bytes do not match the shape.
+    """
+    dims, count = checked_shape(name, shape)
+    if datatype == "BYTES":
+        return Tensor(name, datatype, dims, _split_bytes(name, count, data))
+    dtype = _dtype(name, datatype)
+    if len(data) != count * dtype.itemsize:
+        raise BadRequest(
+            f"tensor {name!r} {datatype}{list(dims)} needs {count * dtype.itemsize} bytes, {len(data)} were sent"
+        )
+    return Tensor(name, datatype, dims, np.frombuffer(data, dtype=dtype))
+
+
+def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
+    """A tensor from Python values: JSON data (nested or flat) or gRPC typed contents.
+
+    Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
+    """
+    dims, count = checked_shape(name, shape)
+    flat = _flatten(values)
+    if len(flat) != count:
+        raise BadRequest(f"tensor {name!r} has shape {list(dims)}, so {count} values, but {len(flat)} were sent")
+    if datatype == "BYTES":
+        return Tensor(name, datatype, dims, [_as_bytes(name, value) for value in flat])
+    dtype = _dtype(name, datatype)
+    wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[dtype.kind]
+    for value in flat:
+        if not isinstance(value, wanted) or (isinstance(value, bool) and dtype.kind != "b"):
+            raise BadRequest(f"tensor {name!r} is {datatype} but holds {value!r}")
+    try:
+        array = np.array(flat, dtype=dtype)
+    except (OverflowError, ValueError):
+        raise BadRequest(f"tensor {name!r} holds values that do not fit {datatype}") from None
+    return Tensor(name, datatype, dims, array)
+
+
+def encode_raw(tensor: Tensor) -> bytes:
+    """Binary data of a tensor."""
+    if isinstance(tensor.values, list):
+        return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
+    return tensor.values.tobytes()
+
+
+def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    dtype = _DTYPES.get(datatype)
+    if dtype is None:
+        raise BadRequest(f"tensor {name!r} has datatype {datatype!r}; known are {', '.join(_DTYPES)}, BYTES")
+    return dtype
+
+
+def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]:
+    values: list[bytes] = []
+    view, at, end = memoryview(data), 0, len(data)
+    while at < end:
+        if at + 4 > end:
+            raise BadRequest(f"tensor {name!r}: byte {at} begins a length, but only {end - at} bytes follow")
+        (length,) = struct.unpack_from("<I", view, at)
+        at += 4
+        if length > end - at:
+            raise BadRequest(f"tensor {name!r}: a value of {length} bytes begins at {at}, {end - at} follow")
+        values.append(bytes(view[at : at + length]))
+        at += length
+    if len(values) != count:
+        raise BadRequest(f"tensor {name!r} needs {count} BYTES values, {len(values)} were sent")
+    return values
+
+
+def _flatten(values: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = list(values)
+    # Each pass opens one level of nesting; JSON of any depth costs one pass for each level.
+    while any(isinstance(value, list) for value in flat):
+        flat = [item for value in flat for item in (value if isinstance(value, list) else [value])]
+    return flat
+
+
+def _as_bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise BadRequest(f"tensor {name!r} is BYTES but holds {value!r}")

@@ -1,0 +1,154 @@
+"""The values that cross module boundaries. Imports nothing of Hopline.
+
+Ids come in three kinds, always qualified: `external_ids` are the caller's (integers or strings),
+`global_ids` are row numbers of a node type in a snapshot, `local_ids` are positions in a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+IdArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+AnyArray = NDArray[Any]
+
+ExternalId = int | str
+ExternalIds = Sequence[int] | Sequence[str] | IdArray
+
+#: What a request may ask for. `score` is the model's own default (probability of the positive
+#: class, class probabilities, regression value or link probability).
+OutputName = Literal["embedding", "logits", "probabilities", "label"]
+OnMissing = Literal["error", "null"]
+
+
+@dataclass(frozen=True, slots=True)
+class InlineNode:
+    """A node that the graph does not have, described by the request itself.
+
+    Attributes:
+        features: float [dim], the node's feature row.
+        neighbors: edge type key -> external ids of its in-neighbours (known nodes, or ids of other
+            inline nodes of the same request). The edge type may be left as "" where the node type
+            has exactly one incoming edge type.
+        id: the caller's name for it; needed only where another inline node refers to it.
+        edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes.
+        edge_weight: edge type key -> float [n_neighbors], where the model reads edge weights.
+    """
+
+    features: Sequence[float] | FloatArray
+    neighbors: Mapping[str, ExternalIds] = field(default_factory=dict)
+    id: ExternalId | None = None
+    edge_attr: Mapping[str, Any] = field(default_factory=dict)
+    edge_weight: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One scoring request, whatever transport brought it.
+
+    Exactly one of these is asked for: `nodes` and/or `inline` (node models), or `pairs` (link
+    models). Answer rows are in request order: nodes first, then inline nodes.
+
+    Attributes:
+        model: model name.
+        nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
+        inline: nodes that the graph does not have.
+        pairs: (source ids, destination ids) of equal length, for link scores.
+        version: a version of the model; None lets the rollout choose.
+        outputs: what to answer; empty means the model's default outputs.
+        as_of: only edges with time <= as_of count (same unit as the graph's edge times).
+        on_missing: "error" fails the request naming all unknown ids; "null" answers null for them.
+        deadline: absolute time on `time.monotonic()`'s clock, seconds; None means the server's
+            default.
+        request_id: for logs and traces.
+        degraded: "allow" takes an answer from a lower rung of the degradation ladder, "refuse" would
+            rather have Unavailable.
+    """
+
+    model: str
+    nodes: ExternalIds = ()
+    inline: Sequence[InlineNode] = ()
+    pairs: tuple[ExternalIds, ExternalIds] | None = None
+    version: str | None = None
+    outputs: tuple[str, ...] = ()
+    as_of: int | None = None
+    on_missing: OnMissing = "error"
+    deadline: float | None = None
+    request_id: str = ""
+    degraded: Literal["allow", "refuse"] = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """The answer to one request.
+
+    Attributes:
+        model, version: which model version answered.
+        graph_version: id of the snapshot it was computed on.
+        outputs: output name -> array with one row for each requested item, in request order
+            (embedding float32 [n, d]; logits float32 [n, c]; probabilities float32 [n, c] or [n];
+            label int64 [n]).
+        missing: bool [n], rows that are null because the node is unknown; None when none is.
+        degraded: rungs of the degradation ladder that the answer stands on; empty at full quality.
+        timings_ms: stage -> milliseconds ("queue", "compute", ...).
+    """
+
+    model: str
+    version: str
+    graph_version: str
+    outputs: Mapping[str, AnyArray]
+    missing: NDArray[np.bool_] | None = None
+    degraded: tuple[str, ...] = ()
+    timings_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A named tensor of a model's interface, in Open Inference Protocol terms.
+
+    Attributes:
+        datatype: OIP name: INT64, BYTES, FP32.
+        shape: -1 where it varies.
+        optional: may be left out of a request.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a transport tells about one model version.
+
+    Attributes:
+        versions: all versions of the model that can be asked for.
+        version: the one described.
+        state: "READY", "LOADING", "UNAVAILABLE".
+        reason: why it is not ready, else "".
+        kind: "node" (takes `node_ids`) or "link" (takes `src_ids` and `dst_ids`).
+        id_kind: "int" or "string": what external ids of the model's node type are.
+        inputs, outputs: the OIP interface.
+        default_outputs: what an empty `ScoreRequest.outputs` stands for.
+        graph_version: snapshot id served.
+        properties: anything else worth showing (task, fanouts, classes, parity …), JSON-able.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    version: str
+    state: str
+    reason: str
+    kind: Literal["node", "link"]
+    id_kind: Literal["int", "string"]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    default_outputs: tuple[str, ...]
+    graph_version: str
+    properties: Mapping[str, Any] = field(default_factory=dict)
