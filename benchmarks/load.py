@@ -77,7 +77,9 @@ def run(port: int, request: Request, *, connections: int, seconds: float, num_id
     command = ["wrk", "-t1", f"-c{connections}", f"-d{whole_seconds}s", "--timeout", "10s"]
     command += ["-s", str(script), f"http://127.0.0.1:{port}{request.path}", "--"]
     command += [request.path, before, after, str(num_ids), str(seed), request.method]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=whole_seconds + 30, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=whole_seconds + 30, check=False
+    )
     if result.returncode != 0:
         raise WrkFailed(f"wrk exited with {result.returncode}: {result.stdout}{result.stderr}".strip())
     facts = json.loads(result.stdout.strip().splitlines()[-1])

@@ -16,13 +16,14 @@ def _first(path: str, key: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
 
 
-def machine() -> dict[str, str | int]:
-    """Processor, cores, memory and interpreter; never a host name."""
+def machine() -> dict[str, str | int | float]:
+    """Processor, cores, memory, interpreter and load average now; never a host name."""
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": os.cpu_count() or 0,
         "memory": _first("/proc/meminfo", "MemTotal"),
         "system": f"{platform.system()} {platform.release()}",
+        "load_average_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
 

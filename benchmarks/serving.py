@@ -89,19 +89,24 @@ def is_installed(peer: Peer) -> bool:
     return done.returncode == 0
 
 
+def measure_peer_once(bench: Bench, peer: Peer, connections: int, extra: tuple[str, ...]) -> Load:
+    """Start a fresh server with the extra arguments, and measure one load on it."""
+    port = free_port()
+    command = [bench_python(), "-m", peer.module, "--workload", str(bench.folder)]
+    command += ["--port", str(port), *extra]
+    with serve(
+        command, port, peer.request, num_outputs=bench.num_outputs, environment=peer.environment
+    ) as server:
+        bench.warm_up(server, peer.request, connections)
+        return bench.measure(server, peer.request, connections)
+
+
 def measure_peer(bench: Bench, peer: Peer) -> Row:
     """A fresh server for each load, tuned for that load where the peer says so."""
-    loads: list[Load] = []
-    for connections, extra in ((1, peer.c1_args), (32, peer.c32_args)):
-        port = free_port()
-        command = [bench_python(), "-m", peer.module, "--workload", str(bench.folder)]
-        command += ["--port", str(port), *extra]
-        with serve(
-            command, port, peer.request, num_outputs=bench.num_outputs, environment=peer.environment
-        ) as server:
-            bench.warm_up(server, peer.request, connections)
-            loads.append(bench.measure(server, peer.request, connections))
-    return Row(*loads)
+    return Row(
+        c1=measure_peer_once(bench, peer, 1, peer.c1_args),
+        c32=measure_peer_once(bench, peer, 32, peer.c32_args),
+    )
 
 
 def measure_hopline(bench: Bench) -> tuple[Row, Row]:
@@ -170,6 +175,8 @@ def main() -> int:
     if unknown := set(peers) - set(PEERS):
         parser.error(f"unknown peers: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     load.require_wrk()
+    if (busy := os.getloadavg()[0]) > 0.5:
+        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
     sizes = workload.SMALL if args.small else workload.FULL
     seconds = args.seconds or (5.0 if args.quick else 20.0)
     bench = Bench(

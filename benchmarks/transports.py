@@ -98,7 +98,9 @@ def measure(name: str, connections: int, seconds: int) -> dict[str, float]:
             command = ["wrk", "-t1", f"-c{connections}", "--latency", "-s", str(script), url]
             subprocess.run([*command, "-d1s"], check=True, capture_output=True)
             before = _cpu_s(server.pid)
-            text = subprocess.run([*command, f"-d{seconds}s"], check=True, capture_output=True, text=True).stdout
+            text = subprocess.run(
+                [*command, f"-d{seconds}s"], check=True, capture_output=True, text=True
+            ).stdout
             used = _cpu_s(server.pid) - before
     finally:
         server.terminate()
@@ -138,7 +140,9 @@ def main() -> None:
     for name in servers:
         results[name] = {f"c{n}": measure(name, n, options.seconds) for n in (1, 32)}
         for load, row in results[name].items():
-            print(f"{name:>10} {load:>4}  {row['rps']:>9.0f} req/s  p50 {row['p50_ms']} ms  p99 {row['p99_ms']} ms  {row['cpu_us']} µs CPU")
+            print(
+                f"{name:>10} {load:>4}  {row['rps']:>9.0f} req/s  p50 {row['p50_ms']} ms  p99 {row['p99_ms']} ms  {row['cpu_us']} µs CPU"
+            )
     ratio = results["hopline"]["c32"]["rps"] / results["asgi_echo"]["c32"]["rps"]
     print(json.dumps({**results, "ratio_c32_rps": round(ratio, 2)}))
 

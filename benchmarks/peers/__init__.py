@@ -39,11 +39,13 @@ PEERS: dict[str, Peer] = {
         module="benchmarks.peers.litserve_pyg",
         imports=(*_PYG, "litserve"),
         request=Request("/predict", _NODE),
+        c1_args=("--max-batch-size", "1"),
     ),
     "triton_pyg": Peer(
         module="benchmarks.peers.triton_pyg",
         imports=(*_PYG, "pytriton"),
         request=Request("/v2/models/sage/infer", _OIP),
+        c32_args=("--queue-delay-us", "5000"),
     ),
     "ray_pyg": Peer(
         module="benchmarks.peers.ray_pyg",

@@ -23,6 +23,8 @@ from torch_sparse import SparseTensor
 
 # pyg-lib, which PyG would rather sample with, is not on PyPI; torch-sparse is.
 warnings.filterwarnings("ignore", message=".*without a 'pyg-lib' installation.*")
+# torch-sparse hands its matrices to torch's CSR kernels, which torch calls beta, once per process.
+warnings.filterwarnings("ignore", message=".*(Sparse CSR tensor|Sparse invariant).*")
 
 
 class Sage(torch.nn.Module):
@@ -67,6 +69,11 @@ class Scorer:
     """The graph, the features and the model in memory; `score` is all that a server calls."""
 
     def __init__(self, workload: Path, num_threads: int) -> None:
+        """Load a workload folder.
+
+        Args:
+            num_threads: torch's; one is best here, as wrk and the front end need the other core.
+        """
         torch.set_num_threads(num_threads)
         facts = json.loads((workload / "workload.json").read_text())
         self.features = torch.from_numpy(np.load(workload / "features.npy"))

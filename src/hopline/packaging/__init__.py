@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hopline.packaging.package import package
+    from hopline.packaging.packager import package
     from hopline.packaging.report import PackageReport
 
 __all__ = ["PackageReport", "package"]
@@ -14,7 +14,7 @@ __all__ = ["PackageReport", "package"]
 def __getattr__(name: str) -> Any:
     if name == "package":
         try:
-            from hopline.packaging.package import package
+            from hopline.packaging.packager import package
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in ("torch", "torch_geometric", "onnx", "onnxscript"):
                 raise

@@ -88,9 +88,22 @@ def export(
             )
             if program is None:
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
+            _anonymous(program.model)
             program.save(str(path), external_data=False)
     except (RuntimeError, ValueError, TypeError, AttributeError, torch.onnx.errors.OnnxExporterError) as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
+
+
+def _anonymous(model: Any) -> None:
+    """Drop the exporter's notes: stack traces with paths of this machine, several times the weights."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
 
 
 def _first_lines(error: BaseException) -> str:

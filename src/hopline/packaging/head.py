@@ -78,7 +78,7 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
     if traced.values[output].dim() == 1:
         result = graph.call_method("unsqueeze", (result, 1))
     graph.output(result)
-    return fx.GraphModule(traced.module, graph)
+    return fx.GraphModule(traced.module, graph).eval()
 
 
 class Columns(nn.Module):
@@ -87,6 +87,7 @@ class Columns(nn.Module):
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
         self.head = head
+        self.eval()
 
     def forward(self, *rows: Tensor) -> Tensor:
         """float32 [n, c]."""

@@ -183,7 +183,7 @@ class _Builder:
         rows = [self._flat(value, self._emit(value)) for value in self.plan.values]
         self.graph.output(rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1}))
         self.graph.lint()
-        self.plan.module = fx.GraphModule(self.traced.module, self.graph)
+        self.plan.module = fx.GraphModule(self.traced.module, self.graph).eval()
         self.plan.inputs = tuple(self.inputs)
 
     def _input(self, kind: str, **fields: Any) -> fx.Node:

@@ -39,7 +39,7 @@ def sample_positions(
         return np.arange(start, end)
     if mode == "recent":
         return np.arange(end - fanout, end)
-    node_key = mix((node * _GOLDEN + key) & _MASK)
+    node_key = mix((int(node) * _GOLDEN + key) & _MASK)
     if mode == "uniform":
         return start + np.array(_floyd(n, fanout, node_key), np.int64)
     assert adjacency.weight is not None

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
+from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from hopline.errors import BadRequest, Overloaded, Unavailable
+from hopline.errors import BadRequest, ModelNotFound, Overloaded, Unavailable
 from hopline.transports import oip
 from hopline.transports.grpc_errors import grpc_code
-from hopline.transports.http_errors import as_hopline_error
+from hopline.transports.failure import as_hopline_error
 from hopline.transports.interface import ScoringService
 from hopline.transports.proto import message, methods
 from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
@@ -227,7 +227,7 @@ class GrpcApp:
     async def _health_check(self, request: Any, context: Any) -> Any:
         status = self._health_status(request.service)
         if status == _SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+            raise ModelNotFound(f"no service {request.service!r}; there is {INFERENCE}")
         return message("grpc.health.v1.HealthCheckResponse")(status=status)
 
     async def _health_watch(self, request: Any, context: Any) -> AsyncIterator[Any]:

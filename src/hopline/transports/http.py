@@ -26,7 +26,8 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
 from hopline.transports.http_connection import Pending, Request, Response
-from hopline.transports.http_errors import as_hopline_error, encode_json, error_response, plain_error
+from hopline.transports.failure import as_hopline_error
+from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.interface import ScoringService, submitter
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
 from hopline.transports.pages import index_page

@@ -188,6 +188,16 @@ class HttpConnection(asyncio.Protocol):
         self._linger_until = 0.0
         self._new_message()
 
+    def _new_message(self) -> None:
+        self._target: bytes = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._headers_done = False
+        self._head_bytes: int = 0
+        self._body: bytes = b""
+        self._pieces: list[bytes] = []
+        self._body_bytes: int = 0
+        self._slow_since: float = 0.0
+
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -406,13 +416,3 @@ class HttpConnection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
             self._transport.resume_reading()
-
-    def _new_message(self) -> None:
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._headers_done = False
-        self._head_bytes = 0
-        self._body = b""
-        self._pieces: list[bytes] = []
-        self._body_bytes = 0
-        self._slow_since = 0.0

@@ -5,8 +5,6 @@ Total over the classes of `hopline.errors`; a test walks them.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 from typing import Any
 
@@ -14,8 +12,6 @@ import orjson
 
 from hopline import errors
 from hopline.transports.http_connection import Response
-
-logger = logging.getLogger(__name__)
 
 HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.HoplineError: 500,
@@ -55,16 +51,6 @@ TRANSPORT_CODES = {
 def http_status(error: errors.HoplineError) -> int:
     """The status of an error; a subclass without its own line has its parent's."""
     return next(HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS)
-
-
-def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:
-    """What the caller may know of any failure; an unexpected one is logged here, with its traceback."""
-    if isinstance(error, errors.HoplineError):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        return errors.Unavailable("the server gave the request up while shutting down")
-    logger.error("request %s failed", request_id, exc_info=error)
-    return errors.HoplineError(f"internal error; the server's log has it under request id {request_id}")
 
 
 def error_details(error: errors.HoplineError) -> dict[str, Any]:

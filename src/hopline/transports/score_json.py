@@ -86,10 +86,11 @@ def score_request(
         if version is not None and version != body.version:
             raise BadRequest(f"the path says version {version!r}, the body {body.version!r}")
         version = body.version
-    pairs = body.pairs
+    pairs: Any = body.pairs
+    nodes: Any = body.nodes  # a mixture of integers and strings is the id index's to refuse
     return ScoreRequest(
         model,
-        body.nodes,
+        nodes,
         [_inline_node(node) for node in body.inline] if body.inline else (),
         None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
         version,

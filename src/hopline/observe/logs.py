@@ -1,0 +1,40 @@
+"""Log lines for people or for machines, on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from hopline.config import LogConfig
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logs(config: LogConfig) -> None:
+    """Send everything below `hopline` to stderr in the configured form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if config.format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    )
+    root = logging.getLogger("hopline")
+    root.handlers = [handler]
+    root.setLevel(config.level.upper())
+    root.propagate = False

@@ -1,0 +1,304 @@
+"""One server process: startup, main loop, drain, shutdown.
+
+Wires the service to its transports. What answers is named as "module:attribute" and imported here, so
+that this module itself imports neither NumPy nor gRPC nor any model runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hopline.config import Config
+from hopline.errors import ConfigError
+from hopline.sockets import join, reserve, tls_context, tls_pair, url_host
+
+if TYPE_CHECKING:
+    from hopline.transports.grpc import GrpcApp
+    from hopline.transports.http import HttpApp
+    from hopline.transports.http_connection import HttpEndpoint
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SERVICE = "hopline.service:Service"
+#: Seconds between looks at idle connections, the date and shared metrics.
+_TICK_S = 1.0
+#: How often a drain looks whether the last answer is out, in seconds.
+_POLL_S = 0.005
+
+#: Called once before workers start: may put what workers share (a memfd, say) into the config and names
+#: the descriptors that they inherit.
+Prepare = Callable[[Config], tuple[Config, Sequence[int]]]
+
+
+def run(config: Config, *, service: str = DEFAULT_SERVICE, prepare: Prepare | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: resolved.
+        service: "module:attribute" of a class taking the config; see transports/interface.py.
+        prepare: see `Prepare`; called also with one worker.
+
+    Returns: the process's exit code, 0 after an orderly end.
+    Raises: HoplineError: it could not start.
+    """
+    from hopline.observe.logs import configure_logs
+
+    configure_logs(config.log)
+    descriptors: Sequence[int] = ()
+    if prepare is not None:
+        config, descriptors = prepare(config)
+    if config.server.workers > 1:
+        from hopline.supervisor import run_workers
+
+        return run_workers(config, service=service, descriptors=descriptors)
+    return run_process(config, service, announce)
+
+
+def run_process(
+    config: Config,
+    service: str,
+    on_ready: Callable[[Server], None],
+    on_loop: Callable[[Server], None] | None = None,
+) -> int:
+    """Serve in this process; `on_loop` is called inside the loop before startup."""
+    import uvloop
+
+    async def main() -> int:
+        server = Server(config, service, on_ready)
+        if on_loop is not None:
+            on_loop(server)
+        return await server.serve()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def announce(server: Server) -> None:
+    """Tell people, and scripts that wait for it, where the server is."""
+    print(ready_line(server.config, server.http_port, server.grpc_port), flush=True)
+
+
+def ready_line(config: Config, http_port: int, grpc_port: int | None) -> str:
+    """The line that says a server is ready, with the real ports."""
+    from hopline import __version__
+
+    host, secure = url_host(config.server.host), "s" if config.tls.enabled else ""
+    grpc = "" if grpc_port is None else f" grpc{secure}://{host}:{grpc_port}"
+    workers = f" ({config.server.workers} workers)" if config.server.workers > 1 else ""
+    return f"Hopline {__version__} is ready at http{secure}://{host}:{http_port}{grpc}{workers}"
+
+
+class Server:
+    """The life of one process.
+
+    Attributes:
+        http_port, grpc_port: real ports, once started; grpc_port is None where gRPC is off.
+    """
+
+    def __init__(self, config: Config, service: str, on_ready: Callable[[Server], None]) -> None:
+        self.config = config
+        self.http_port = 0
+        self.grpc_port: int | None = None
+        self._service_name = service
+        self._on_ready = on_ready
+        self._signals = 0
+        self._stopping = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._service: Any = None
+        self._listener: asyncio.Server | None = None
+        self._grpc: Any = None
+        self._http_app: HttpApp | None = None
+        self._grpc_app: GrpcApp | None = None
+        self._endpoint: HttpEndpoint | None = None
+
+    async def serve(self) -> int:
+        """The whole life; returns the exit code."""
+        try:
+            await self._startup()
+            await self._main_loop()
+            drained = await self._drain()
+        finally:
+            await self._shutdown()
+        if not drained:
+            logger.warning("stopped with requests unanswered: server.drain_timeout_s passed")
+        return 0
+
+    def stop(self) -> None:
+        """Begin an orderly end; a second call cuts the drain short."""
+        self._signals += 1
+        self._stopping.set()
+        if self._signals > 1:
+            self._cut.set()
+
+    async def _startup(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        # Ports first: a taken one must be told before a graph is opened.
+        http_socket = self._bind(self.config.server.http_port, "server.http_port")
+        grpc_socket = None
+        if self.config.server.grpc_port >= 0:
+            grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
+        tls = tls_context(self.config.tls)
+        self._service = load(self._service_name)(self.config)
+        await self._service.start()
+        await self._open_http(http_socket, tls)
+        if grpc_socket is not None:
+            await self._open_grpc(grpc_socket)
+        # Everything loaded lives for ever: a full collection need never look at it again.
+        gc.collect()
+        gc.freeze()
+        if not self._stopping.is_set():
+            self._on_ready(self)
+
+    def _bind(self, port: int, setting: str) -> socket.socket:
+        bind = join if self.config.worker.count > 1 else reserve
+        return bind(self.config.server.host, port, setting)
+
+    async def _open_http(self, bound: socket.socket, tls: Any) -> None:
+        from hopline.transports.http import HttpApp
+        from hopline.transports.http_connection import HttpEndpoint
+
+        settings = self.config.server
+        self._http_app = HttpApp(self._service, self.config)
+        self._endpoint = HttpEndpoint(
+            self._http_app,
+            self._http_app.refuse,
+            max_body_bytes=settings.max_body_bytes,
+            keep_alive_timeout_s=settings.keep_alive_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+        )
+        loop = asyncio.get_running_loop()
+        self._endpoint.tick(loop.time())
+        self.http_port = bound.getsockname()[1]
+        self._listener = await loop.create_server(
+            self._endpoint, sock=bound, backlog=settings.backlog, ssl=tls
+        )
+
+    async def _open_grpc(self, bound: socket.socket) -> None:
+        import grpc
+
+        from hopline.transports.grpc import GrpcApp
+
+        settings = self.config.server
+        self._grpc_app = GrpcApp(self._service)
+        self._grpc = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 1),
+            ]
+        )
+        self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())
+        port = bound.getsockname()[1]
+        address = f"{url_host(settings.host)}:{port}"
+        pair = tls_pair(self.config.tls)
+        try:
+            if pair is None:
+                self.grpc_port = self._grpc.add_insecure_port(address)
+            else:
+                credentials = grpc.ssl_server_credentials([pair])
+                self.grpc_port = self._grpc.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(f"server.grpc_port: cannot listen on {address}: {error}") from None
+        finally:
+            # It only held the port until gRPC's own socket had it.
+            bound.close()
+        await self._grpc.start()
+
+    async def _main_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            self._on_tick(loop.time())
+            await _wait_for(self._stopping, _TICK_S)
+
+    def _on_tick(self, now: float) -> None:
+        assert self._endpoint is not None
+        self._endpoint.tick(now)
+        self._service.metrics.flush()
+
+    async def _drain(self) -> bool:
+        """Finish what was admitted; whether all of it was answered."""
+        assert self._endpoint is not None
+        assert self._listener is not None
+        assert self._http_app is not None
+        settings = self.config.server
+        logger.info("draining")
+        # First be unready and let go of connections while still serving: balancers and clients move on.
+        self._http_app.draining = True
+        if self._grpc_app is not None:
+            self._grpc_app.draining = True
+        self._endpoint.begin_close()
+        await _wait_for(self._cut, settings.drain_delay_s)
+        # Take what is already in the accept queue, then close the door.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._listener.close()
+        self._endpoint.close_idle()
+        self._service.begin_drain()
+        end = time.monotonic() + settings.drain_timeout_s
+        grpc_stopped = asyncio.ensure_future(self._stop_grpc(settings.drain_timeout_s))
+        drained = bool(await self._unless_cut(self._service.drain(settings.drain_timeout_s)))
+        while self._endpoint.num_waiting and time.monotonic() < end and not self._cut.is_set():
+            await asyncio.sleep(_POLL_S)
+        if self._cut.is_set():
+            await self._stop_grpc(0)
+        await grpc_stopped
+        return drained and not self._endpoint.num_waiting
+
+    async def _unless_cut(self, work: Any) -> Any:
+        """The result of `work`, or None when a second signal comes first."""
+        task, cut = asyncio.ensure_future(work), asyncio.ensure_future(self._cut.wait())
+        await asyncio.wait({task, cut}, return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        return None
+
+    async def _stop_grpc(self, grace_s: float) -> None:
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+
+    async def _shutdown(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._endpoint is not None:
+            self._endpoint.close_idle()
+            # A closed transport still sends what was written.
+            end = time.monotonic() + 1.0
+            while self._endpoint.connections and time.monotonic() < end and not self._endpoint.num_waiting:
+                await asyncio.sleep(_POLL_S)
+            self._endpoint.abort()
+        await self._stop_grpc(0)
+        if self._service is not None:
+            self._service.metrics.flush()
+            await self._service.close()
+
+
+def load(name: str) -> Any:
+    """The object that "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main_error(error: Exception) -> int:
+    """Say why a server could not start; returns the exit code."""
+    print(f"hopline: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,199 @@
+"""Several server processes on one port.
+
+The supervisor holds the ports, starts the workers as new processes (never by fork: threads and event
+loops do not survive it), restarts one that dies, and passes SIGTERM on. It serves nothing itself.
+
+A worker reads its orders as one JSON line from stdin, says on a pipe when it is ready, and ends in order
+when stdin closes: so no worker outlives its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from hopline.config import Config
+from hopline.errors import HoplineError
+from hopline.server import DEFAULT_SERVICE, Server, main_error, ready_line, run_process
+from hopline.sockets import reserve
+
+logger = logging.getLogger(__name__)
+
+#: Seconds before a worker that died is started again: doubled at each death up to the last one, and back
+#: to the first once a worker has lived for `_STEADY_S`.
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S, _STEADY_S = 0.1, 10.0, 30.0
+_WORKER = (sys.executable, "-P", "-c", "from hopline.supervisor import worker_main; worker_main()")
+
+
+def run_workers(config: Config, *, service: str = DEFAULT_SERVICE, descriptors: Sequence[int] = ()) -> int:
+    """Supervise `config.server.workers` processes until SIGTERM or SIGINT.
+
+    Args:
+        config: for all workers; ports of 0 are made real here.
+        service: as for `server.run`.
+        descriptors: inherited by every worker under the same numbers.
+
+    Returns: 0 after an orderly end, 1 when the workers could not start.
+    Raises: ConfigError: a port is taken.
+    """
+    settings = config.server
+    http = reserve(settings.host, settings.http_port, "server.http_port")
+    changes = {"server__http_port": http.getsockname()[1]}
+    grpc = None
+    if settings.grpc_port >= 0:
+        grpc = reserve(settings.host, settings.grpc_port, "server.grpc_port")
+        changes["server__grpc_port"] = grpc.getsockname()[1]
+    try:
+        with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
+            shared = config.replace(**changes, worker__count=settings.workers, worker__metrics_dir=folder)
+            return asyncio.run(Supervisor(shared, service, descriptors).run())
+    finally:
+        http.close()
+        if grpc is not None:
+            grpc.close()
+
+
+class Supervisor:
+    """Keeps the workers alive."""
+
+    def __init__(self, config: Config, service: str, descriptors: Sequence[int]) -> None:
+        self._config = config
+        self._service = service
+        self._descriptors = tuple(descriptors)
+        self._workers: dict[int, asyncio.subprocess.Process] = {}
+        self._ready: set[int] = set()
+        self._announced = False
+        self._failed = False
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until told to stop; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        await asyncio.gather(*(self._keep(slot) for slot in range(self._config.server.workers)))
+        return 1 if self._failed else 0
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for worker in self._workers.values():
+            if worker.returncode is None:
+                worker.terminate()
+
+    async def _keep(self, slot: int) -> None:
+        """Run worker `slot`, again and again."""
+        backoff_s = _FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code = await self._run_one(slot)
+            was_ready = slot in self._ready
+            self._ready.discard(slot)
+            if self._stopping.is_set():
+                return
+            if not self._announced and not was_ready:
+                # Nothing has ever worked: a second try would only hide the reason.
+                logger.error("worker %d could not start (exit code %s)", slot, code)
+                self._failed = True
+                self._stop()
+                return
+            if time.monotonic() - started > _STEADY_S:
+                backoff_s = _FIRST_BACKOFF_S
+            logger.error("worker %d ended (exit code %s), restarting in %.1f s", slot, code, backoff_s)
+            try:
+                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+            except TimeoutError:
+                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    async def _run_one(self, slot: int) -> int:
+        """One life of a worker; returns its exit code."""
+        read_end, write_end = os.pipe()
+        orders = {
+            "config": self._config.replace(worker__index=slot).to_json(),
+            "service": self._service,
+            "ready": write_end,
+        }
+        worker = await asyncio.create_subprocess_exec(
+            *_WORKER,
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(write_end, *self._descriptors),
+            # A terminal's Ctrl-C goes to the whole group; workers are told by the supervisor.
+            start_new_session=True,
+        )
+        os.close(write_end)
+        self._workers[slot] = worker
+        assert worker.stdin is not None
+        if self._stopping.is_set():
+            worker.terminate()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(read_end, self._on_ready, slot, read_end)
+        try:
+            worker.stdin.write(json.dumps(orders).encode() + b"\n")
+            return await self._wait(worker)
+        finally:
+            loop.remove_reader(read_end)
+            os.close(read_end)
+            worker.stdin.close()
+
+    async def _wait(self, worker: asyncio.subprocess.Process) -> int:
+        """Until it ended; one that does not end within its drain timeout is killed."""
+        ended = asyncio.ensure_future(worker.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ended.done():
+            settings = self._config.server
+            patience_s = settings.drain_delay_s + settings.drain_timeout_s + 10.0
+            await asyncio.wait({ended}, timeout=patience_s)
+            if not ended.done():
+                logger.error("worker %d did not stop within %.0f s and is killed", worker.pid, patience_s)
+                worker.kill()
+        return await ended
+
+    def _on_ready(self, slot: int, read_end: int) -> None:
+        if not os.read(read_end, 64):
+            asyncio.get_running_loop().remove_reader(read_end)
+            return
+        self._ready.add(slot)
+        if len(self._ready) == self._config.server.workers and not self._announced:
+            self._announced = True
+            settings = self._config.server
+            grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
+            print(ready_line(self._config, settings.http_port, grpc_port), flush=True)
+
+
+def worker_main() -> None:
+    """Entry of a worker process."""
+    from hopline.observe.logs import configure_logs
+
+    # Unbuffered, since the rest of stdin is watched.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        orders = json.loads(stdin.readline())
+    config = Config.from_json(orders["config"])
+    configure_logs(config.log)
+    ready: int = orders["ready"]
+
+    def on_ready(server: Server) -> None:
+        os.write(ready, b"ready\n")
+        os.close(ready)
+
+    def on_loop(server: Server) -> None:
+        asyncio.get_running_loop().add_reader(0, _on_stdin, server)
+
+    try:
+        sys.exit(run_process(config, orders["service"], on_ready, on_loop))
+    except HoplineError as error:
+        sys.exit(main_error(error))
+
+
+def _on_stdin(server: Server) -> None:
+    """Stdin only ever ends: the supervisor is gone."""
+    if not os.read(0, 64):
+        asyncio.get_running_loop().remove_reader(0)
+        server.stop()

@@ -1,0 +1,20 @@
+"""What a caller may know of a failure that nobody expected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hopline import errors
+
+logger = logging.getLogger(__name__)
+
+
+def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:
+    """What the caller may know of any failure; an unexpected one is logged here, with its traceback."""
+    if isinstance(error, errors.HoplineError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return errors.Unavailable("the server gave the request up while shutting down")
+    logger.error("request %s failed", request_id, exc_info=error)
+    return errors.HoplineError(f"internal error; the server's log has it under request id {request_id}")

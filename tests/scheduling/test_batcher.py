@@ -1,0 +1,261 @@
+"""One outcome for every request, and none that touches its batch-mates."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFailure, Unavailable
+from hopline.scheduling.batcher import Batcher
+from hopline.scheduling.policy import BatchPolicy, CostModel
+
+INF = float("inf")
+LOOP, THREAD = 1e9, -1.0  # inline_cost_us: everything on the loop, everything on a thread
+
+
+@dataclass(eq=False)
+class Asked:
+    value: object
+    future: asyncio.Future
+    rows: int = 1
+    num_bytes: int = 1
+    deadline: float = INF
+    enqueued: float = 0.0
+
+
+class Record:
+    def __init__(self):
+        self.batches = []
+        self.outcomes = []
+
+    def batch(self, num_items, rows, queue_s, compute_s):
+        self.batches.append(num_items)
+
+    def outcome(self, code, count=1):
+        self.outcomes += [code] * count
+
+
+class Rig:
+    """A batcher whose engine squares numbers; raises what it is told to raise."""
+
+    def __init__(self, where, **policy):
+        bounds = {"max_rows": 1000, "max_bytes": 10**9, "queue_delay_s": 0.0, "max_queue_rows": 10**6}
+        self.pool = ThreadPoolExecutor(1)
+        self.record = Record()
+        self.seen = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fixed_clock = None
+        self.batcher = Batcher(
+            self.run,
+            BatchPolicy(**{**bounds, **policy}, inline_cost_us=where),
+            CostModel(),
+            self.pool,
+            self.record,
+            lambda: time.monotonic() if self.fixed_clock is None else self.fixed_clock,
+        )
+
+    def run(self, batch):
+        self.gate.wait(5)
+        self.seen.append([item.value for item in batch])
+        if any(item.value == "bug" for item in batch):
+            raise ZeroDivisionError("a bug")
+        return [
+            BadRequest("odd one out") if item.value == "bad" else item.value**2 for item in batch
+        ]
+
+    def ask(self, value, **kwargs):
+        item = Asked(value, asyncio.get_running_loop().create_future(), **kwargs)
+        self.batcher.submit(item)
+        return item.future
+
+    async def settle(self):
+        await asyncio.wait_for(self.batcher.join(), 5)
+        self.pool.shutdown()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+async def test_waiting_requests_share_a_batch_and_get_their_own_answers(where):
+    rig = Rig(where)
+    futures = [rig.ask(i) for i in range(10)]
+    assert await asyncio.gather(*futures) == [i * i for i in range(10)]
+    assert rig.seen == [list(range(10))]
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+@pytest.mark.parametrize("position", range(5))
+async def test_cancelled_request_leaves_batch_mates_served(where, position):
+    rig = Rig(where)
+    futures = [rig.ask(i) for i in range(5)]
+    futures[position].cancel()
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert [a for i, a in enumerate(answers) if i != position] == [
+        i * i for i in range(5) if i != position
+    ]
+    assert isinstance(answers[position], asyncio.CancelledError)
+    assert rig.record.outcomes.count("cancelled") == 1
+    await rig.settle()
+
+
+@pytest.mark.parametrize("position", range(5))
+async def test_request_cancelled_while_it_is_computed_leaves_batch_mates_served(position):
+    rig = Rig(THREAD)
+    rig.gate.clear()
+    futures = [rig.ask(i) for i in range(5)]
+    await asyncio.sleep(0.01)  # the batch is on the thread now
+    futures[position].cancel()
+    rig.gate.set()
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert [a for i, a in enumerate(answers) if i != position] == [
+        i * i for i in range(5) if i != position
+    ]
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+@pytest.mark.parametrize("position", range(5))
+async def test_failing_request_fails_alone(where, position):
+    rig = Rig(where)
+    values = [i if i != position else "bad" for i in range(5)]
+    answers = await asyncio.gather(*[rig.ask(v) for v in values], return_exceptions=True)
+    assert isinstance(answers[position], BadRequest)
+    assert [a for i, a in enumerate(answers) if i != position] == [
+        i * i for i in range(5) if i != position
+    ]
+    assert len(rig.seen) == 1
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+@pytest.mark.parametrize("position", range(5))
+async def test_request_that_breaks_the_whole_batch_fails_alone(where, position):
+    rig = Rig(where)
+    values = [i if i != position else "bug" for i in range(5)]
+    answers = await asyncio.gather(*[rig.ask(v) for v in values], return_exceptions=True)
+    assert isinstance(answers[position], RuntimeFailure)
+    assert "ZeroDivisionError: a bug" in str(answers[position])
+    assert [a for i, a in enumerate(answers) if i != position] == [
+        i * i for i in range(5) if i != position
+    ]
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+@pytest.mark.parametrize("position", range(5))
+async def test_late_request_is_told_so_and_never_computed(where, position):
+    rig = Rig(where)
+    rig.fixed_clock = 100.0
+    futures = [rig.ask(i, deadline=99.0 if i == position else INF) for i in range(5)]
+    answers = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(answers[position], DeadlineExceeded)
+    assert rig.seen == [[i for i in range(5) if i != position]]
+    await rig.settle()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_deadline_is_kept_while_a_batch_blocks_the_thread(queued):
+    rig = Rig(THREAD)
+    rig.gate.clear()
+    began = time.monotonic()
+    if queued:
+        blocking = rig.ask(3)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    late = rig.ask(2, deadline=began + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(late, 2)
+    assert 0.045 <= time.monotonic() - began < 1.0
+    rig.gate.set()
+    if queued:
+        assert await blocking == 9
+    await rig.settle()
+
+
+async def test_batches_are_bounded_by_rows_and_bytes():
+    rig = Rig(LOOP, max_rows=4, max_bytes=100)
+    futures = [rig.ask(i, rows=2) for i in range(3)] + [rig.ask(9, num_bytes=60), rig.ask(8, num_bytes=60)]
+    await asyncio.gather(*futures)
+    assert rig.seen == [[0, 1], [2, 9], [8]]
+    await rig.settle()
+
+
+async def test_request_larger_than_a_batch_runs_alone():
+    rig = Rig(LOOP, max_rows=4)
+    futures = [rig.ask(1), rig.ask(2, rows=50), rig.ask(3)]
+    assert await asyncio.gather(*futures) == [1, 4, 9]
+    assert rig.seen == [[1], [2], [3]]
+    await rig.settle()
+
+
+async def test_full_queue_refuses_with_the_time_to_come_back_and_loses_nothing():
+    rig = Rig(THREAD, max_queue_rows=10)
+    rig.gate.clear()
+    running = rig.ask(1)
+    await asyncio.sleep(0.01)
+    waiting = [rig.ask(i, rows=5) for i in (2, 3)]
+    with pytest.raises(Overloaded, match="10 predicted rows; 1 more would pass the limit of 10") as refused:
+        rig.ask(4)
+    assert refused.value.retry_after_s > 0
+    rig.gate.set()
+    assert await asyncio.gather(running, *waiting) == [1, 4, 9]
+    await rig.settle()
+
+
+async def test_empty_queue_takes_any_request():
+    rig = Rig(LOOP, max_queue_rows=10)
+    assert await rig.ask(2, rows=10_000) == 4
+    await rig.settle()
+
+
+async def test_queue_delay_waits_for_company_but_not_longer():
+    rig = Rig(LOOP, queue_delay_s=0.05)
+    began = time.monotonic()
+    first = rig.ask(1)
+    await asyncio.sleep(0.01)
+    second = rig.ask(2)
+    await asyncio.gather(first, second)
+    assert rig.seen == [[1, 2]]
+    assert 0.045 <= time.monotonic() - began < 1.0
+    await rig.settle()
+
+
+async def test_queue_delay_ends_when_the_batch_is_full():
+    rig = Rig(LOOP, queue_delay_s=30.0, max_rows=2)
+    futures = [rig.ask(1), rig.ask(2)]
+    assert await asyncio.wait_for(asyncio.gather(*futures), 2) == [1, 4]
+    await rig.settle()
+
+
+async def test_closed_batcher_refuses_new_requests_and_finishes_old_ones():
+    rig = Rig(THREAD)
+    rig.gate.clear()
+    admitted = [rig.ask(i) for i in range(3)]
+    rig.batcher.close("the server is shutting down")
+    with pytest.raises(Unavailable, match="shutting down"):
+        rig.ask(7)
+    rig.gate.set()
+    await rig.settle()
+    assert [f.result() for f in admitted] == [0, 1, 4]
+
+
+async def test_requests_that_come_while_a_batch_runs_form_the_next_one():
+    rig = Rig(THREAD)
+    rig.gate.clear()
+    first = rig.ask(1)
+    await asyncio.sleep(0.01)
+    others = [rig.ask(i) for i in (2, 3)]
+    rig.gate.set()
+    assert await asyncio.gather(first, *others) == [1, 4, 9]
+    assert rig.seen == [[1], [2, 3]]
+    await rig.settle()
+
+
+def test_cost_model_learns_the_cost_of_a_row():
+    cost = CostModel(fixed_us=10, us_per_row=100)
+    for _ in range(300):
+        cost.observe(50, 10 + 50 * 2.0)
+    assert cost.predict_us(10) == pytest.approx(30, rel=0.01)
