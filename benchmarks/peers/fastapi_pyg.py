@@ -1,8 +1,9 @@
 """FastAPI on uvicorn (uvloop, httptools), one worker: what most teams write by hand.
 
-The handler is `async` and computes on the event loop: on one worker a thread
-pool (`def`) only adds hand-overs of the interpreter lock, measured slower at
-both loads. FastAPI has no batching.
+FastAPI has no batching. The handler is `async` and computes on the event loop:
+against a thread pool (`def`), measured under the same background load, 2.3 and
+3.0 ms p50 with one connection, 457 and 292 req/s with 32; only p99 with 32 is
+worse, 671 and 177 ms. Two torch threads cost it far more (130 req/s).
 """
 
 from __future__ import annotations

@@ -92,11 +92,14 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
         file: ONNX file inside the artifact, output name `h`, float32 [n, state_dim]; None (level 0
             only) means the raw features are the state.
         inputs: in the ONNX file's order.
+        packed: the file has one input `x` [n, sum of widths] that holds all inputs side by side, in
+            order; only for inputs of one row per destination (a single Gemm instead of one for each).
     """
 
     state_dim: int
     file: str | None = None
     inputs: tuple[StageInput, ...] = ()
+    packed: bool = False
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -30,7 +30,7 @@ def build(
     edges: Annotated[
         list[str],
         typer.Argument(
-            help="Edge files (.npy, .npz, .csv, .parquet): one FILE, or SRC:RELATION:DST=FILE for each edge type."
+            help="Edge files (.npy, .npz, .csv, .parquet): one FILE, or SRC:RELATION:DST=FILE each."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the graph to.")],
@@ -116,7 +116,7 @@ def _described(graph: Graph) -> dict[str, Any]:
     for key, edge in graph.schema.edge_types.items():
         adjacency = graph.edges[key]
         degrees = np.diff(adjacency.indptr)
-        quantiles = np.quantile(degrees, _QUANTILES, method="lower") if len(degrees) else []
+        quantiles = np.quantile(degrees, _QUANTILES, method="lower").tolist() if len(degrees) else []
         edges[key] = {
             "num_edges": adjacency.num_edges,
             "attr_dim": edge.attr_dim,
@@ -124,7 +124,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "has_time": edge.has_time,
             "has_weight": edge.has_weight,
             "has_self_loops": adjacency.has_self_loops,
-            "in_degree": {f"{q:g}": int(d) for q, d in zip(_QUANTILES, quantiles, strict=False)},
+            "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
         }
     return {
         "path": str(graph.path),

@@ -23,13 +23,13 @@ def _prefetch_row(flat, row, width, lines, per_line):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
-def gather(base, rows, first_column, out):  # type: ignore[no-untyped-def]
-    """out[i] = base[rows[i], first_column:first_column + out.shape[1]].
+def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-def]
+    """Copy rows: out[i, out_column:][:w] = base[rows[i], column:][:w].
 
     Args:
-        base: float32 [N, d], C-contiguous. rows: int64 [n]. out: float32 [n, w].
+        base: float32 [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
     """
-    n, w = rows.shape[0], out.shape[1]
+    n = rows.shape[0]
     width = base.shape[1]
     flat = base.reshape(-1)
     per_line = LINE_BYTES // base.itemsize
@@ -39,23 +39,24 @@ def gather(base, rows, first_column, out):  # type: ignore[no-untyped-def]
     for i in range(n):
         if i + _AHEAD < n:
             _prefetch_row(flat, rows[i + _AHEAD], width, lines, per_line)
-        source = base[rows[i], first_column : first_column + w]
-        target = out[i]
+        source = base[rows[i], column : column + w]
+        target = out[i, out_column : out_column + w]
         for c in range(w):
             target[c] = source[c]
 
 
 @njit(nogil=True, cache=True)
-def reduce_sum(base, rows, offsets, coefficients, mean, first_column, out):  # type: ignore[no-untyped-def]
-    """out[i] = sum over e in [offsets[i], offsets[i+1]) of coefficient_e * base[rows[e], columns].
+def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_column):  # type: ignore[no-untyped-def]
+    """Sum rows: out[i, out_column:][:w] = sum of coefficient_e * base[rows[e], column:][:w] over the
+    edges e in [offsets[i], offsets[i+1]).
 
     Args:
-        base: float32 [N, d], C-contiguous. rows: int64 [E], indexed by e. offsets: int64 [n+1].
+        base: float32 [N, d]. rows: int64 [E], indexed by e. offsets: int64 [n+1].
         coefficients: float32 [>= last offset], or [0] for all ones.
         mean: divide by the number of rows (at least 1).
-        out: float32 [n, w]; columns are [first_column, first_column + w).
+        out: float32 [>= n, D].
     """
-    n, w = out.shape
+    n = offsets.shape[0] - 1
     width = base.shape[1]
     flat = base.reshape(-1)
     per_line = LINE_BYTES // base.itemsize
@@ -65,13 +66,13 @@ def reduce_sum(base, rows, offsets, coefficients, mean, first_column, out):  # t
     for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
         _prefetch_row(flat, rows[e], width, lines, per_line)
     for i in range(n):
-        target = out[i]
+        target = out[i, out_column : out_column + w]
         for c in range(w):
             target[c] = np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
             if e + _AHEAD < end:
                 _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = base[rows[e], first_column : first_column + w]
+            source = base[rows[e], column : column + w]
             if weighted:
                 k = coefficients[e]
                 for c in range(w):
@@ -88,39 +89,38 @@ def reduce_sum(base, rows, offsets, coefficients, mean, first_column, out):  # t
 
 
 @njit(nogil=True, cache=True)
-def reduce_max(base, rows, offsets, first_column, out):  # type: ignore[no-untyped-def]
+def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
-    n, w = out.shape
+    n = offsets.shape[0] - 1
     width = base.shape[1]
     flat = base.reshape(-1)
     per_line = LINE_BYTES // base.itemsize
     lines = (width + per_line - 1) // per_line
     end = offsets[n]
     for i in range(n):
-        target = out[i]
+        target = out[i, out_column : out_column + w]
         first = offsets[i]
         if first == offsets[i + 1]:
             for c in range(w):
                 target[c] = np.float32(0.0)
             continue
-        source = base[rows[first], first_column : first_column + w]
+        source = base[rows[first], column : column + w]
         for c in range(w):
             target[c] = source[c]
         for e in range(first + 1, offsets[i + 1]):
             if e + _AHEAD < end:
                 _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = base[rows[e], first_column : first_column + w]
+            source = base[rows[e], column : column + w]
             for c in range(w):
                 target[c] = max(target[c], source[c])
 
 
 @njit(nogil=True, cache=True)
-def add_scaled(base, rows, scale, first_column, out):  # type: ignore[no-untyped-def]
-    """out[i] += scale[i] * base[rows[i], columns]; scale: float32 [n]."""
-    n, w = out.shape
-    for i in range(n):
-        source = base[rows[i], first_column : first_column + w]
-        target = out[i]
+def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[no-untyped-def]
+    """out[i, out_column:][:w] += scale[i] * base[rows[i], column:][:w]; scale: float32 [n]."""
+    for i in range(rows.shape[0]):
+        source = base[rows[i], column : column + w]
+        target = out[i, out_column : out_column + w]
         k = scale[i]
         for c in range(w):
             target[c] += k * source[c]

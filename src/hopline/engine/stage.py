@@ -49,13 +49,19 @@ class StageRunner:
                 self._columns.append((0, widths.get(entry.edge_type, 0)))
         self._rows: RowStage | None = None
         self._block: BlockStage | None = None
+        #: For row stages, where each input lies: (index of the buffer, first column in it).
+        self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
-            input_widths = [
+            widths_in = [
                 0 if entry.kind in ("degree", "count") else b - a
                 for entry, (a, b) in zip(stage.inputs, self._columns, strict=True)
             ]
             names = [entry.name for entry in stage.inputs]
-            self._rows = RowStage(folder / stage.file, names, input_widths, "h", stage.state_dim)
+            self._places = [(k, 0) for k in range(len(names))]
+            if stage.packed:
+                self._places = [(0, sum(widths_in[:k])) for k in range(len(names))]
+                names, widths_in = ["x"], [sum(widths_in)]
+            self._rows = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim)
         else:
             self._block = BlockStage(folder / stage.file, stage)
 
@@ -96,16 +102,19 @@ class StageRunner:
         for a in range(0, num_rows, CHUNK_ROWS):
             b = min(a + CHUNK_ROWS, num_rows)
             for k, entry in enumerate(inputs):
-                target = runtime.inputs[k][: b - a]
-                first = self._columns[k][0]
+                buffer, place = self._places[k]
+                target = runtime.inputs[buffer]
+                first, last = self._columns[k]
+                width = last - first
                 if entry.kind == "reduce":
-                    _reduce(entry, views[entry.edge_type], a, b, own, own_rows, first, target)
+                    view = views[entry.edge_type]
+                    _reduce(entry, view, a, b, own, own_rows, first, width, target, place)
                 elif entry.kind == "self":
-                    gather(own, own_rows[a:b], first, target)
+                    gather(own, own_rows[a:b], first, width, target, place)
                 elif entry.kind == "features":
-                    gather(features, feature_rows[a:b], first, target)
+                    gather(features, feature_rows[a:b], first, width, target, place)
                 else:
-                    target[:] = _per_row(entry, views[entry.edge_type], a, b)
+                    target[: b - a] = _per_row(entry, views[entry.edge_type], a, b)
             out[a:b] = runtime.run(b - a)
 
     def _run_block(
@@ -130,11 +139,11 @@ class StageRunner:
                 if entry.kind in ("self", "features"):
                     base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
                     array: AnyArray = np.empty((chunk.shape[0], b - a), np.float32)
-                    gather(base, rows[chunk], a, array)
+                    gather(base, rows[chunk], a, b - a, array, 0)
                 elif entry.kind == "reduce":
                     array = np.empty((chunk.shape[0], b - a), np.float32)
                     view = _select(views[entry.edge_type], chunk)
-                    _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, array)
+                    _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, b - a, array, 0)
                 elif entry.kind in ("degree", "count"):
                     array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
                 else:
@@ -204,7 +213,7 @@ class StageRunner:
         if entry.kind == "sources":
             sources = np.zeros((distinct.shape[0], b - a), np.float32)
             if view.base.shape[0]:
-                gather(view.base, distinct, a, sources)
+                gather(view.base, distinct, a, b - a, sources, 0)
             return sources
         scratch = np.empty(mask.shape, np.bool_)
         if entry.kind == "edge_attr":
@@ -233,19 +242,24 @@ def _reduce(
     b: int,
     own: FloatArray,
     own_rows: IdArray,
-    first: int,
+    column: int,
+    width: int,
     out: FloatArray,
+    place: int,
 ) -> None:
+    """Reduce what destinations [a, b) see into out[:b - a, place:place + width]."""
     offsets = view.offsets[a : b + 1]
     if entry.reduce == "max":
-        reduce_max(view.base, view.rows, offsets, first, out)
+        reduce_max(view.base, view.rows, offsets, column, width, out, place)
     elif entry.reduce in ("gcn", "gcn_noself"):
-        reduce_sum(view.base, view.rows, offsets, view.coefficients, False, first, out)
+        reduce_sum(view.base, view.rows, offsets, view.coefficients, False, column, width, out, place)
         if entry.reduce == "gcn":
-            add_scaled(own, own_rows[a:b], view.self_coefficients[a:b], first, out)
+            scale = view.self_coefficients[a:b]
+            add_scaled(own, own_rows[a:b], scale, column, width, out, place)
     else:
         weight = view.weight if entry.weighted else NO_FLOATS
-        reduce_sum(view.base, view.rows, offsets, weight, entry.reduce == "mean", first, out)
+        mean = entry.reduce == "mean"
+        reduce_sum(view.base, view.rows, offsets, weight, mean, column, width, out, place)
 
 
 def _per_row(entry: StageInput, view: EdgeView, a: int, b: int) -> FloatArray:

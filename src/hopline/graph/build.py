@@ -15,12 +15,11 @@ from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
-from hopline.graph.tables import EdgeTable, Encoded, NodeTable, as_array
+from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.types import AnyArray, IdArray
 
 MAX_NODES = 2**31 - 1
 
-EdgeType = tuple[str, str, str]
 Parts = tuple[GraphSchema, dict[str, Nodes], dict[str, Adjacency]]
 
 
@@ -181,8 +180,8 @@ def _adjacency(
     shown = _shown(edge_type)
     stage = f"edges of {shown}"
     progress(stage, 0.0)
-    src = _resolve(ends[0], nodes[edge_type[0]], f"sources of {shown}", edge_type[0])
-    dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2])
+    src = _resolve(ends[0], nodes[edge_type[0]], f"sources of {shown}", edge_type[0], table.by_row)
+    dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2], table.by_row)
     progress(stage, 0.2)
     num_edges = len(src)
     attr = None if table.attr is None else matrix(table.attr, f"attributes of {shown}", rows=num_edges)
@@ -218,16 +217,16 @@ def _adjacency(
     return part
 
 
-def _resolve(values: Any, nodes: Nodes, what: str, node_type: str) -> NDArray[np.int32]:
+def _resolve(values: Any, nodes: Nodes, what: str, node_type: str, by_row: bool) -> NDArray[np.int32]:
     """The rows of one end of every edge, int32 [E]."""
-    if isinstance(nodes.ids, RangeIds):
+    if by_row or isinstance(nodes.ids, RangeIds):
         rows = _row_numbers(values, what, node_type)
         if len(rows) == 0 or (rows.min() >= 0 and rows.max() < nodes.num_nodes):
             return rows.astype(np.int32)
         bad = (rows < 0) | (rows >= nodes.num_nodes)
         raise GraphError(
-            f"{np.count_nonzero(bad)} {what} are outside the node range: node type {node_type!r} has rows "
-            f"0 to {nodes.num_nodes - 1}; {_first(rows, bad)}"
+            f"{what} outside the node range: {np.count_nonzero(bad)}; node type {node_type!r} has rows 0 "
+            f"to {nodes.num_nodes - 1}; {_first(rows, bad)}"
         )
     try:
         if isinstance(values, Encoded):
@@ -239,7 +238,7 @@ def _resolve(values: Any, nodes: Nodes, what: str, node_type: str) -> NDArray[np
     unknown = rows < 0
     if unknown.any():
         raise GraphError(
-            f"{np.count_nonzero(unknown)} {what} are unknown: node type {node_type!r} has no such id; "
+            f"{what} unknown: {np.count_nonzero(unknown)}; node type {node_type!r} has no such id; "
             f"{_first(values, unknown)}"
         )
     return rows.astype(np.int32)

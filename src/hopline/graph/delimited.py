@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,7 @@ def read(
             else `Encoded` strings ("007" and "7" are two ids). The others are int64 or float64.
     Raises: GraphError: a column is absent or no number, a row is too short or long, no UTF-8.
     """
+    names = list(dict.fromkeys(names))
     kinds = {name: (_ints, _Coder() if name in ids else _floats) for name in names}
     chosen = dict.fromkeys(names, 0)
     while True:  # again from the start whenever a column turns out not to be integers
@@ -44,7 +46,8 @@ def read(
         absent = [name for name in names if name not in header]
         if absent:
             raise GraphError(
-                f"{path}: no column {', '.join(map(repr, absent))}; there are {', '.join(map(repr, header))}"
+                f"{path}: no column {', '.join(map(repr, absent))}; there are "
+                f"{', '.join(map(repr, header))}"
             )
         parts: dict[str, list[AnyArray]] = {name: [] for name in names}
         wider = False
@@ -109,9 +112,9 @@ def _chunks(path: Path, rows: int, progress: Progress) -> tuple[list[str], Itera
 
 def _lines(path: Path, progress: Progress) -> Iterator[list[str]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open("rb") as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             size = max(1, path.stat().st_size)
-            reader = csv.reader(file)
+            reader = csv.reader(text)
             width = None
             for row in reader:
                 if not row:
@@ -122,7 +125,7 @@ def _lines(path: Path, progress: Progress) -> Iterator[list[str]]:
                         f"{path}, line {reader.line_num}: {len(row)} values; the header has {width}"
                     )
                 if reader.line_num % _CHUNK_ROWS == 0:
-                    progress(f"reading {path}", file.buffer.tell() / size)
+                    progress(f"reading {path}", raw.tell() / size)
                 yield row
     except (UnicodeDecodeError, csv.Error) as error:
         raise GraphError(f"{path} cannot be read as CSV: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from hopline.errors import GraphError
 from hopline.graph import delimited, parquet
 from hopline.graph.progress import Progress, silent
-from hopline.graph.tables import EdgeTable, NodeTable
+from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable
 from hopline.types import AnyArray
 
 _ENDINGS = (".parquet", ".csv", ".npy", ".npz")
@@ -55,6 +56,30 @@ class EdgeFile:
     time: str | None = None
     weight: str | None = None
     undirected: bool = False
+
+
+def read_tables(
+    node_files: Mapping[str, NodeFile] | None,
+    edge_files: Mapping[EdgeType, EdgeFile],
+    progress: Progress = silent,
+) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
+    """Read all tables of a graph.
+
+    Raises: GraphError: a file or column is absent or cannot be read.
+    """
+    edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
+    if node_files is None:
+        return {name: NodeTable() for end in edges for name in (end[0], end[2])}, edges
+    nodes = {name: read_nodes(file, progress) for name, file in node_files.items()}
+    for edge_type, file in edge_files.items():
+        if Path(file.path).suffix.lower() == ".csv":
+            # CSV has no types: a column of digits names strings where the nodes' ids are strings.
+            ends = tuple(
+                _as_strings(end) if name in nodes and isinstance(nodes[name].ids, Encoded) else end
+                for name, end in zip(edge_type[::2], edges[edge_type].edges, strict=True)
+            )
+            edges[edge_type] = dataclasses.replace(edges[edge_type], edges=ends)
+    return nodes, edges
 
 
 def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
@@ -110,6 +135,13 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
         attr_names=file.attr,
         undirected=file.undirected,
     )
+
+
+def _as_strings(end: Any) -> Any:
+    if isinstance(end, Encoded):
+        return end
+    distinct, codes = np.unique(end, return_inverse=True)
+    return Encoded(list(map(str, distinct.tolist())), codes)
 
 
 def _ending(path: Path) -> str:

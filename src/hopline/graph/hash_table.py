@@ -125,12 +125,13 @@ def bytes_insert(blob: Any, offsets: Any, slots: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def bytes_find(blob: Any, offsets: Any, slots: Any, wanted: Any, wanted_offsets: Any) -> Any:
-    """Row numbers of the wanted byte strings, -1 where unknown."""
+def bytes_find(blob: Any, offsets: Any, slots: Any, wanted: Any, lengths: Any) -> Any:
+    """Row numbers of the byte strings that follow each other in `wanted`, -1 where unknown."""
     mask = np.uint64(slots.shape[0] - 1)
-    found = np.empty(wanted_offsets.shape[0] - 1, np.int64)
-    for i in range(found.shape[0]):
-        begin, end = wanted_offsets[i], wanted_offsets[i + 1]
+    found = np.empty(lengths.shape[0], np.int64)
+    end = 0
+    for i in range(lengths.shape[0]):
+        begin, end = end, end + lengths[i]
         at = _bytes_hash(wanted, begin, end) & mask
         while slots[at] >= 0:
             row = slots[at]

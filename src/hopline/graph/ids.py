@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -183,7 +182,9 @@ class StringIds(IdIndex):
     @classmethod
     def of(cls, values: Sequence[str], what: str) -> StringIds:
         """Index N strings. Raises: GraphError: duplicates."""
-        blob, offsets = _encoded(values)
+        blob, lengths = _encoded(values)
+        offsets = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
         slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
         duplicates, row, earlier = hash_table.bytes_insert(blob, offsets, slots)
         if duplicates:
@@ -198,8 +199,8 @@ class StringIds(IdIndex):
         kind, values = _typed(external_ids)
         if kind != "string" and len(values):
             raise BadRequest(f"node ids are strings here; got the integer {values[0]!r}")
-        blob, offsets = _encoded(values)
-        found: IdArray = hash_table.bytes_find(self._blob, self._offsets, self._slots, blob, offsets)
+        blob, lengths = _encoded(values)
+        found: IdArray = hash_table.bytes_find(self._blob, self._offsets, self._slots, blob, lengths)
         return found
 
     def external(self, global_ids: IdArray) -> list[str]:
@@ -226,7 +227,7 @@ def _typed(external_ids: Any) -> tuple[IdKind, Any]:
     Returns: ("int", integer array or list of int) or ("string", list of str).
     Raises: BadRequest: neither, or both.
     """
-    if hasattr(external_ids, "detach") or hasattr(external_ids, "to_numpy"):
+    if type(external_ids) is not list and hasattr(external_ids, "__array__"):
         external_ids = np.asarray(external_ids)
     if isinstance(external_ids, np.ndarray):
         if external_ids.ndim != 1:
@@ -282,18 +283,16 @@ def _int64(values: Any) -> IdArray | None:
 
 
 def _encoded(values: Sequence[str]) -> tuple[NDArray[np.uint8], IdArray]:
-    """All strings as one run of UTF-8 bytes, and where each begins."""
-    offsets = np.zeros(len(values) + 1, np.int64)
+    """All strings as one run of UTF-8 bytes, and how many each takes."""
     joined = "".join(values)
     if joined.isascii():  # one encode for all: an ASCII string is as many bytes as characters
         blob = joined.encode()
-        lengths = map(len, values)
+        lengths = list(map(len, values))
     else:
         pieces = [value.encode("utf-8", "surrogatepass") for value in values]
         blob = b"".join(pieces)
-        lengths = map(len, pieces)
-    np.cumsum(np.fromiter(chain(lengths), np.int64, len(values)), out=offsets[1:])
-    return np.frombuffer(blob, np.uint8), offsets
+        lengths = list(map(len, pieces))
+    return np.frombuffer(blob, np.uint8), np.array(lengths, np.int64)
 
 
 def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.build import EdgeType
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
-from hopline.graph.tables import EdgeTable, NodeTable, as_array
+from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, as_array
 from hopline.types import AnyArray
 
 Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
@@ -65,7 +64,11 @@ def _edge_tables(
         "time": _time(store, edges.shape[-1], num_nodes),
     }
     if store.get("edge_type") is None:
-        return {edge_type: EdgeTable(edges, attr=columns["attr"], time=columns["time"], weight=weight)}
+        return {
+            edge_type: EdgeTable(
+                edges, attr=columns["attr"], time=columns["time"], weight=weight, by_row=True
+            )
+        }
     return _by_relation(edge_type, edges, as_array(store["edge_type"], "edge_type"), columns, num_relations)
 
 
@@ -136,6 +139,6 @@ def _by_relation(
         chosen = np.flatnonzero(relation_of == relation)
         part = {name: None if column is None else column[chosen] for name, column in arrays.items()}
         tables[edge_type[0], f"r{relation}", edge_type[2]] = EdgeTable(
-            edges[:, chosen], attr=part["attr"], time=part["time"], weight=part["weight"]
+            edges[:, chosen], attr=part["attr"], time=part["time"], weight=part["weight"], by_row=True
         )
     return tables

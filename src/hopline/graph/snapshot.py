@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,12 +11,12 @@ from typing import Any
 
 from hopline.errors import GraphError
 from hopline.graph import digest, files, pyg, storage, subgraph
-from hopline.graph.build import EdgeType, build
+from hopline.graph.build import build
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
-from hopline.graph.tables import EdgeTable, NodeTable
+from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray
 
 
@@ -57,6 +56,7 @@ class Graph:
         edge_attr: Any = None,
         edge_time: Any = None,
         edge_weight: Any = None,
+        by_row: bool = False,
         feature_names: Sequence[str] = (),
         attr_names: Sequence[str] = (),
         undirected: bool = False,
@@ -67,8 +67,8 @@ class Graph:
 
         Args:
             edges: [2, E] or a pair; row 0 the sources, row 1 the destinations (messages flow from
-                source to destination). Row numbers, or where `ids` is given ids. Multi-edges and
-                self-loops are kept.
+                source to destination). Row numbers, or where `ids` is given ids (unless `by_row`).
+                Multi-edges and self-loops are kept.
             features: [N, d] of any real dtype. Not copied where it is C-contiguous and of
                 `feature_dtype` already: do not write to it afterwards.
             num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
@@ -81,7 +81,7 @@ class Graph:
         Raises: GraphError: anything about the input that is wrong, with what would be right.
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
-        table = EdgeTable(edges, edge_attr, edge_time, edge_weight, attr_names, undirected)
+        table = EdgeTable(edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected)
         return cls.from_tables(
             {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress
         )
@@ -122,7 +122,7 @@ class Graph:
         for each relation: "node__r0__node" on.
 
         Args:
-            ids: external ids; for `HeteroData` a mapping node type -> ids.
+            ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: anything about the data that is wrong, with what would be right.
@@ -148,19 +148,9 @@ class Graph:
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: pyarrow is not installed, a file or column is absent or wrong.
         """
-        if nodes is None:
-            nodes = {}
         node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
         edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
-        node_tables: dict[str, NodeTable] = {}
-        edge_tables: dict[EdgeType, EdgeTable] = {}
-        for name, node_file in node_files.items():
-            node_tables[name] = files.read_nodes(node_file, progress)
-        for edge_type, edge_file in edge_files.items():
-            edge_tables[edge_type] = files.read_edges(edge_file, progress)
-        if not node_files:
-            ends = [end for edge_type in edge_files for end in (edge_type[0], edge_type[2])]
-            node_tables = {name: NodeTable() for name in ends}
+        node_tables, edge_tables = files.read_tables(node_files, edge_files, progress)
         return cls.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype, progress=progress)
 
     @classmethod
@@ -249,18 +239,7 @@ class Graph:
         Raises: GraphError: an unknown type, a row outside the graph, a row twice, no row at all.
         """
         chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
-        node_tables, edge_tables = subgraph.induced_tables(self.nodes, self.edges, chosen)
-        names = {name: schema.feature_names for name, schema in self.schema.node_types.items()}
-        node_tables = {
-            name: dataclasses.replace(table, feature_names=names[name])
-            for name, table in node_tables.items()
-        }
-        edge_tables = {
-            edge_type: dataclasses.replace(
-                table, attr_names=self.schema.edge_types[edge_key(*edge_type)].attr_names
-            )
-            for edge_type, table in edge_tables.items()
-        }
+        node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
         feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
         return Graph.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype)
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.graph import digest
+from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
@@ -274,8 +275,7 @@ def _write_arrays(
         path = folder / f"{name}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-            np.lib.format.write_array_header_1_0(file, header)
+            file.write(_header(array.dtype.str, array.shape))
             content = digest.bytes_of(array)
             for begin in range(0, len(content), _CHUNK_BYTES):
                 done += file.write(content[begin : begin + _CHUNK_BYTES])
@@ -287,37 +287,43 @@ def _write_arrays(
 
 def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
     path = folder / f"{name}.npy"
+    again = "copy or build the graph again"
+    header = _header(stored.dtype, stored.shape)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.file_bytes:
+                raise GraphError(f"{path} has {size} bytes, {MANIFEST} says {stored.file_bytes}; {again}")
+            if file.read(len(header)) != header:
                 raise GraphError(
-                    f"{path} has {size} bytes, {MANIFEST} says {stored.file_bytes}; "
-                    "copy or build the graph again"
+                    f"{path} does not begin like {stored.dtype} {list(stored.shape)}, as {MANIFEST} "
+                    f"says; {again}"
                 )
-            np.lib.format.read_magic(file)
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            if (dtype.str, shape, fortran) != (stored.dtype, stored.shape, False):
-                raise GraphError(
-                    f"{path} holds {dtype.str} {list(shape)}, {MANIFEST} says {stored.dtype} "
-                    f"{list(stored.shape)}; copy or build the graph again"
-                )
-            count = int(np.prod(shape, dtype=np.int64))
-            if count == 0:
-                array: AnyArray = np.empty(shape, dtype)
-                array.flags.writeable = False
-                return array
+            if 0 in stored.shape:  # nothing to map
+                empty: AnyArray = read_only(np.empty(stored.shape, stored.dtype))
+                return empty
             # A plain array over the map: np.memmap's own class is slow to index and to hand to Numba.
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return np.frombuffer(pages, dtype, count, file.tell()).reshape(shape)
+            return np.frombuffer(pages, stored.dtype, offset=len(header)).reshape(stored.shape)
     except FileNotFoundError:
-        raise GraphError(
-            f"{path} is absent though {MANIFEST} lists it; copy or build the graph again"
-        ) from None
-    except (OSError, ValueError) as error:
+        raise GraphError(f"{path} is absent though {MANIFEST} lists it; {again}") from None
+    except OSError as error:
+        raise GraphError(f"{path} cannot be read: {error}; {again}") from error
+    except (TypeError, ValueError) as error:
         if isinstance(error, GraphError):
             raise
-        raise GraphError(f"{path} cannot be read: {error}; copy or build the graph again") from error
+        raise GraphError(f"{folder / MANIFEST} is damaged: {name}: {error}; {again}") from None
+
+
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a .npy file, version 1.0, with the data at a multiple of 64 bytes.
+
+    Written here so that it is the same under every NumPy: opening compares bytes and parses nothing.
+    """
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    before = len(b"\x93NUMPY\x01\x00") + 2
+    length = -(-(before + len(text) + 1) // 64) * 64 - before
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode("latin-1")
 
 
 def _put(scratch: Path, folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.build import EdgeType
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.tables import EdgeTable, NodeTable
+from hopline.graph.schema import GraphSchema
+from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray
 
 # Frontier nodes whose neighbours are held at once: bounds memory where hubs are among them.
@@ -18,9 +18,12 @@ _CHUNK_NODES = 4096
 
 
 def induced_tables(
-    nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency], chosen: Mapping[str, IdArray]
+    schema: GraphSchema,
+    nodes: Mapping[str, Nodes],
+    edges: Mapping[str, Adjacency],
+    chosen: Mapping[str, IdArray],
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
-    """The chosen nodes and all edges between them, as tables in external ids.
+    """The chosen nodes and all edges between them, as tables.
 
     Args:
         chosen: node type -> rows int64 [n], in range and distinct; absent types have no nodes.
@@ -29,21 +32,27 @@ def induced_tables(
     for name, part in nodes.items():
         rows = chosen[name]
         what = f"rows of node type {name!r} in a subgraph"
-        node_tables[name] = NodeTable(part.features[rows], ids=part.ids.select(rows, what))
+        node_tables[name] = NodeTable(
+            part.features[rows],
+            ids=part.ids.select(rows, what),
+            feature_names=schema.node_types[name].feature_names,
+        )
     edge_tables = {}
-    for adjacency in edges.values():
-        inside = np.zeros(nodes[adjacency.src].num_nodes, bool)
-        inside[chosen[adjacency.src]] = True
+    for key, adjacency in edges.items():
+        new_row = np.full(nodes[adjacency.src].num_nodes, -1, np.int64)
+        new_row[chosen[adjacency.src]] = np.arange(len(chosen[adjacency.src]))
         targets = chosen[adjacency.dst]
         at = edge_positions(adjacency, targets)
-        kept = inside[adjacency.indices[at]]
-        at, targets = at[kept], np.repeat(targets, adjacency.degree(targets))[kept]
-        sources = adjacency.indices[at].astype(np.int64)
+        src = new_row[adjacency.indices[at]]
+        dst = np.repeat(np.arange(len(targets)), adjacency.degree(targets))
+        at, src, dst = at[src >= 0], src[src >= 0], dst[src >= 0]
         edge_tables[adjacency.src, adjacency.relation, adjacency.dst] = EdgeTable(
-            (nodes[adjacency.src].ids.external(sources), nodes[adjacency.dst].ids.external(targets)),
+            (src, dst),
             attr=None if adjacency.attr is None else adjacency.attr[at],
             time=None if adjacency.time is None else adjacency.time[at],
             weight=None if adjacency.weight is None else adjacency.weight[at],
+            attr_names=schema.edge_types[key].attr_names,
+            by_row=True,
         )
     return node_tables, edge_tables
 

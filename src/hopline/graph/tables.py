@@ -11,6 +11,9 @@ import numpy as np
 from hopline.errors import GraphError
 from hopline.types import AnyArray
 
+#: Source type, relation, destination type.
+EdgeType = tuple[str, str, str]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeTable:
@@ -35,12 +38,13 @@ class EdgeTable:
     """The edges of one type.
 
     Attributes:
-        edges: [2, E] or a pair (sources, destinations), in the caller's ids of either node type; a
-            member of the pair may be `Encoded`.
+        edges: [2, E] or a pair (sources, destinations), in the caller's ids of either node type (row
+            numbers where it has none); a member of the pair may be `Encoded`.
         attr: [E, d_e] numbers; an [E] vector is one column.
         time: [E] integers in one unit of the caller's choice, or NumPy datetimes (their own unit).
         weight: [E] numbers >= 0.
         attr_names: d_e names, or empty.
+        by_row: `edges` are row numbers even where the node types have ids.
         undirected: add the reverse of every edge that is no self-loop, with the same columns.
     """
 
@@ -49,6 +53,7 @@ class EdgeTable:
     time: Any = None
     weight: Any = None
     attr_names: Sequence[str] = ()
+    by_row: bool = False
     undirected: bool = False
 
 

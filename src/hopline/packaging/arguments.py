@@ -8,6 +8,7 @@ holds the edges of all relations (RGCN).
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,7 +139,7 @@ def bind(
         PackagingError: a required argument that nothing is known about, or data the graph lacks.
     """
     given = dict(arguments or {})
-    edge_keys = tuple(relations or schema.edge_types)
+    edge_keys = tuple(relations or sorted(schema.edge_types, key=_natural))
     for key in edge_keys:
         if key not in schema.edge_types:
             raise PackagingError(f"relation {key!r} is not an edge type; there are {list(schema.edge_types)}")
@@ -183,6 +184,11 @@ def bind(
             f"{len(edge_keys)}: {list(edge_keys)}; name the one to use with relations=[...]"
         )
     return binding
+
+
+def _natural(key: str) -> list[tuple[int, str]]:
+    """Sort r2 before r10: relation numbers are positions in this order."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
 
 
 def _missing(role: Role, attributed: tuple[str, ...], weighted: tuple[str, ...]) -> str:

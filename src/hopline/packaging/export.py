@@ -126,6 +126,8 @@ def _quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             # Two inputs that share a dynamic size keep the first one's name for it.
             warnings.filterwarnings("ignore", message=".*The axis name.*", category=UserWarning)
+            # nn.LSTM lists its own parameters a second time.
+            warnings.filterwarnings("ignore", message=".*assigned during export.*", category=UserWarning)
             yield
     finally:
         logger.setLevel(level)

@@ -9,7 +9,7 @@ import importlib.metadata
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ from torch import fx, nn
 import hopline
 from hopline.artifact import Head, ModelSpec, Stage, write_spec
 from hopline.errors import NotSplittable, PackagingError
+from hopline.graph.progress import Progress, silent
 from hopline.packaging import oracle, parity
 from hopline.packaging.arguments import Binding, Role, bind
 from hopline.packaging.check_graph import CheckGraph
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hopline.packaging")
 
-#: Called with what is being done, steps done, steps in all.
-Progress = Callable[[str, int, int], None]
-
 
 def package(
     module: nn.Module,
@@ -74,7 +72,7 @@ def package(
     runtime: Literal["auto", "onnx", "torch"] = "auto",
     check_nodes: int = 512,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> PackageReport:
     """Package a trained PyG module for serving.
 
@@ -100,7 +98,7 @@ def package(
         runtime: "onnx" fails where the model cannot be split, "torch" never splits, "auto" tries.
         check_nodes: nodes of each type of the graph on which the package is checked.
         overwrite: replace an existing version.
-        progress: called before each step.
+        progress: told where the work is.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -170,7 +168,7 @@ class Job:
     task: Task
     targets: tuple[str, ...]
     fanouts: Fanouts
-    progress: Progress | None
+    progress: Progress
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
     notes: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
@@ -186,16 +184,13 @@ class Job:
         Raises:
             NotSplittable, ParityError, PackagingError: as `package`.
         """
-        self._step("tracing", 0, 1)
+        self.progress("trace", 0.0)
         slots = self.binding.slots(self.check)
         traced = trace(self.model, self.binding, self.targets)
         analyse(traced, self.binding, slots)
-        for node_type, output in traced.outputs.items():
-            domain = traced.domains.get(output)
-            if domain is None or (domain.kind, domain.type) != ("node", node_type):
-                raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
+        self.progress("trace", 1.0)
         splitter = Splitter(traced, lower(traced, self.binding), finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
@@ -242,8 +237,9 @@ class Job:
         for plan in plans:
             references[plan.level][plan.node_type] = parity.reference_state(traced, plan.values)
         levels: list[dict[str, Stage]] = [{} for _ in range(spec.num_layers + 1)]
-        for number, plan in enumerate(plans):
-            self._step(f"stage {plan.level} of {plan.node_type}", number, len(plans) + 1)
+        for plan in plans:
+            step = f"stage {plan.level} of {plan.node_type}"
+            self.progress(step, 0.0)
             file = None
             if plan.module is not None:
                 previous = references[plan.level - 1] if plan.level else {}
@@ -254,6 +250,7 @@ class Job:
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
                 widths = [feeds[item.name].shape[-1] if feeds[item.name].ndim > 1 else 0 for item in plan.inputs]
                 export_stage(plan.module, plan.inputs, widths, folder / file)
+            self.progress(step, 1.0)
             levels[plan.level][plan.node_type] = Stage(plan.state_dim, file, plan.inputs)
         return msgspec.structs.replace(spec, levels=tuple(levels))
 
@@ -273,7 +270,7 @@ class Job:
 
     def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """The parity gate."""
-        self._step("checking parity", len(plans), len(plans) + 1)
+        self.progress("parity", 0.0)
         levels, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
         pairs, expected = self._expected(traced)
         logits = oracle.head_logits(folder, spec, levels[-1], pairs)
@@ -285,7 +282,7 @@ class Job:
             "check_nodes": {key: len(rows) for key, rows in self.check.features.items()},
             "check_edges": {key: len(edges.indices) for key, edges in self.check.edges.items()},
         }
-        self._step("done", len(plans) + 1, len(plans) + 1)
+        self.progress("parity", 1.0)
         return msgspec.structs.replace(spec, parity=figures)
 
     def _expected(self, traced: Traced) -> tuple[tuple[np.ndarray, np.ndarray] | None, np.ndarray]:
@@ -299,10 +296,6 @@ class Job:
         src, dst = values[0][pairs[0]], values[-1][pairs[1]]
         scores = self.head(src, dst) if isinstance(self.head, nn.Module) else (src * dst).sum(1)
         return (pairs[0], pairs[1]), scores.reshape(len(scores), -1).numpy()
-
-    def _step(self, what: str, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(what, done, total)
 
 
 def _is_link(head: object) -> bool:

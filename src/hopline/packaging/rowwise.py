@@ -41,7 +41,12 @@ def check_rowwise(
     picks = torch.from_numpy(np.random.default_rng(0).permutation(num_rows)[: num_rows // 3 + 1])
     some = [t if i.kind in _SHARED else t[picks] for t, i in zip(tensors, inputs, strict=True)]
     full = _Recorder(module).record(tensors)
-    part = _Recorder(module).record(some)
+    recorder = _Recorder(module)
+    try:
+        part = recorder.record(some)
+    except RuntimeError as error:
+        failed = describe(module, recorder.current) if recorder.current is not None else "it"
+        raise NotSplittable(f"{where}: {failed} works only on all nodes at once: {error}") from error
     for node, value in full.items():
         if not _agree(value, part[node], picks, num_rows):
             raise NotSplittable(
@@ -65,7 +70,9 @@ def _agree(full: Any, part: Any, picks: Tensor, num_rows: int) -> bool:
 class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
         self.values: dict[fx.Node, Any] = {}
+        self.current: fx.Node | None = None
 
     def record(self, arguments: list[Tensor]) -> dict[fx.Node, Any]:
         with torch.no_grad():
@@ -73,6 +80,7 @@ class _Recorder(fx.Interpreter):
         return self.values
 
     def run_node(self, n: fx.Node) -> Any:
+        self.current = n
         value = super().run_node(n)
         if n.op not in ("placeholder", "output"):
             self.values[n] = value

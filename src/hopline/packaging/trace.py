@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor, fx, nn
-from torch_geometric.nn import Aggregation, HeteroDictLinear, MessagePassing
+from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, MessagePassing
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
@@ -131,6 +131,9 @@ class _Tracer(fx.Tracer):
             # Its own forward may choose a grouped kernel; one Linear for each type is the same.
             rows = args[0] if args else next(iter(kwargs.values()))
             return {key: lin(rows[key]) for key, lin in m.lins.items() if key in rows}
+        if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
+            # torch.max over a dimension answers a pair, which PyG takes apart only if it is real.
+            m.aggr = f"a{m.aggr}"
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -146,6 +149,8 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...]) -> Trace
         NotSplittable: its Python code depends on tensor values, or its output is not one tensor of the
             target type.
     """
+    if not any(isinstance(part, MessagePassing) for part in model.modules()):
+        raise NotSplittable(f"{type(model).__name__} has no message-passing layer")
     root = _Root(model, binding)
     tracer = _Tracer()
     try:
@@ -208,7 +213,7 @@ def _stack_by_column(module: fx.GraphModule) -> None:
         if dim != 0 or not all(_reduces_first(user, node) for user in node.users):
             continue
         node.args, node.kwargs = (node.args[0],), {"dim": 1}
-        for user in node.users:
+        for user in list(node.users):
             keepdim = {k: v for k, v in user.kwargs.items() if k != "dim"}
             user.args, user.kwargs = (node,), {"dim": 1, **keepdim}
 
@@ -224,17 +229,28 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
     """Run the traced model on the check graph and give each value its domain and level.
 
     Raises:
-        NotSplittable: a value mixes rows, naming it and its source line.
+        NotSplittable: a value mixes rows, naming it and its source line; an output has not the rows of
+            its node type.
         PackagingError: the model itself fails on the check graph.
     """
     _Analysis(traced, binding, slots).run(slots)
+    for node_type, output in traced.outputs.items():
+        domain = traced.domains.get(output)
+        if domain != Domain("node", node_type):
+            raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
 
 
 class _Analysis(fx.Interpreter):
     def __init__(self, traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
         super().__init__(traced.module, garbage_collect_values=False)
+        self.extra_traceback = False  # would be appended to every message
         self.traced = traced
         self.binding = binding
+        self.given = ", ".join(
+            f"{role} of {name!r} [n, {rows.shape[1]}]"
+            for role, name, rows in ((*slot.split(":", 1), rows) for slot, rows in slots.items())
+            if role in ("features", "edge_attr")
+        )
         self.num_rows = {
             Domain(*_domain_of(name)): len(rows) if not name.startswith("edge_index") else rows.shape[1]
             for name, rows in slots.items()
@@ -253,8 +269,8 @@ class _Analysis(fx.Interpreter):
             raise NotSplittable(f"the model reads {slot}, which the graph does not have") from None
         except Exception as error:  # user code
             raise PackagingError(
-                f"the model fails on the check graph at {describe(traced.module, n)}: "
-                f"{type(error).__name__}: {error}"
+                f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
+                f"{error}; the graph gives {self.given}"
             ) from error
         below = [traced.levels.get(arg, 0) for arg in n.all_input_nodes]
         level = max(below, default=0)

@@ -46,10 +46,14 @@ def session(path: Path, threads: int = 1) -> ort.InferenceSession:
 class RowStage:
     """A stage of row inputs only, over bound buffers.
 
+    Args:
+        names: the file's inputs. widths: columns of each; 0 for a one-dimensional input.
+        output, output_dim: the file's output.
+
     Attributes:
-        inputs: one float32 [CHUNK_ROWS, width] buffer for each input ([CHUNK_ROWS] for width 0), to be
+        inputs: one float32 [CHUNK_ROWS, width] buffer ([CHUNK_ROWS] for width 0) for each input, to be
             written by the caller.
-        output: float32 [CHUNK_ROWS, state_dim].
+        output: float32 [CHUNK_ROWS, output_dim].
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class RowStage:
         if binding is None:
             binding = self._bind(num_rows)
         try:
-            self._run(binding._iobinding, None)
+            self._run(binding, None)
         except Exception as error:  # see `session`
             raise RuntimeFailure(f"{self.path.name} failed in ONNX Runtime: {error}") from error
         return self.output[:num_rows]
@@ -81,8 +85,8 @@ class RowStage:
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer[:num_rows]))
         out = self.output[:num_rows]
         binding.bind_ortvalue_output(self._output, ort.OrtValue.ortvalue_from_numpy(out))
-        self._bindings[num_rows] = binding
-        return binding
+        self._bindings[num_rows] = binding._iobinding
+        return binding._iobinding
 
 
 class BlockStage:

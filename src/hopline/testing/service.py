@@ -93,6 +93,7 @@ class FakeService:
     async def start(self) -> None:
         """Be ready."""
         self._started = True
+        self.metrics.queue_rows("slow").set_function(lambda: float(self.num_waiting))
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -169,6 +170,7 @@ class FakeService:
             await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
             self.num_cancelled += 1
+            self.metrics.model("slow", request.version or "2").outcome("cancelled")
             raise
         finally:
             self.num_waiting -= 1
@@ -214,11 +216,11 @@ class FakeService:
             src, dst = (_numbers(ids, info) for ids in request.pairs)
             unknown = (src < 0) | (dst < 0)
             values = np.where(src < dst, 1, 0)
-            ids: Sequence[Any] = list(zip(*request.pairs, strict=True))
+            ids: Sequence[Any] = list(zip(*map(_as_list, request.pairs), strict=True))
         else:
             if request.pairs is not None:
                 raise BadRequest(f"model {info.name!r} takes nodes, not pairs")
-            ids = list(request.nodes)
+            ids = _as_list(request.nodes)
             known = _numbers(ids, info)
             inline = np.array([self._inline_value(node) for node in request.inline], dtype=np.int64)
             values = np.concatenate([known, inline])
@@ -229,7 +231,7 @@ class FakeService:
             raise RequestTooLarge(f"{len(values)} nodes; at most {self.config.limits.max_nodes_per_request}")
         if unknown.any() and request.on_missing == "error":
             missing: list[ExternalId] = []
-            for index in np.flatnonzero(unknown):
+            for index in np.flatnonzero(unknown).tolist():
                 missing.extend(ids[index] if isinstance(ids[index], tuple) else [ids[index]])
             raise NodeNotFound(f"{len(missing)} unknown node ids: {missing[:5]}", missing)
         return values, unknown
@@ -240,6 +242,10 @@ class FakeService:
         if features.shape != (3,) or not np.isfinite(features).all():
             raise BadRequest(f"inline features must be 3 finite numbers, not shape {features.shape}")
         return sum(len(ids) for ids in node.neighbors.values())
+
+
+def _as_list(ids: Any) -> list[Any]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 
 def _numbers(ids: Any, info: ModelInfo) -> AnyArray:

@@ -87,12 +87,14 @@ class DenseConv(nn.Module):
         must_lift: the source code has to run below, because a reduction follows it.
     """
 
-    needs: tuple[Need, ...]
-    prepare_source: nn.Module | None = None
-    prepare_destination: nn.Module | None = None
-    must_lift: bool = False
-    lifted_source: bool = False
-    lifted_destination: bool = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: tuple[Need, ...] = ()
+        self.prepare_source: nn.Module | None = None
+        self.prepare_destination: nn.Module | None = None
+        self.must_lift = False
+        self.lifted_source = False
+        self.lifted_destination = False
 
 
 Builder = Callable[[ConvCall], DenseConv]

@@ -1,7 +1,8 @@
 """Masked operations over padded blocks [n, K].
 
-K differs from call to call, and a row must not depend on how far it is padded: reductions over K run
-along a middle axis, where ONNX Runtime adds row after row, so that trailing zeros change nothing.
+n and K differ from call to call, and a row must depend on neither. ONNX Runtime picks a reduction's
+algorithm, and with it the order of additions, by the shape: [1, K, d] is summed in another order than
+[2, K, d]. A matrix product with a row of ones is the same for each n, and zeros at its end change nothing.
 Padding selects row 0 of `sources`; whatever is there (even NaN) is replaced before it is used.
 """
 
@@ -11,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: As in torch_geometric.utils.softmax.
-_EPSILON = 1e-16
 _LOWEST = -3.0e38
 
 
@@ -20,6 +19,11 @@ def gather(sources: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
     """Neighbour rows float32 [n, K, d], 0 where masked; one ONNX Gather and one Where."""
     rows = F.embedding(positions, sources)
     return torch.where(mask.unsqueeze(-1), rows, torch.zeros((), dtype=rows.dtype))
+
+
+def total(rows: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the neighbours: float32 [n, d] from rows [n, K, d] that are 0 where masked."""
+    return torch.matmul(mask.to(rows.dtype).unsqueeze(1), rows).squeeze(1)
 
 
 def attend(
@@ -45,13 +49,14 @@ def attend(
     if loop_logits is not None:
         highest = torch.maximum(highest, loop_logits)
     weights = torch.where(keep, (logits - highest.unsqueeze(1)).exp(), torch.zeros(()))
-    total = weights.sum(dim=1)
-    out = (weights.unsqueeze(-1) * values).sum(dim=1)
+    norm = total(weights, mask)
+    out = total((weights.unsqueeze(-1) * values).flatten(2), mask).unflatten(1, values.shape[2:])
     if loop_logits is not None and loop_values is not None:
         loop = (loop_logits - highest).exp()
-        total = total + loop
+        norm = norm + loop
         out = out + loop.unsqueeze(-1) * loop_values
-    return out / (total.unsqueeze(-1) + _EPSILON)
+    # The highest score has weight 1, so that only a node without neighbours has a smaller sum.
+    return out / norm.clamp(min=1.0).unsqueeze(-1)
 
 
 def loop_attributes(fill: object, edge_attr: Tensor, mask: Tensor) -> Tensor:
@@ -65,13 +70,13 @@ def loop_attributes(fill: object, edge_attr: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ValueError: another reduction.
     """
-    keep = mask.unsqueeze(-1).to(edge_attr.dtype)
     if isinstance(fill, str):
-        total = (edge_attr * keep).sum(dim=1)
+        keep = mask.unsqueeze(-1)
+        summed = total(torch.where(keep, edge_attr, torch.zeros(())), mask)
         if fill in ("add", "sum"):
-            return total
+            return summed
         if fill == "mean":
-            return total / keep.sum(dim=1).clamp(min=1.0)
+            return summed / total(keep.to(edge_attr.dtype), mask).clamp(min=1.0)
         raise ValueError(fill)
     value = fill if isinstance(fill, Tensor) else torch.full((1,), float(fill))  # type: ignore[arg-type]
     return torch.zeros_like(edge_attr[:, 0]) + value.reshape(1, -1)

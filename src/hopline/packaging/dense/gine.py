@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hopline.packaging.dense.base import ConvCall, DenseConv, Need, as_linear, reduction
-from hopline.packaging.dense.block import gather
+from hopline.packaging.dense.block import gather, total
 
 
 class DenseGINE(DenseConv):
@@ -41,9 +41,9 @@ class DenseGINE(DenseConv):
         message = (gather(sources, positions, mask) + edge_attr).relu()
         # Messages are >= 0, so 0 is also the neutral element of the maximum.
         message = torch.where(mask.unsqueeze(-1), message, torch.zeros(()))
-        out = message.amax(dim=1) if self.kind == "max" else message.sum(dim=1)
+        out = message.amax(dim=1) if self.kind == "max" else total(message, mask)
         if self.kind == "mean":
-            out = out / mask.to(out.dtype).sum(dim=1, keepdim=True).clamp(min=1.0)
+            out = out / total(mask.unsqueeze(-1).to(out.dtype), mask).clamp(min=1.0)
         return self.nn(out if own is None else out + self.scale * own)
 
 

@@ -1,0 +1,72 @@
+"""The `hopline` command: names and where they live. Only the one that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from hopline import __version__
+from hopline.errors import HoplineError
+
+#: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
+    "graph": ("hopline.commands.graph", "app", "Build and inspect graph snapshots."),
+    "package": ("hopline.commands.package", "package", "Package a trained PyG model for serving."),
+    "serve": ("hopline.commands.serve", "serve", "Run the server."),
+    "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
+    "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
+}
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The command line for these arguments: one real command, and a line of help for each other."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(root)
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    for name, (module, attribute, text) in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=text)(_elsewhere)
+            continue
+        found = getattr(importlib.import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+    """Serve graph neural networks: the server owns the graph, the client sends node ids."""
+
+
+def _elsewhere() -> None:
+    """Stands in the list of commands for one that was not asked for."""
+
+
+def main() -> None:
+    """Run the command line; errors that Hopline raises on purpose are one line, not a traceback."""
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        typer.echo(f"hopline {__version__}")
+        return
+    try:
+        build_app(arguments)()
+    except HoplineError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript"):
+            raise
+        _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
+
+
+def _fail(message: str) -> None:
+    typer.secho(f"error: {message}", fg="red", err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The client for event loops; the same calls as `Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx
+
+from hopline.client import wire
+from hopline.client.exchange import Exchange
+from hopline.client.wire import ScoreOptions
+from hopline.errors import HoplineError, Unavailable
+from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
+
+_POLL_S = 0.1
+
+
+class AsyncClient:
+    """Asks a server for scores. Cancelling a call withdraws it from the server's queue.
+
+    Args:
+        url, timeout, retries, verify: as for `Client`.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8700",
+        *,
+        timeout: float | None = 30.0,
+        retries: int = 2,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        self._timeout = timeout
+        self._retries = retries
+        self._http = httpx.AsyncClient(base_url=url, verify=verify)
+
+    async def score(self, model: str, nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> ScoreResult:
+        """See `Client.score`."""
+        return await self._score(model, wire.nodes_body(nodes, **options), options)
+
+    async def score_inline(
+        self,
+        model: str,
+        inline: Iterable[InlineNode | Mapping[str, Any]],
+        nodes: ExternalIds = (),
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult:
+        """See `Client.score_inline`."""
+        return await self._score(model, wire.inline_body(inline, nodes, **options), options)
+
+    async def score_pairs(
+        self, model: str, pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]
+    ) -> ScoreResult:
+        """See `Client.score_pairs`."""
+        return await self._score(model, wire.pairs_body(pairs, **options), options)
+
+    async def models(self) -> list[ModelInfo]:
+        """See `Client.models`."""
+        return wire.read_models(await self._send("GET", "/v1/models"))
+
+    async def ready(self) -> bool:
+        """See `Client.ready`."""
+        try:
+            await self._send("GET", "/readyz", retries=0)
+        except HoplineError:
+            return False
+        return True
+
+    async def wait_ready(self, timeout: float = 60.0) -> None:
+        """See `Client.wait_ready`."""
+        end = time.monotonic() + timeout
+        while not await self.ready():
+            if time.monotonic() > end:
+                raise Unavailable(f"{self._http.base_url} was not ready within {timeout} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
+        timeout = options.get("timeout")
+        timeout = self._timeout if timeout is None else timeout
+        return wire.read_result(await self._send("POST", wire.score_path(model), body, timeout=timeout))
+
+    async def _send(
+        self, method: str, path: str, body: Any = None, timeout: float | None = None, retries: int | None = None
+    ) -> bytes:
+        exchange = Exchange(
+            method,
+            path,
+            body,
+            timeout_s=self._timeout if timeout is None else timeout,
+            retries=self._retries if retries is None else retries,
+        )
+        while True:
+            try:
+                response = await self._http.request(method, path, **exchange.arguments())
+            except httpx.TransportError as error:
+                wait_s: float | None = exchange.broken(error)
+            else:
+                wait_s = exchange.answered(response)
+            if wait_s is None:
+                return response.content
+            await asyncio.sleep(wait_s)

@@ -1,0 +1,109 @@
+"""One call and its attempts, without a connection: what to retry, how long to wait, when to give up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+
+from hopline.client.wire import read_error
+from hopline.errors import DeadlineExceeded, Overloaded, Unavailable
+
+#: Wait before the second attempt where the server names none, doubled each time, in seconds.
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 5.0
+
+
+class Exchange:
+    """A request to be sent, perhaps more than once.
+
+    Scoring changes nothing on the server, so an attempt that broke off may be repeated. Repeated are:
+    Overloaded, Unavailable (after the time that the server names) and connections that could not be made or
+    broke; never another error, and never beyond the timeout.
+
+    Args:
+        method, path, body: the request.
+        timeout_s: for all attempts together; None means no limit.
+        retries: attempts after the first one.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout_s: float | None,
+        retries: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self._body = body
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._end = None if timeout_s is None else clock() + timeout_s
+        self._left = retries
+        self._wait_s = _FIRST_WAIT_S
+
+    def arguments(self) -> dict[str, Any]:
+        """What httpx's `request` takes, the time that is left included."""
+        left = self._remaining()
+        headers = {}
+        if left is not None:
+            # The server stops working on what nobody waits for any more.
+            headers["timeout-ms"] = f"{left * 1000:.3f}"
+        content = None
+        if self._body is not None:
+            headers["content-type"] = "application/json"
+            content = msgspec.json.encode(self._body)
+        return {"headers": headers, "content": content, "timeout": left}
+
+    def broken(self, error: httpx.TransportError) -> float:
+        """After a failed attempt: seconds to wait before the next one.
+
+        Raises:
+            DeadlineExceeded: the time is up.
+            Unavailable: no attempt is left.
+        """
+        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+            raise DeadlineExceeded(f"no answer within {self._timeout_s} s") from error
+        if isinstance(error, httpx.UnsupportedProtocol):
+            raise error
+        return self._next_wait(Unavailable(f"the server cannot be reached: {error}"), None)
+
+    def answered(self, response: httpx.Response) -> float | None:
+        """After an answer: None when it is good, else seconds to wait before the next attempt.
+
+        Raises: HoplineError: the server's error, where it is not one to repeat or no attempt is left.
+        """
+        if response.is_success:
+            return None
+        error = read_error(response.status_code, response.content)
+        if isinstance(error, Overloaded | Unavailable):
+            return self._next_wait(error, error.retry_after_s)
+        raise error
+
+    def _next_wait(self, error: Overloaded | Unavailable, named_s: float | None) -> float:
+        wait_s = self._wait_s if named_s is None else max(named_s, 0.0)
+        # Clients that were refused together must not come back together.
+        wait_s = min(wait_s, _LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
+        left = self._remaining()
+        if self._left <= 0 or (left is not None and wait_s >= left):
+            raise error
+        self._left -= 1
+        self._wait_s *= 2
+        return wait_s
+
+    def _remaining(self) -> float | None:
+        if self._end is None:
+            return None
+        left = self._end - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded(f"no answer within {self._timeout_s} s")
+        return left

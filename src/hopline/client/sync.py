@@ -1,0 +1,125 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx
+
+from hopline.client import wire
+from hopline.client.exchange import Exchange
+from hopline.client.wire import ScoreOptions
+from hopline.errors import HoplineError, Unavailable
+from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
+
+_POLL_S = 0.1
+
+
+class Client:
+    """Asks a server for scores; safe to share between threads.
+
+    Answers are `ScoreResult` with NumPy arrays; the server's errors are raised as the same classes.
+
+    Args:
+        url: "http://127.0.0.1:8700".
+        timeout: seconds for one call with all its attempts; None means no limit.
+        retries: further attempts after Overloaded, Unavailable and broken connections.
+        verify: TLS: whom to trust; see `ssl.create_default_context(cafile=...)`.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8700",
+        *,
+        timeout: float | None = 30.0,
+        retries: int = 2,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        self._timeout = timeout
+        self._retries = retries
+        self._http = httpx.Client(base_url=url, verify=verify)
+
+    def score(self, model: str, nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> ScoreResult:
+        """Score nodes of the graph; rows are in the order of `nodes`. Options: `ScoreOptions`."""
+        return self._score(model, wire.nodes_body(nodes, **options), options)
+
+    def score_inline(
+        self,
+        model: str,
+        inline: Iterable[InlineNode | Mapping[str, Any]],
+        nodes: ExternalIds = (),
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult:
+        """Score nodes that the graph does not have (rows come after those of `nodes`)."""
+        return self._score(model, wire.inline_body(inline, nodes, **options), options)
+
+    def score_pairs(
+        self, model: str, pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]
+    ) -> ScoreResult:
+        """Score links (source, destination); one row for each pair."""
+        return self._score(model, wire.pairs_body(pairs, **options), options)
+
+    def models(self) -> list[ModelInfo]:
+        """The models that are served."""
+        return wire.read_models(self._send("GET", "/v1/models"))
+
+    def ready(self) -> bool:
+        """Whether the server takes requests; False also when it cannot be reached."""
+        try:
+            self._send("GET", "/readyz", retries=0)
+        except HoplineError:
+            return False
+        return True
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Wait until the server takes requests.
+
+        Raises: Unavailable: it did not within `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        while not self.ready():
+            if time.monotonic() > end:
+                raise Unavailable(f"{self._http.base_url} was not ready within {timeout} s")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
+        timeout = options.get("timeout")
+        timeout = self._timeout if timeout is None else timeout
+        return wire.read_result(self._send("POST", wire.score_path(model), body, timeout=timeout))
+
+    def _send(
+        self, method: str, path: str, body: Any = None, timeout: float | None = None, retries: int | None = None
+    ) -> bytes:
+        exchange = Exchange(
+            method,
+            path,
+            body,
+            timeout_s=self._timeout if timeout is None else timeout,
+            retries=self._retries if retries is None else retries,
+        )
+        while True:
+            try:
+                response = self._http.request(method, path, **exchange.arguments())
+            except httpx.TransportError as error:
+                wait_s: float | None = exchange.broken(error)
+            else:
+                wait_s = exchange.answered(response)
+            if wait_s is None:
+                return response.content
+            time.sleep(wait_s)

@@ -1,0 +1,193 @@
+"""What the clients write and read: request bodies, answers, errors by their code.
+
+Knows the JSON of `/v1`, nothing of connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from hopline import errors
+from hopline.types import AnyArray, ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
+
+
+class ScoreOptions(TypedDict, total=False):
+    """What every scoring call may say beside its nodes.
+
+    Attributes:
+        version: a model version; else the server's rollout chooses.
+        outputs: names of outputs; else the model's default.
+        as_of: only edges up to this time count.
+        on_missing: "null" answers unknown nodes with NaN (integers: -1) and `missing`.
+        degraded: "refuse" would rather have Unavailable than an answer of lower quality.
+        timeout: seconds for this call; else the client's.
+    """
+
+    version: str | None
+    outputs: Sequence[str]
+    as_of: int | None
+    on_missing: Literal["error", "null"]
+    degraded: Literal["allow", "refuse"]
+    timeout: float | None
+
+
+class _Answer(msgspec.Struct):
+    model: str
+    version: str
+    graph_version: str
+    outputs: dict[str, list[Any]]
+    degraded: tuple[str, ...] = ()
+    missing: list[ExternalId] | None = None
+
+
+class _Failure(msgspec.Struct):
+    code: str = "internal"
+    message: str = ""
+    missing: list[ExternalId] = []
+    differences: list[str] = []
+    retry_after_s: float | None = None
+
+
+_read_answer = msgspec.json.Decoder(_Answer).decode
+_read_models = msgspec.json.Decoder(dict[str, list[ModelInfo]]).decode
+
+
+def score_path(model: str) -> str:
+    """Where a model is asked."""
+    return f"/v1/models/{quote(model, safe='')}/score"
+
+
+def nodes_body(nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> dict[str, Any]:
+    """Body for known nodes."""
+    return {"nodes": _ids(nodes), **_options(options)}
+
+
+def inline_body(
+    inline: Iterable[InlineNode | Mapping[str, Any]], nodes: ExternalIds, **options: Unpack[ScoreOptions]
+) -> dict[str, Any]:
+    """Body for nodes that the graph does not have, after `nodes` that it has."""
+    body: dict[str, Any] = {"inline": [_inline(node) for node in inline], **_options(options)}
+    if len(nodes):
+        body["nodes"] = _ids(nodes)
+    return body
+
+
+def pairs_body(pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]) -> dict[str, Any]:
+    """Body for link scores."""
+    return {"pairs": [[_id(source), _id(destination)] for source, destination in pairs], **_options(options)}
+
+
+def read_result(content: bytes) -> ScoreResult:
+    """An answer with NumPy arrays: float32, or int64 for labels; NaN and -1 where a node is unknown.
+
+    Raises: HoplineError: the server did not answer as a Hopline server does.
+    """
+    try:
+        answer = _read_answer(content)
+    except msgspec.MsgspecError as error:
+        raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
+    gone: list[bool] = []
+    if answer.missing is not None:
+        first = next(iter(answer.outputs.values()), [])
+        gone = [row is None for row in first]
+    outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
+    missing = np.array(gone) if answer.missing is not None else None
+    return ScoreResult(
+        answer.model, answer.version, answer.graph_version, outputs, missing, answer.degraded
+    )
+
+
+def read_models(content: bytes) -> list[ModelInfo]:
+    """The model list."""
+    return _read_models(content)["models"]
+
+
+def read_error(status: int, content: bytes) -> errors.HoplineError:
+    """The error that the server raised, as the same class.
+
+    An answer that is not Hopline's (a proxy's page, say) becomes Unavailable for 502 to 504 and a plain
+    HoplineError otherwise.
+    """
+    try:
+        failure = msgspec.json.decode(content, type=dict[Literal["error"], _Failure])["error"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        text = f"HTTP {status}: {content[:200].decode(errors='replace')}"
+        return errors.Unavailable(text) if status in (502, 503, 504) else errors.HoplineError(text)
+    kind = _BY_CODE.get(failure.code)
+    if kind is None:
+        kind = errors.BadRequest if 400 <= status < 500 else errors.HoplineError
+    if kind is errors.NodeNotFound:
+        return errors.NodeNotFound(failure.message, failure.missing)
+    if kind is errors.SchemaMismatch:
+        return errors.SchemaMismatch(failure.message, failure.differences)
+    if issubclass(kind, errors.Overloaded | errors.Unavailable) and failure.retry_after_s is not None:
+        return kind(failure.message, failure.retry_after_s)
+    return kind(failure.message)
+
+
+def _all_errors(base: type[errors.HoplineError]) -> Iterable[type[errors.HoplineError]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from _all_errors(child)
+
+
+_BY_CODE = {kind.code: kind for kind in _all_errors(errors.HoplineError)}
+
+
+def _options(options: ScoreOptions) -> dict[str, Any]:
+    body: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    timeout = body.pop("timeout", None)
+    if timeout is not None:
+        body["timeout_ms"] = timeout * 1000
+    if "outputs" in body:
+        body["outputs"] = list(body["outputs"])
+    return body
+
+
+def _ids(ids: ExternalIds) -> list[Any]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else [_id(item) for item in ids]
+
+
+def _id(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(node, Mapping):
+        return {key: _plain(value) for key, value in node.items()}
+    body: dict[str, Any] = {"features": _plain(node.features)}
+    for key in ("neighbors", "edge_attr", "edge_weight"):
+        values = getattr(node, key)
+        if values:
+            body[key] = {edge_type: _plain(items) for edge_type, items in values.items()}
+    if node.id is not None:
+        body["id"] = node.id
+    return body
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _array(name: str, rows: list[Any], gone: list[bool]) -> AnyArray:
+    """Rows of one output; a null row takes the shape of the others."""
+    sample: Any = next((row for row in rows if row is not None), None)
+    if isinstance(sample, str):
+        return np.array(["" if row is None else row for row in rows])
+    is_integer = name == "label" or isinstance(sample, int)
+    blank: Any = -1 if is_integer else np.nan
+    if isinstance(sample, list):
+        blank = [blank] * len(sample)
+    filled = [blank if row is None else row for row in rows]
+    return np.array(filled, dtype=np.int64 if is_integer and not isinstance(sample, float) else np.float32)

@@ -1,0 +1,39 @@
+"""`hopline config`: every setting, its value and how to change it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hopline.config import config_table, load_config, process_env, show_config
+
+app = typer.Typer(help="Show every setting and where it comes from.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Show every setting and where it comes from."""
+
+
+@app.command()
+def show(
+    config: Annotated[Path | None, typer.Option(help="A hopline.toml to read.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Resolve defaults, file and environment, and print every setting."""
+    file = config or (Path("hopline.toml") if Path("hopline.toml").is_file() else None)
+    values = dict(show_config(load_config(file, process_env())))
+    if as_json:
+        typer.echo(json.dumps(values, indent=1, default=str))
+        return
+    table = Table("setting", "value", "type", "environment", "what it does")
+    for row in config_table():
+        value = values[row.path]
+        shown = f"[bold]{value}[/bold]" if value != row.default else str(value)
+        table.add_row(row.path, shown, row.type, row.env, row.help)
+    Console().print(table)

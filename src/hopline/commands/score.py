@@ -1,0 +1,84 @@
+"""`hopline score`: ask a running server for scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hopline.errors import BadRequest
+from hopline.types import ScoreResult
+
+_MAX_COLUMNS = 8
+
+
+def score(
+    model: Annotated[str, typer.Argument(help="Model name.")],
+    nodes: Annotated[list[str], typer.Argument(help="Node ids, or source,destination pairs with --pairs.")],
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8700",
+    pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
+    output: Annotated[
+        list[str] | None, typer.Option(help="Output to show; repeatable.", show_default=False)
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="Model version.", show_default=False)] = None,
+    as_of: Annotated[int | None, typer.Option(help="Count edges up to this time.", show_default=False)] = None,
+    on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
+    timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
+) -> None:
+    """Score nodes and show the answer as a table."""
+    from hopline.client import Client
+
+    if on_missing not in ("error", "null"):
+        raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
+    missing = cast(Literal["error", "null"], on_missing)
+    with Client(url, timeout=timeout) as client:
+        # Ids on a command line are text; the model says whether it has numbers or strings.
+        info = next((known for known in client.models() if known.name == model), None)
+        as_id = int if info is not None and info.id_kind == "int" else str
+        if pairs:
+            items: list[Any] = [tuple(_id(part, as_id) for part in node.split(",")) for node in nodes]
+            for node, pair in zip(nodes, items, strict=True):
+                if len(pair) != 2:
+                    raise BadRequest(f"{node!r} is not source,destination")
+            result = client.score_pairs(
+                model, items, outputs=output or (), version=version, as_of=as_of, on_missing=missing
+            )
+        else:
+            items = [_id(node, as_id) for node in nodes]
+            result = client.score(
+                model, items, outputs=output or (), version=version, as_of=as_of, on_missing=missing
+            )
+    Console().print(result_table(nodes, result))
+
+
+def result_table(names: list[str], result: ScoreResult) -> Table:
+    """One row for each item, one column for each output."""
+    title = f"{result.model} version {result.version}, graph {result.graph_version}"
+    if result.degraded:
+        title += f", degraded: {', '.join(result.degraded)}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("node")
+    for name in result.outputs:
+        table.add_column(name)
+    for row, name in enumerate(names):
+        if result.missing is not None and result.missing[row]:
+            table.add_row(name, *["unknown"] * len(result.outputs))
+        else:
+            table.add_row(name, *[_cell(array[row]) for array in result.outputs.values()])
+    return table
+
+
+def _cell(value: Any) -> str:
+    if getattr(value, "ndim", 0) == 0:
+        return f"{value:.6g}" if getattr(value, "dtype", None) is not None and value.dtype.kind == "f" else str(value)
+    shown = ", ".join(f"{item:.4g}" for item in value[:_MAX_COLUMNS].tolist())
+    return f"{shown}, … ({len(value)})" if len(value) > _MAX_COLUMNS else shown
+
+
+def _id(text: str, as_id: type[int] | type[str]) -> int | str:
+    try:
+        return as_id(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is not an integer, and the model's node ids are") from None

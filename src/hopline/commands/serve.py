@@ -1,0 +1,67 @@
+"""`hopline serve`: run the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hopline.config import Config, load_config, process_env
+from hopline.errors import ConfigError
+
+_DEFAULT_FILE = Path("hopline.toml")
+
+
+def serve(
+    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    repository: Annotated[
+        Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks one.", show_default=False)] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="gRPC port; 0 picks one, -1 is off.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the ports.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Serve the models of a repository on a graph, over HTTP and gRPC."""
+    from hopline import server
+
+    overrides = {
+        "graph.path": graph,
+        "models.repository": repository,
+        "models.names": tuple(model) if model else None,
+        "server.host": host,
+        "server.http_port": port,
+        "server.grpc_port": grpc_port,
+        "server.workers": workers,
+    }
+    raise typer.Exit(server.run(resolve_config(config, overrides, settings or [])))
+
+
+def resolve_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> Config:
+    """The config of a command: its file, the environment, its flags, and `--set` above all.
+
+    Raises: ConfigError: see `load_config`; or a `--set` without "=".
+    """
+    if file is None and _DEFAULT_FILE.is_file():
+        file = _DEFAULT_FILE
+    for item in settings:
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: write section.key=value")
+        overrides = {**overrides, path.strip(): value}
+    return load_config(file, process_env(), overrides)

@@ -1,0 +1,216 @@
+"""Packaged models of every kind that the engine treats apart, each with its module and its graph."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+with warnings.catch_warnings():
+    # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
+    warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+    from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
+
+from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
+from hopline.engine.arena import Arena
+from hopline.engine.model import Model, TablePlan
+from hopline.engine.outputs import default_outputs
+from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.packaging import package
+
+N = 120
+EDGE = "node__to__node"
+
+
+class Sage(nn.Module):
+    """Two mean layers, one max layer, a skip connection and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = SAGEConv(6, 16)
+        self.b = SAGEConv(16, 16, aggr="max")
+        self.c = SAGEConv(16, 8)
+        self.out = nn.Linear(8 + 16, 3)
+
+    def forward(self, x, edge_index):
+        h1 = self.a(x, edge_index).relu()
+        h2 = self.b(h1, edge_index).relu() + h1
+        h3 = self.c(h2, edge_index).relu()
+        return self.out(torch.cat([h3, h1], dim=-1))
+
+
+class Gcn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = GCNConv(6, 16)
+        self.b = GCNConv(16, 1)
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.b(self.a(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+class Gat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = GATConv(6, 8, heads=2, edge_dim=2, add_self_loops=False)
+        self.b = GATConv(16, 4, heads=2, concat=False)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.b(self.a(x, edge_index, edge_attr).relu(), edge_index)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 12)
+        self.a = SAGEConv(12, 16)
+        self.b = SAGEConv(16, 8)
+
+    def forward(self, x, edge_index):
+        return self.b(self.a(self.lin(x).relu(), edge_index).relu(), edge_index)
+
+
+class Hetero(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+        def layer(users, items, out):
+            return HeteroConv(
+                {
+                    ("user", "buys", "item"): SAGEConv((users, items), out),
+                    ("item", "bought_by", "user"): SAGEConv((items, users), out),
+                    ("user", "knows", "user"): GATConv(users, out, add_self_loops=False),
+                },
+                aggr="sum",
+            )
+
+        self.a = layer(5, 7, 12)
+        self.b = layer(12, 12, 4)
+
+    def forward(self, x_dict, edge_index_dict):
+        h = {t: x.relu() for t, x in self.a(x_dict, edge_index_dict).items()}
+        return self.b(h, edge_index_dict)["user"]
+
+
+@dataclass
+class Case:
+    """One model: `module(graph tensors)` is the oracle, `folder` the artifact."""
+
+    name: str
+    folder: Path
+    module: nn.Module
+    graph: Graph
+
+    def model(self, tables: bool, fanout: int | None = None, max_degree: int | None = None) -> Model:
+        """Load it, with tables that hold every row or none; `fanout` replaces all fanouts."""
+        spec = read_spec(self.folder)
+        if fanout is not None:
+            import msgspec
+
+            fanouts = {key: (fanout,) * spec.num_layers for key in spec.fanouts}
+            spec = msgspec.structs.replace(spec, fanouts=fanouts, max_degree=max_degree)
+        plan = TablePlan(spec, self.graph, 2**26 if tables else 0)
+        return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
+
+    def answerer(self, tables: bool, fanout: int | None = None) -> Answerer:
+        model = self.model(tables, fanout)
+        return Answerer(model, default_outputs(model.spec.task), 1000)
+
+    def oracle(self, graph: Graph | None = None) -> np.ndarray:
+        """PyG on the full graph: logits (node models) or final states (link models)."""
+        with torch.no_grad():
+            return self.module(*tensors(graph or self.graph, self.name)).numpy()
+
+
+def tensors(graph: Graph, name: str) -> tuple:
+    """The module's arguments for a graph."""
+    if name == "hetero":
+        return (
+            {t: torch.from_numpy(np.array(n.features)) for t, n in graph.nodes.items()},
+            {(e.src, e.relation, e.dst): edge_index(e) for e in graph.edges.values()},
+        )
+    edges = graph.edges[EDGE]
+    arguments = [torch.from_numpy(np.array(graph.nodes["node"].features)), edge_index(edges)]
+    if name == "gcn":
+        arguments.append(torch.from_numpy(np.array(edges.weight)))
+    if name == "gat":
+        arguments.append(torch.from_numpy(np.array(edges.attr)))
+    return tuple(arguments)
+
+
+def edge_index(edges) -> torch.Tensor:
+    destinations = np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))
+    return torch.from_numpy(np.stack([edges.indices.astype(np.int64), destinations]))
+
+
+def homogeneous(seed: int, keep: np.ndarray | None = None) -> Graph:
+    """Hubs, isolated nodes, self-loops, multi-edges; times, weights, attributes; string ids."""
+    rng = np.random.default_rng(seed)
+    count = 900
+    edges = (N * rng.random((2, count)) ** 2).astype(np.int64)
+    edges[:, :5] = 3  # repeated self-loops
+    table = {
+        "edge_time": rng.integers(0, 100, count),
+        "edge_weight": rng.random(count).astype(np.float32) + np.float32(0.1),
+        "edge_attr": rng.standard_normal((count, 2)).astype(np.float32),
+    }
+    x = rng.standard_normal((N, 6)).astype(np.float32)
+    if keep is not None:
+        edges, table = edges[:, keep], {name: values[keep] for name, values in table.items()}
+    ids = [f"n{i}" for i in range(N)]
+    return Graph.from_edges(edge_ids(edges), x, ids=ids, **table)
+
+
+def edge_ids(edges: np.ndarray) -> list[list[str]]:
+    return [[f"n{i}" for i in row] for row in edges]
+
+
+def times(seed: int) -> np.ndarray:
+    """Edge times of `homogeneous(seed)` in input order."""
+    rng = np.random.default_rng(seed)
+    rng.random((2, 900))
+    return rng.integers(0, 100, 900)
+
+
+def heterogeneous() -> Graph:
+    rng = np.random.default_rng(5)
+
+    def edges(a, b, count):
+        return EdgeTable(np.stack([rng.integers(0, a, count), (b * rng.random(count) ** 2).astype(int)]))
+
+    return Graph.from_tables(
+        {
+            "user": NodeTable(rng.standard_normal((80, 5)).astype(np.float32)),
+            "item": NodeTable(rng.standard_normal((60, 7)).astype(np.float32)),
+        },
+        {
+            ("user", "buys", "item"): edges(80, 60, 400),
+            ("item", "bought_by", "user"): edges(60, 80, 400),
+            ("user", "knows", "user"): edges(80, 80, 300),
+        },
+    )
+
+
+def build(repository: Path) -> dict[str, Case]:
+    """Package every model of the zoo."""
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    g = homogeneous(1)
+    plans = [
+        ("sage", Sage(), g, [4, 3, 5], {"task": "multiclass"}),
+        ("gcn", Gcn(), g, [4, 3], {"task": "binary"}),
+        ("gat", Gat(), g, [4, 3], {"task": "multiclass"}),
+        ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),
+        ("link", Encoder(), g, [4, 3], {"task": "binary", "head": "dot"}),
+    ]
+    cases = {}
+    for name, module, graph, fanouts, options in plans:
+        module.eval()
+        report = package(module, graph, repository, name=name, fanouts=fanouts, check_nodes=60, **options)
+        cases[name] = Case(name, report.path, module, graph)
+    return cases

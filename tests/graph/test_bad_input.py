@@ -1,0 +1,173 @@
+"""Every refusal names what is wrong, how many, where first, and what would be right."""
+
+import numpy as np
+import pytest
+
+from hopline.errors import GraphError
+from hopline.graph import EdgeTable, Graph, NodeTable
+
+
+def refused(match, *args, **kwargs):
+    with pytest.raises(GraphError, match=match):
+        Graph.from_edges(*args, **kwargs)
+
+
+def test_edges_outside_the_node_range_name_the_end_and_the_first_few():
+    edges = np.array([[0, 9, 1, 8, 7, 6, 5, 5], [0, 0, 0, 0, 0, 0, 0, 0]])
+    refused(
+        r"sources of 'node__to__node' outside the node range: 6; .*0 to 2; edge 1 has 9, .*edge 6 has 5, …",
+        edges,
+        num_nodes=3,
+    )
+    refused("destinations of .* range: 1; .* edge 2 has -1", [[0, 1, 2], [0, 1, -1]], num_nodes=3)
+
+
+def test_edges_of_unknown_external_ids_are_named():
+    refused(r"destinations .* unknown: 1;.*edge 0 has 'z'", [["a"], ["z"]], ids=["a", "b"])
+    refused(r"sources .* unknown: 2;.*edge 0 has 7, edge 1 has 8", [[7, 8], [1, 1]], ids=[1, 2])
+
+
+def test_edges_of_other_id_kind_than_the_nodes():
+    refused("node ids are strings here; got the integer 1.*has string ids", [[1], [2]], ids=["a", "b"])
+    refused("node ids are integers here; got the string 'a'.*has int ids", [["a"], ["b"]], ids=[1, 2])
+    refused("must be integers.*for ids of your own, give `ids`", [["a"], ["b"]])
+
+
+def test_duplicate_external_ids():
+    refused(
+        r"1 of them occur again, the first is 'a' in row 2 \(also in row 0\)", [[], []], ids=["a", "b", "a"]
+    )
+    refused(r"2 of them occur again, the first is 5 in row 1", [[], []], ids=[5, 5, 6, 5])
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ([1, "a"], "all integers or all strings; got both"),
+        ([1.5, 2], r"got 1.5 \(float\)"),
+        ([True, 2], r"got True \(bool\)"),
+        ([None, "a"], r"got None \(NoneType\)"),
+        ([2**63], "does not fit into a signed 64-bit integer; use strings"),
+        (np.array([2**63], np.uint64), "does not fit"),
+        (np.ones((2, 2), int), "one-dimensional"),
+        ("ab", "must be a list; got the single value 'ab'"),
+    ],
+)
+def test_ids_of_wrong_kind(ids, match):
+    refused(match, [[], []], ids=ids)
+
+
+def test_nan_and_inf_in_features_are_counted_and_the_first_is_placed():
+    features = np.zeros((4, 3))
+    features[1, 2] = np.nan
+    features[3, :2] = np.inf
+    refused(
+        r"3 values in 2 rows are NaN or infinite; the first is nan in row 1, column 2 \('amount'\)",
+        [[0], [1]],
+        features,
+        feature_names=["a", "b", "amount"],
+    )
+
+
+def test_features_too_large_for_their_dtype():
+    refused(r"1 values in 1 rows do not fit into float32 .*1e\+300 in row 0", [[0], [1]], [[1e300], [0]])
+    refused("do not fit into float16", [[0], [1]], [[1e6], [0]], feature_dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("features", "match"),
+    [
+        (np.zeros((2, 2, 2)), r"must be a matrix \[n, d\]; got shape \(2, 2, 2\)"),
+        (np.array([["a"], ["b"]]), "must be real numbers; got dtype <U1"),
+        (np.zeros((2, 1), complex), "must be real numbers; got dtype complex128"),
+        ([[1, 2], [3]], "not a rectangular array"),
+    ],
+)
+def test_features_of_wrong_shape_or_dtype(features, match):
+    refused(match, [[0], [1]], features)
+
+
+def test_feature_dtype_is_one_of_two():
+    refused("float32 or float16; not 'int8'", [[0], [1]], feature_dtype="int8")
+
+
+def test_feature_names_fit_the_columns():
+    refused("1 names for 2 columns", [[0], [1]], np.ones((2, 2)), feature_names=["a"])
+    refused("must be distinct; twice: 'a'", [[0], [1]], np.ones((2, 2)), feature_names=["a", "a"])
+    refused("must be strings", [[0], [1]], np.ones((2, 1)), feature_names=[1])
+
+
+@pytest.mark.parametrize(
+    ("edges", "match"),
+    [
+        (np.zeros((5, 2), int), r"shape \[2, E\].*got \[5, 2\]; transpose it"),
+        (np.zeros(4, int), r"shape \[2, E\].*got \[4\]"),
+        (np.zeros((2, 3)), "must be integers.*got dtype float64"),
+        (([0, 1], [1]), "2 sources but 1 destinations"),
+        ((np.zeros((2, 2), int), np.zeros((2, 2), int)), "must be a vector"),
+    ],
+)
+def test_edges_of_wrong_shape_or_dtype(edges, match):
+    refused(match, edges, num_nodes=5)
+
+
+def test_negative_and_nan_weights():
+    refused(
+        "2 weights are negative; the first is -1.0 at edge 1", [[0] * 3, [0] * 3], edge_weight=[0, -1, -2]
+    )
+    refused("1 values in 1 rows are NaN", [[0], [0]], edge_weight=[np.nan])
+
+
+def test_columns_have_one_row_for_each_edge():
+    refused("2 rows; there must be 1, one for each edge", [[0], [0]], edge_attr=[[1], [2]])
+    refused("2 values; there must be 1", [[0], [0]], edge_weight=[1, 2])
+    refused("2 values; there must be 1", [[0], [0]], edge_time=[1, 2])
+    refused("must be a vector", [[0], [0]], edge_time=[[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("time", "match"),
+    [
+        ([0.5], "must be integers in one unit.* first is 0.5 at edge 0"),
+        ([np.nan], "must be integers in one unit"),
+        (["x"], "integers or datetimes; got dtype <U1"),
+        (np.array(["NaT"], "datetime64[s]"), r"1 times are missing \(NaT\); the first is edge 0"),
+        (np.array([2**63], np.uint64), "does not fit"),
+    ],
+)
+def test_times_are_integers(time, match):
+    refused(match, [[0], [0]], edge_time=time)
+
+
+def test_empty_graph():
+    refused("the graph is empty", np.empty((2, 0), int))
+    with pytest.raises(GraphError, match="at least one node type"):
+        Graph.from_tables({}, {})
+
+
+def test_number_of_nodes():
+    refused("must agree: 3 num_nodes, 2 rows of features", [[0], [1]], np.ones((2, 1)), num_nodes=3)
+    refused("must agree: 2 rows of features, 3 ids", [[0], [1]], np.ones((2, 1)), ids=[1, 2, 3])
+    refused("num_nodes of node type 'node' must be an integer; got 2.5", [[0], [1]], num_nodes=2.5)
+    refused("-1 nodes", [[0], [0]], num_nodes=-1)
+    refused("may have 0 to 2147483647$", [[0], [0]], num_nodes=2**31)
+    refused("ids of your own rather than row numbers, give `ids`", [[0], [10**15]])
+
+
+@pytest.mark.parametrize("name", ["", "a__b", ".hidden", "a\nb", "x" * 73, 3])
+def test_type_names(name):
+    with pytest.raises(GraphError, match="a node type's name"):
+        Graph.from_tables({name: NodeTable(num_nodes=1)}, {})
+
+
+def test_edge_types_name_node_types():
+    nodes = {"a": NodeTable(num_nodes=1)}
+    with pytest.raises(GraphError, match="its destination type 'b' is no node type; there are 'a'"):
+        Graph.from_tables(nodes, {("a", "to", "b"): EdgeTable([[0], [0]])})
+    with pytest.raises(GraphError, match="an edge type is a triple"):
+        Graph.from_tables(nodes, {"a__to__a": EdgeTable([[0], [0]])})
+    with pytest.raises(GraphError, match="joins two node types and cannot be undirected"):
+        Graph.from_tables(
+            nodes | {"b": NodeTable(num_nodes=1)},
+            {("a", "to", "b"): EdgeTable([[0], [0]], undirected=True)},
+        )

@@ -1,0 +1,49 @@
+"""Split a model and run its stages in torch, without ONNX: cheap, so that many options can be tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hopline.packaging import oracle, parity
+from hopline.packaging.arguments import bind
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.lower import lower
+from hopline.packaging.rowwise import check_rowwise
+from hopline.packaging.split import Splitter
+from hopline.packaging.trace import analyse, frozen_copy, trace
+
+
+def split(model, graph, target="node", **options):
+    """Split; returns (binding, traced, plans, check graph)."""
+    binding = bind(model, graph.schema, **options)
+    check = CheckGraph.of(graph)
+    targets = (target,) if isinstance(target, str) else target
+    with torch.no_grad():
+        traced = trace(frozen_copy(model), binding, targets)
+        analyse(traced, binding, binding.slots(check))
+        plans = Splitter(traced, lower(traced, binding), dict(traced.outputs)).stages()
+    return binding, traced, plans, check
+
+
+def assert_equals_pyg(model, graph, target="node", **options):
+    """Split, check each stage row by row, and compare the last state with the module's own answer."""
+    binding, traced, plans, check = split(model, graph, target, **options)
+    levels = [{} for _ in range(max(plan.level for plan in plans) + 1)]
+    with torch.no_grad():
+        for plan in plans:
+            if plan.module is None:
+                levels[plan.level][plan.node_type] = check.features[plan.node_type]
+                continue
+            previous = levels[plan.level - 1] if plan.level else {}
+            feeds = oracle.stage_inputs(plan.inputs, plan.node_type, check, previous)
+            check_rowwise(plan.module, plan.inputs, feeds, f"stage {plan.level}")
+            state = plan.module(*(torch.from_numpy(feeds[item.name]) for item in plan.inputs)).numpy()
+            assert state.shape[1] == plan.state_dim
+            parity.compare(f"stage {plan.level}", state, parity.reference_state(traced, plan.values))
+            levels[plan.level][plan.node_type] = state
+        answer = frozen_copy(model)(**binding.arguments(binding.slots(check)))
+    answer = answer[target] if isinstance(answer, dict) else answer
+    expected = answer.reshape(len(answer), -1).numpy()
+    np.testing.assert_allclose(levels[-1][target], expected, atol=1e-4, rtol=1e-4)
+    return plans

@@ -1,0 +1,238 @@
+"""What cannot be split says which value, why, and where in the user's source."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.nn import models
+
+from hopline.errors import NotSplittable, PackagingError
+from tests.packaging.graphs import hetero, homogeneous, relational
+from tests.packaging.in_torch import assert_equals_pyg
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = pyg.SAGEConv(6, 6), pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index):
+        return self.last(self.middle(self.conv(x, edge_index)), edge_index)
+
+
+class MeanOverNodes(Base):
+    def middle(self, h):
+        return h - h.mean(dim=0)
+
+
+class SoftmaxOverNodes(Base):
+    def middle(self, h):
+        return torch.softmax(h, dim=0)
+
+
+class FirstRow(Base):
+    def middle(self, h):
+        return h + h[0]
+
+
+class Shuffled(Base):
+    def middle(self, h):
+        return h.flip(0)
+
+
+class Gram(Base):
+    def middle(self, h):
+        return (h @ h.t())[:, :6]
+
+
+class PerNode(Base):
+    def middle(self, h):
+        return h / h.size(0)
+
+
+class PooledContext(Base):
+    def middle(self, h):
+        return h + pyg.global_mean_pool(h, None)
+
+
+class Embedded(Base):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(40, 6)
+
+    def middle(self, h):
+        return h + self.table.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (MeanOverNodes, "h - h.mean(dim=0)"),
+        (SoftmaxOverNodes, "torch.softmax(h, dim=0)"),
+        (FirstRow, "h + h[0]"),
+        (Shuffled, "h.flip(0)"),
+        (Gram, "h @ h.t()"),
+        (PerNode, "h / h.size(0)"),
+        (PooledContext, "mixes rows"),
+        (Embedded, "self.table.weight"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_code_that_mixes_rows_is_refused_with_its_source_line(model, named):
+    with pytest.raises(NotSplittable) as caught:
+        assert_equals_pyg(model(), homogeneous())
+    assert named in str(caught.value)
+    if named != "mixes rows":
+        assert "test_refusals.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("norm", ["GraphNorm", "InstanceNorm", "PairNorm", "LayerNorm"])
+def test_norms_over_the_graph_are_refused_by_name(norm):
+    with pytest.raises(NotSplittable, match=norm):
+        assert_equals_pyg(models.GraphSAGE(6, 8, 2, 3, norm=norm), homogeneous())
+
+
+@pytest.mark.parametrize(
+    ("conv", "reason"),
+    [
+        (pyg.SAGEConv(6, 3, aggr="lstm"), "LSTMAggregation"),
+        (pyg.SAGEConv(6, 3, aggr=["mean", "max"]), "MultiAggregation"),
+        (pyg.SAGEConv(6, 3, aggr="median"), "MedianAggregation"),
+        (pyg.SAGEConv(6, 3, aggr="softmax"), "SoftmaxAggregation"),
+        (pyg.GCNConv(6, 3, improved=True), "improved"),
+        (pyg.ChebConv(6, 3, K=2), "ChebConv"),
+        (pyg.SAGEConv(6, 3, flow="target_to_source"), "target_to_source"),
+        (pyg.GATConv(6, 3, edge_dim=2, fill_value="max"), "fill_value"),
+    ],
+    ids=str,
+)
+def test_convs_without_a_dense_form_are_refused(conv, reason):
+    with pytest.raises(NotSplittable, match=reason):
+        assert_equals_pyg(conv, homogeneous())
+
+
+def test_a_subclass_with_its_own_message_is_refused():
+    class Mine(pyg.SAGEConv):
+        def message(self, x_j):
+            return x_j * 2
+
+    with pytest.raises(NotSplittable, match="Mine"):
+        assert_equals_pyg(Mine(6, 3), homogeneous())
+
+
+def test_edited_edges_are_refused():
+    class Model(Base):
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index.flip(0))
+
+    with pytest.raises(NotSplittable, match="edge_index"):
+        assert_equals_pyg(Model(), homogeneous())
+
+
+def test_gathering_by_edges_is_refused():
+    class Model(Base):
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index) + x[edge_index[0]].sum()
+
+    with pytest.raises(NotSplittable, match="combines rows"):
+        assert_equals_pyg(Model(), homogeneous())
+
+
+def test_a_computed_edge_weight_is_refused():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.GraphConv(6, 3)
+
+        def forward(self, x, edge_index, edge_weight):
+            return self.conv(x, edge_index, edge_weight.sigmoid())
+
+    with pytest.raises(NotSplittable, match="computed edge weight"):
+        assert_equals_pyg(Model(), homogeneous(weight=True))
+
+
+def test_control_flow_on_values_is_refused():
+    class Model(Base):
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index) if x.sum() > 0 else x
+
+    with pytest.raises(NotSplittable, match="cannot be traced"):
+        assert_equals_pyg(Model(), homogeneous())
+
+
+def test_a_model_without_convs_is_refused():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(6, 3)
+
+        def forward(self, x, edge_index):
+            return self.lin(x)
+
+    with pytest.raises(NotSplittable, match="no message-passing layer"):
+        assert_equals_pyg(Model(), homogeneous())
+
+
+def test_an_unknown_required_argument_is_named():
+    class Model(Base):
+        def forward(self, x, edge_index, mystery):
+            return self.conv(x, edge_index)
+
+    with pytest.raises(PackagingError, match="mystery"):
+        assert_equals_pyg(Model(), homogeneous())
+
+
+def test_argument_names_can_be_mapped():
+    class Model(Base):
+        def forward(self, a, b, c=None):
+            return self.conv(a, b)
+
+    assert_equals_pyg(Model(), homogeneous(), arguments={"a": "features", "b": "edge_index"})
+
+
+def test_edge_data_that_the_graph_lacks_is_named():
+    with pytest.raises(PackagingError, match="no edge attributes"):
+        assert_equals_pyg(pyg_model_with_required_attributes(), homogeneous())
+
+
+def pyg_model_with_required_attributes():
+    class Model(Base):
+        def forward(self, x, edge_index, edge_attr):
+            return self.conv(x, edge_index)
+
+    return Model()
+
+
+def test_wrong_feature_width_is_explained():
+    with pytest.raises(PackagingError, match=r"(?s)conv.*'node' \[n, 7\]"):
+        assert_equals_pyg(MeanOverNodes(), homogeneous(dim=7))
+
+
+def test_a_homogeneous_model_on_several_relations_is_explained():
+    with pytest.raises(PackagingError, match="relations="):
+        assert_equals_pyg(Base(), relational(2))
+
+
+def test_a_wrong_number_of_relations_is_explained():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.RGCNConv(6, 3, 5)
+
+        def forward(self, x, edge_index, edge_type):
+            return self.conv(x, edge_index, edge_type)
+
+    with pytest.raises(NotSplittable, match="5 relations"):
+        assert_equals_pyg(Model(), relational(3))
+
+
+def test_a_missing_target_type_is_named():
+    from tests.packaging.test_split import Hetero
+
+    with pytest.raises(NotSplittable, match="rows of"):
+        assert_equals_pyg(Hetero(), hetero(), "author")
+
+
+def test_uninitialised_parameters_are_named():
+    with pytest.raises(PackagingError, match="uninitialised"):
+        assert_equals_pyg(pyg.SAGEConv(-1, 3), homogeneous())

@@ -1,0 +1,152 @@
+"""One server process from start to end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import grpc
+import httpx
+import pytest
+
+from hopline.config import Config
+from hopline.server import Server
+from tests.servers import running, spawn
+from tests.transports.dialects import Ask, infer_request
+
+
+def test_importing_the_server_is_light() -> None:
+    code = "import hopline.server, sys; print([m for m in ('torch', 'numpy', 'grpc', 'uvloop') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_serving_does_not_import_torch() -> None:
+    code = (
+        "import hopline.transports.http, hopline.transports.grpc, hopline.client, sys;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
+    from hopline.transports.proto import message
+
+    with (
+        running(server__drain_delay_s=0.6) as server,
+        httpx.Client() as client,
+        concurrent.futures.ThreadPoolExecutor(16) as pool,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            message("inference.ModelInferRequest").SerializeToString,
+            message("inference.ModelInferResponse").FromString,
+        )
+        infer(infer_request(Ask(nodes=[1])))  # connected before the clock starts
+        slow = {"nodes": [1], "as_of": 1500}
+        url = f"{server.url}/v1/models/slow/score"
+        over_http = [pool.submit(client.post, url, json=slow, timeout=10) for _ in range(8)]
+        over_grpc = [pool.submit(infer, infer_request(Ask("slow", nodes=[1], as_of=1500))) for _ in range(4)]
+        server.wait_for_waiting(12)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        during = httpx.get(f"{server.url}/readyz")
+        assert during.status_code == 503
+        assert "the server is draining" in during.json()["reasons"]
+        assert during.headers["connection"] == "close"
+        # Announced, but still serving.
+        assert httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]}).status_code == 200
+        assert [each.result().status_code for each in over_http] == [200] * 8
+        assert all(each.result().model_name == "slow" for each in over_grpc)
+        assert server.process.wait(10) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/healthz")
+
+
+def test_the_last_answer_says_that_the_connection_closes() -> None:
+    with running(server__drain_delay_s=0.0) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            body = b'{"nodes":[1],"as_of":700}'
+            head = b"POST /v1/models/slow/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            client.sendall(head % len(body) + body)
+            server.wait_for_waiting(1)
+            server.process.send_signal(signal.SIGTERM)
+            answer = client.recv(65536)
+        assert b"200 OK" in answer
+        assert b"connection: close" in answer
+        assert server.process.wait(10) == 0
+
+
+def test_the_drain_is_bounded() -> None:
+    with running(server__drain_timeout_s=0.3, server__drain_delay_s=0) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port))) as waiting:
+            body = b'{"nodes":[1],"as_of":60000}'
+            waiting.sendall(
+                b"POST /v1/models/slow/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            server.wait_for_waiting(1)
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 0
+            assert time.monotonic() - began < 3
+    assert any("requests unanswered" in line for line in server.log)
+
+
+def test_a_second_signal_cuts_the_drain_short() -> None:
+    with running(server__drain_timeout_s=60, server__drain_delay_s=0) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port))) as waiting:
+            body = b'{"nodes":[1],"as_of":60000}'
+            waiting.sendall(
+                b"POST /v1/models/slow/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            server.wait_for_waiting(1)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("setting", ["http_port", "grpc_port"])
+def test_a_port_in_use_is_told_before_anything_is_loaded(setting: str, workers: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = spawn(**{f"server__{setting}": port, "server__workers": workers})
+        out, error = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert out == ""
+    assert f"server.{setting}: port {port} on 127.0.0.1 is in use by another process" in error
+
+
+def test_grpc_can_be_off() -> None:
+    with running(server__grpc_port=-1) as server:
+        assert server.grpc == ""
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    process = spawn(server__host="203.0.113.7")
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "server.http_port: cannot listen on 203.0.113.7" in error
+
+
+async def test_stop_is_remembered_until_startup_is_over() -> None:
+    ready: list[Server] = []
+    config = Config().replace(server__http_port=0, server__grpc_port=-1, server__drain_delay_s=0.0)
+    server = Server(config, "hopline.testing.service:FakeService", ready.append)
+    server.stop()
+    assert await server.serve() == 0
+    assert not ready

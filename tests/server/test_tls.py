@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+import hopline
+from tests.servers import RunningServer, running, spawn
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert,
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.fixture(scope="module")
+def server(pair: tuple[Path, Path]) -> Iterator[RunningServer]:
+    with running(tls__cert_file=pair[0], tls__key_file=pair[1]) as started:
+        yield started
+
+
+def test_https_is_served_and_http_is_not(server: RunningServer, pair: tuple[Path, Path]) -> None:
+    assert server.url.startswith("https://")
+    trust = ssl.create_default_context(cafile=str(pair[0]))
+    with hopline.Client(server.url, verify=trust) as client:
+        assert client.score("sage", [1]).outputs["label"].tolist() == [1]
+    with pytest.raises(httpx.TransportError):
+        httpx.get(server.url.replace("https", "http"))
+    with hopline.Client(server.url, retries=0) as stranger, pytest.raises(hopline.HoplineError, match="certificate"):
+        stranger.score("sage", [1])
+
+
+def test_grpc_is_encrypted(server: RunningServer, pair: tuple[Path, Path]) -> None:
+    credentials = grpc.ssl_channel_credentials(pair[0].read_bytes())
+    with tritonclient.grpc.InferenceServerClient(server.grpc, ssl=True, creds=credentials) as client:
+        tensor = tritonclient.grpc.InferInput("node_ids", [1], "INT64")
+        tensor.set_data_from_numpy(np.array([5]))
+        assert client.infer("sage", [tensor]).as_numpy("label").tolist() == [1]
+
+
+def test_a_key_that_does_not_fit_is_told(pair: tuple[Path, Path]) -> None:
+    process = spawn(tls__cert_file=pair[0], tls__key_file=pair[0])
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "do not hold a PEM certificate and its key" in error

@@ -1,0 +1,113 @@
+"""Several workers on one port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.servers import RunningServer, running, spawn
+
+
+def children(server: RunningServer) -> list[int]:
+    pid = server.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition: object, seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def score(server: RunningServer) -> int:
+    return httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]}).status_code
+
+
+def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
+    with running(server__workers=2) as server:
+        assert " (2 workers)" not in server.url
+        before = children(server)
+        assert len(before) == 2
+        for _ in range(20):
+            assert score(server) == 200
+        line = 'hopline_requests_total{model="sage",version="2",outcome="ok"}'
+        wait_until(lambda: server.metric(line) == 20)  # whichever worker is asked, after a tick
+        os.kill(before[0], signal.SIGKILL)
+        time.sleep(0.05)  # the kernel takes the dead listener out
+        for _ in range(20):
+            assert score(server) == 200
+        wait_until(lambda: len(children(server)) == 2 and before[0] not in children(server))
+        wait_until(lambda: server.metric(line) == 40)  # the dead worker's count is not lost
+        assert any("exit code -9" in text for text in server.log)
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+
+
+def test_sigterm_drains_every_worker() -> None:
+    import concurrent.futures
+
+    with (
+        running(server__workers=2) as server,
+        httpx.Client() as client,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        slow = {"nodes": [1], "as_of": 2500}
+        url = f"{server.url}/v1/models/slow/score"
+        answers = [pool.submit(client.post, url, json=slow, timeout=10) for _ in range(8)]
+        server.wait_for_waiting(8)
+        server.process.terminate()
+        assert [answer.result().status_code for answer in answers] == [200] * 8
+        assert server.process.wait(20) == 0
+
+
+def test_workers_end_with_their_supervisor() -> None:
+    with running(server__workers=2) as server:
+        workers = children(server)
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("no certificate")
+    process = spawn(server__workers=2, tls__cert_file=tmp_path / "cert.pem", tls__key_file=tmp_path / "cert.pem")
+    out, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert out == ""
+    assert "tls.cert_file" in error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prepared_descriptors_reach_the_service(workers: int, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = f"""
+import os, sys
+from hopline.config import Config
+from hopline.server import run
+def prepare(config):
+    fd = os.memfd_create("t")
+    os.write(fd, b"shared")
+    return config.replace(worker__table_fd=fd), [fd]
+config = Config().replace(server__http_port=0, server__grpc_port=-1, server__workers={workers})
+sys.exit(run(config, service="tests.server.descriptors:Reads", prepare=prepare))
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOPLINE_TEST_OUT": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        assert "is ready at" in process.stdout.readline()
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()  # type: ignore[union-attr]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(n) for n in range(workers)]
+    assert all(path.read_bytes() == b"shared" for path in tmp_path.iterdir())

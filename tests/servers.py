@@ -1,0 +1,95 @@
+"""Real server processes for tests: the fake service behind the real transports."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+
+_MAIN = """
+import json, sys
+from hopline.config import load_config
+from hopline.errors import HoplineError
+from hopline.server import main_error, run
+try:
+    config = load_config(overrides=json.loads(sys.argv[1]))
+    sys.exit(run(config, service="hopline.testing.service:FakeService"))
+except HoplineError as error:
+    sys.exit(main_error(error))
+"""
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[str]
+    url: str
+    grpc: str
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """host:port of HTTP."""
+        return self.url.partition("://")[2]
+
+    def metric(self, line: str) -> float:
+        """The value of one sample, 0 where it is absent."""
+        text = httpx.get(f"{self.url}/metrics").text
+        found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+    def wait_for_waiting(self, count: int) -> None:
+        """Until so many requests wait in model `slow`."""
+        end = time.monotonic() + 10
+        while self.metric('hopline_queue_rows{model="slow"}') < count:
+            assert time.monotonic() < end, "the requests did not arrive"
+            time.sleep(0.02)
+
+
+def spawn(**settings: object) -> subprocess.Popen[str]:
+    import json
+
+    overrides = {"server.http_port": 0, "server.grpc_port": 0, "server.drain_delay_s": 0.05}
+    overrides |= {name.replace("__", "."): value for name, value in settings.items()}
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN, json.dumps(overrides, default=str)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def running(**settings: object) -> Iterator[RunningServer]:
+    """A ready server; stopped by SIGTERM at the end."""
+    process = spawn(**settings)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    server = RunningServer(process, "", "")
+    # A full pipe would block the server.
+    reader = threading.Thread(target=lambda: server.log.extend(process.stderr))  # type: ignore[arg-type]
+    reader.start()
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"(https?://\S+)(?: grpcs?://(\S+))?", line)
+        assert found, f"the server did not start: {''.join(server.log)}"
+        server.url, server.grpc = found[1], found[2] or ""
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()

@@ -1,0 +1,283 @@
+"""The connection itself, over real sockets in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from hopline.config import Config, load_config
+from hopline.testing.service import FakeService
+from hopline.transports.http import HttpApp
+from hopline.transports.http_connection import MAX_HEAD_BYTES, HttpEndpoint
+
+SCORE = b'{"nodes":[1]}'
+SLOW = b'{"nodes":[1],"as_of":60000}'
+
+
+class Host:
+    """A service behind a listener."""
+
+    def __init__(self, config: Config) -> None:
+        self.service = FakeService(config)
+        self.app = HttpApp(self.service, config)
+        self.endpoint = HttpEndpoint(
+            self.app,
+            self.app.refuse,
+            max_body_bytes=config.server.max_body_bytes,
+            keep_alive_timeout_s=10,
+            read_timeout_s=5,
+        )
+        self.port = 0
+        self.clients: list[Connection] = []
+
+    async def connect(self) -> Connection:
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(connection)
+        return connection
+
+
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self, *, head_only: bool = False) -> tuple[int, dict[str, str], bytes]:
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)).decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in head[1:] if line)
+        body = b"" if head_only else await self.reader.readexactly(int(headers["content-length"]))
+        return int(head[0].split()[1]), headers, body
+
+    async def closed(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(self.reader.read(1), 5) == b""
+        return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    made = Host(load_config(overrides={"server.max_body_bytes": 200_000}))
+    await made.service.start()
+    server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    yield made
+    for client in made.clients:
+        client.close()
+        with contextlib.suppress(ConnectionError):
+            await client.writer.wait_closed()
+    made.endpoint.abort()
+    server.close()
+    await asyncio.sleep(0)
+
+
+def post(body: bytes, model: bytes = b"sage", headers: bytes = b"", version: bytes = b"1.1") -> bytes:
+    return b"POST /v1/models/%b/score HTTP/%b\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        model,
+        version,
+        len(body),
+        headers,
+        body,
+    )
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_connection_is_kept_for_further_requests(host: Host) -> None:
+    connection = await host.connect()
+    for _ in range(3):
+        connection.send(post(SCORE))
+        assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_a_request_may_arrive_byte_by_byte(host: Host) -> None:
+    connection = await host.connect()
+    for byte in post(SCORE):
+        connection.send(bytes([byte]))
+        await connection.writer.drain()
+        await asyncio.sleep(0)
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_pipelined_requests_are_answered_in_order(host: Host) -> None:
+    connection = await host.connect()
+    slow = b'{"nodes":[1],"as_of":50}'
+    requests = [post(slow, b"slow", b"x-request-id: r0\r\n")]
+    requests += [post(SCORE, headers=b"x-request-id: r%d\r\n" % n) for n in range(1, 40)]
+    connection.send(b"".join(requests))
+    ids = [(await connection.answer())[1]["x-request-id"] for _ in range(40)]
+    assert ids == [f"r{n}" for n in range(40)]
+    connection.close()
+
+
+async def test_a_disconnect_cancels_the_waiting_request(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(SLOW, b"slow"))
+    await eventually(lambda: host.service.num_waiting == 1)
+    connection.close()
+    await eventually(lambda: host.service.num_cancelled == 1)
+    assert host.service.num_waiting == 0
+    assert not host.endpoint.connections
+
+
+async def test_http_1_0_and_close_are_honoured(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(SCORE, version=b"1.0"))
+    status, headers, _ = await connection.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await connection.closed()
+    kept = await host.connect()
+    kept.send(post(SCORE, headers=b"connection: keep-alive\r\n", version=b"1.0"))
+    assert (await kept.answer())[1]["connection"] == "keep-alive"
+    kept.send(post(SCORE, headers=b"connection: close\r\n"))
+    assert (await kept.answer())[1]["connection"] == "close"
+    assert await kept.closed()
+
+
+async def test_head_has_no_body(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(b"HEAD /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    status, headers, _ = await connection.answer(head_only=True)
+    assert (status, int(headers["content-length"]) > 0) == (200, True)
+    connection.send(post(SCORE))
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_expect_continue_is_answered(host: Host) -> None:
+    connection = await host.connect()
+    head, _, body = post(SCORE, headers=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    connection.send(head + b"\r\n\r\n")
+    assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.send(body)
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_an_announced_body_that_is_too_large_is_refused_unread(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(
+        b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n"
+        b"expect: 100-continue\r\n\r\n"
+    )
+    status, headers, body = await connection.answer()
+    assert (status, headers["connection"]) == (413, "close")
+    assert b"200000 bytes (server.max_body_bytes)" in body
+    assert await connection.closed()
+
+
+async def test_a_streamed_body_that_grows_too_large_is_refused(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(
+        b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    for _ in range(40):
+        connection.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+    status, _, _ = await connection.answer()
+    assert status == 413
+    assert await connection.closed()
+
+
+async def test_chunked_bodies_are_joined(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(
+        b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        b'9\r\n{"nodes":\r\n4\r\n[1]}\r\n0\r\n\r\n'
+    )
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_endless_heads_are_refused(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(b"GET / HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES + 1))
+    assert (await connection.answer())[0] == 431
+    assert await connection.closed()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\0" * 99],
+    ids=["words", "version", "tls", "zeros"],
+)
+async def test_what_is_not_http_is_told_so(host: Host, junk: bytes) -> None:
+    connection = await host.connect()
+    connection.send(junk)
+    status, _, body = await connection.answer()
+    assert status == 400
+    assert b"not valid HTTP" in body
+    assert await connection.closed()
+
+
+async def test_junk_after_a_request_does_not_lose_its_answer(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(b'{"nodes":[1],"as_of":20}', b"slow") + b"junk\r\n\r\n")
+    status, headers, _ = await connection.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await connection.closed()
+
+
+async def test_upgrades_are_answered_as_http_1_1(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_idle_and_slow_connections_are_closed(host: Host) -> None:
+    idle, slow = await host.connect(), await host.connect()
+    slow.send(b"POST /v1/models/sage/score HT")
+    await eventually(lambda: len(host.endpoint.connections) == 2)
+    await asyncio.sleep(0.05)
+    for now in (1.0, 7.0, 12.0):
+        host.endpoint.tick(now)
+    assert (await slow.answer())[0] == 408
+    assert await idle.closed()
+
+
+async def test_waiting_requests_are_not_idle(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(b'{"nodes":[1],"as_of":100}', b"slow"))
+    await eventually(lambda: host.service.num_waiting == 1)
+    host.endpoint.tick(100.0)
+    assert (await connection.answer())[0] == 200
+    connection.close()
+
+
+async def test_closing_lets_waiting_requests_finish(host: Host) -> None:
+    idle, waiting = await host.connect(), await host.connect()
+    waiting.send(post(b'{"nodes":[1],"as_of":50}', b"slow"))
+    await eventually(lambda: host.service.num_waiting == 1)
+    host.endpoint.begin_close()
+    host.endpoint.close_idle()
+    assert await idle.closed()
+    status, headers, _ = await waiting.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await waiting.closed()
+    await eventually(lambda: host.endpoint.num_waiting == 0)
+
+
+async def test_a_client_that_does_not_read_stops_being_read(host: Host) -> None:
+    connection = await host.connect()
+    connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    request = post(b'{"nodes":[' + b",".join([b"1"] * 4000) + b"]}")
+    for _ in range(200):
+        connection.send(request)
+    await eventually(lambda: any(c._blocked for c in host.endpoint.connections))
+    connection.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(200):
+        assert (await connection.answer())[0] == 200
+    connection.close()

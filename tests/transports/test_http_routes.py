@@ -1,0 +1,149 @@
+"""Everything of HTTP that is not scoring."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hopline.config import Config
+from hopline.testing.service import FakeService
+from hopline.transports.pages import index_page
+from tests.servers import RunningServer
+
+
+def test_health_and_readiness(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/healthz").json() == {"live": True}
+    ready = httpx.get(f"{server.url}/readyz").json()
+    assert ready["ready"] is True
+    assert ready["reasons"] == ["model loading: LOADING: its weights are being read"]
+    assert httpx.head(f"{server.url}/readyz").status_code == 200
+
+
+def test_metrics_are_prometheus_text(server: RunningServer) -> None:
+    httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]})
+    response = httpx.get(f"{server.url}/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(response.text)}
+    assert families["hopline_requests"].type == "counter"
+    assert families["hopline_stage_seconds"].type == "histogram"
+    assert any(s.labels["transport"] == "http" for s in families["hopline_transport_answers"].samples)
+
+
+def test_unknown_paths_and_methods(server: RunningServer) -> None:
+    response = httpx.get(f"{server.url}/v3/x")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+    assert "/v3/x" in response.json()["error"]["message"]
+    assert httpx.get(f"{server.url}/v2/x").json() == {"error": "nothing is at /v2/x; see / for what there is"}
+    response = httpx.get(f"{server.url}/v1/models/sage/score")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert "use POST" in response.json()["error"]["message"]
+    assert httpx.post(f"{server.url}/healthz").status_code == 405
+
+
+def test_request_ids_come_back(server: RunningServer) -> None:
+    url = f"{server.url}/v1/models/sage/score"
+    response = httpx.post(url, json={"nodes": [1]}, headers={"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+    made = [httpx.post(url, json={"nodes": [1]}).headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    odd = httpx.post(url, json={"nodes": [1]}, headers={"x-request-id": "two words"})
+    assert odd.headers["x-request-id"] != "two words"
+
+
+def test_refusals_carry_retry_after(server: RunningServer) -> None:
+    response = httpx.post(f"{server.url}/v1/models/busy/score", json={"nodes": [1]})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["retry_after_s"] == 0.05
+
+
+def test_missing_ids_are_all_named(server: RunningServer) -> None:
+    response = httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1, -2, -3]})
+    assert response.status_code == 404
+    assert response.json()["error"]["missing"] == [-2, -3]
+
+
+def test_the_timeout_header_is_the_deadline(server: RunningServer) -> None:
+    url = f"{server.url}/v1/models/slow/score"
+    response = httpx.post(url, json={"nodes": [1], "as_of": 9999}, headers={"timeout-ms": "20"})
+    assert response.status_code == 504
+
+
+def test_compressed_bodies_are_bounded(server: RunningServer) -> None:
+    url = f"{server.url}/v1/models/sage/score"
+    headers = {"content-encoding": "gzip"}
+    assert httpx.post(url, content=gzip.compress(b'{"nodes":[1]}'), headers=headers).status_code == 200
+    bomb = httpx.post(url, content=gzip.compress(b" " * 50_000_000), headers=headers)
+    assert bomb.status_code == 413
+    assert "once decompressed" in bomb.json()["error"]["message"]
+    assert httpx.post(url, content=b"not gzip", headers=headers).status_code == 400
+    cut = httpx.post(url, content=gzip.compress(b'{"nodes":[1]}')[:-4], headers=headers)
+    assert cut.status_code == 400
+    other = httpx.post(url, content=b"x", headers={"content-encoding": "br"})
+    assert "gzip, deflate" in other.json()["error"]["message"]
+
+
+def test_models_are_described(server: RunningServer) -> None:
+    models = httpx.get(f"{server.url}/v1/models").json()["models"]
+    assert models[0]["name"] == "sage"
+    assert httpx.get(f"{server.url}/v1/models/sage/versions/1").json()["version"] == "1"
+    assert httpx.get(f"{server.url}/v2/models/sage/versions/1/config").status_code == 200
+    assert httpx.get(f"{server.url}/v2/models/sage/versions/7").status_code == 404
+    assert httpx.get(f"{server.url}/v2/models/loading/ready").status_code == 503
+
+
+def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> None:
+    url = f"{server.url}/v2/repository/index"
+    everything = httpx.post(url, json={}).json()
+    ready = httpx.post(url, json={"ready": True}).json()
+    assert len(ready) == len(everything) - 2
+    assert httpx.post(url, content=b"[").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "text"),
+    [
+        (b'{"inputs":[]}', b"99", "the body has 13 bytes"),
+        (b'{"inputs":[]}', b"x", "is 'x'"),
+        (b'{"inputs":[]}extra', b"13", "belong to none"),
+        (b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1]}]}', None, "neither data nor"),
+        (b'{"inputs":[{"name":"a","datatype":"INT64","shape":[1],"data":[1]}]}', None, "unexpected input 'a'"),
+        (b'{"inputs":[],"colour":1}', None, "unknown field `colour`"),
+        (b'{"inputs":[],"parameters":{"colour":1}}', None, "unknown parameter 'colour'"),
+        (b'{"inputs":[', None, "not valid JSON"),
+        (
+            b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1],'
+            b'"parameters":{"binary_data_size":8}}]}',
+            None,
+            "0 bytes are left",
+        ),
+        (
+            b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1],'
+            b'"parameters":{"shared_memory_region":"r"}}]}',
+            None,
+            "shared memory is not supported",
+        ),
+    ],
+)
+def test_malformed_inference_requests_say_why(
+    server: RunningServer, body: bytes, header: bytes | None, text: str
+) -> None:
+    headers = {} if header is None else {b"inference-header-content-length": header}
+    response = httpx.post(f"{server.url}/v2/models/sage/infer", content=body, headers=headers)
+    assert response.status_code == 400
+    assert text in response.json()["error"]
+
+
+def test_the_page_lists_models_and_escapes_their_names(server: RunningServer) -> None:
+    response = httpx.get(server.url)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert ">sage</a>" in response.text
+    service: Any = FakeService(Config())
+    service._models = {"<script>": service.describe("sage")}
+    service._models["<script>"] = __import__("dataclasses").replace(service._models["<script>"], name="<script>")
+    assert b"<script>" not in index_page(service)
+    assert b"&lt;script&gt;" in index_page(service)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopline.errors import BadRequest
+from hopline.transports.score_json import (
+    deadline_after,
+    decode_score,
+    encode_result,
+    encode_rows,
+    score_request,
+)
+from hopline.types import ScoreRequest, ScoreResult
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "truncated"),
+        (b'{"nodes":[1,]}', "byte 12"),
+        (b'{"nodes":[1', "truncated"),
+        (b'{"nodez":[1]}', "unknown field `nodez`"),
+        (b'{"nodes":[true]}', r"\$.nodes\[0\]"),
+        (b'{"nodes":[1.5]}', "got `float`"),
+        (b'{"nodes":[9223372036854775808]}', "9223372036854775807"),
+        (b'{"pairs":[[1]]}', r"\$.pairs\[0\]"),
+        (b'{"inline":[{"features":[1,null]}]}', r"inline\[0\].features\[1\]"),
+        (b'{"inline":[{"features":[NaN]}]}', "malformed"),
+        (b'{"inline":[{"neighbors":[1]}]}', "missing required field `features`"),
+        (b'{"inline":[{"features":[1],"colour":1}]}', "unknown field `colour`"),
+        (b'{"on_missing":"skip"}', "skip"),
+        (b'{"degraded":"perhaps"}', "perhaps"),
+        (b"[1]", "array"),
+        (b'{"nodes":["\xff"]}', "valid JSON"),
+        (b'{"nodes":' + b"[" * 100_000, "JSON|array"),
+    ],
+)
+def test_malformed_bodies_say_what_and_where(body: bytes, text: str) -> None:
+    with pytest.raises(BadRequest, match=text):
+        decode_score(body)
+
+
+def test_inline_nodes_name_edge_types_or_leave_them() -> None:
+    body = decode_score(
+        b'{"inline":[{"features":[1],"neighbors":[3,"x"]},'
+        b'{"features":[2],"id":"new","neighbors":{"a__r__b":[4]},"edge_weight":{"a__r__b":[0.5]}}]}'
+    )
+    first, second = score_request("m", None, body, None, "").inline
+    assert first.neighbors == {"": [3, "x"]}
+    assert second.neighbors == {"a__r__b": [4]}
+    assert second.edge_weight == {"a__r__b": [0.5]}
+    assert second.id == "new"
+
+
+def test_path_and_body_must_agree_on_the_version() -> None:
+    body = decode_score(b'{"nodes":[1],"version":"2"}')
+    assert score_request("m", "2", body, None, "").version == "2"
+    with pytest.raises(BadRequest, match="path says version '1', the body '2'"):
+        score_request("m", "1", body, None, "")
+
+
+def test_the_earlier_time_limit_counts() -> None:
+    assert deadline_after(None, None, 5.0) is None
+    assert deadline_after(100.0, None, 5.0) == 5.1
+    assert deadline_after(100.0, b"50", 5.0) == 5.05
+    for header in (b"soon", b"-1", b"nan", b"0"):
+        with pytest.raises(BadRequest, match="timeout-ms"):
+            deadline_after(None, header, 0.0)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
+def test_float32_reads_back_exactly(values: list[float]) -> None:
+    array = np.array(values, dtype=np.float32)
+    assert np.array_equal(np.array(json.loads(encode_rows(array)), dtype=np.float32), array)
+
+
+def test_float32_is_written_short() -> None:
+    assert encode_rows(np.array([[0.1, 0.9]], dtype=np.float32)) == b"[[0.1,0.9]]"
+
+
+def test_arrays_of_any_layout_are_written_in_order() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    assert json.loads(encode_rows(array)) == array.tolist()
+    assert encode_rows(np.array(["a", "é"])) == '["a","é"]'.encode()
+    assert encode_rows(np.array([np.nan, np.inf], dtype=np.float32)) == b"[null,null]"
+
+
+def test_missing_rows_are_null_and_named() -> None:
+    result = ScoreResult(
+        "m",
+        "1",
+        "g",
+        {"label": np.array([1, 0]), "probabilities": np.ones((2, 2), np.float32)},
+        np.array([False, True]),
+        ("stale",),
+    )
+    answer = json.loads(encode_result(result, ScoreRequest("m", [5, 6])))
+    assert answer == {
+        "model": "m",
+        "version": "1",
+        "graph_version": "g",
+        "outputs": {"label": [1, None], "probabilities": [[1.0, 1.0], None]},
+        "degraded": ["stale"],
+        "missing": [6],
+    }
