@@ -39,12 +39,13 @@ def serve_hopline(port: int) -> None:
     from hopline.testing.service import FakeService
     from hopline.transports.http import HttpApp
     from hopline.transports.http_connection import HttpEndpoint
+    from hopline.types import ScoreRequest
 
     async def main() -> None:
         config = Config()
         service = FakeService(config)
         await service.start()
-        answer = await service.score(_request())
+        answer = await service.score(ScoreRequest("sage", [42]))
 
         def score_now(request: object) -> asyncio.Future[object]:
             future = loop.create_future()
@@ -61,12 +62,6 @@ def serve_hopline(port: int) -> None:
     uvloop.run(main())
 
 
-def _request() -> "ScoreRequest":  # noqa: F821, UP037
-    from hopline.types import ScoreRequest
-
-    return ScoreRequest("sage", [42])
-
-
 def serve_asgi_echo(port: int) -> None:
     import uvicorn
 
@@ -77,7 +72,7 @@ def serve_asgi_echo(port: int) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": ANSWER})
 
-    uvicorn.run(app, port=port, loop="uvloop", http="httptools", log_level="error", lifespan="off")  # type: ignore[arg-type]
+    uvicorn.run(app, port=port, loop="uvloop", http="httptools", log_level="error", lifespan="off")
 
 
 def measure(name: str, connections: int, seconds: int) -> dict[str, float]:
@@ -141,7 +136,8 @@ def main() -> None:
         results[name] = {f"c{n}": measure(name, n, options.seconds) for n in (1, 32)}
         for load, row in results[name].items():
             print(
-                f"{name:>10} {load:>4}  {row['rps']:>9.0f} req/s  p50 {row['p50_ms']} ms  p99 {row['p99_ms']} ms  {row['cpu_us']} µs CPU"
+                f"{name:>10} {load:>4}  {row['rps']:>9.0f} req/s  p50 {row['p50_ms']} ms  "
+                f"p99 {row['p99_ms']} ms  {row['cpu_us']} µs CPU"
             )
     ratio = results["hopline"]["c32"]["rps"] / results["asgi_echo"]["c32"]["rps"]
     print(json.dumps({**results, "ratio_c32_rps": round(ratio, 2)}))

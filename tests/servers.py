@@ -44,7 +44,6 @@ class RunningServer:
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
-
     def wait_for_waiting(self, count: int) -> None:
         """Until so many requests wait in model `slow`."""
         end = time.monotonic() + 10

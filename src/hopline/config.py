@@ -30,7 +30,9 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     http_port: int = setting(8700, "HTTP port; 0 picks a free one", minimum=0, maximum=65535)
-    grpc_port: int = setting(8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535)
+    grpc_port: int = setting(
+        8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535
+    )
     workers: int = setting(1, "processes that share the ports", minimum=1, maximum=1024)
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this", minimum=0)
@@ -66,7 +68,9 @@ class BatchingConfig:
 class TableConfig:
     """The embedding table."""
 
-    memory_bytes: int = setting(256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0)
+    memory_bytes: int = setting(
+        256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class ComputeConfig:
     """Where and how models run."""
 
     inline_cost_us: float = setting(
-        2000.0, "batches predicted cheaper than this run on the event loop, others on a thread", minimum=0
+        5000.0, "batches predicted cheaper than this run on the event loop, others on a thread", minimum=0
     )
     threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
 
@@ -111,7 +115,9 @@ class TlsConfig:
 class LogConfig:
     """Logging of the server process."""
 
-    level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe level that is written")
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "least severe level that is written"
+    )
     format: Literal["text", "json"] = setting("text", "lines for people or for machines")
 
 
@@ -142,7 +148,9 @@ class Config:
 
     def replace(self, **settings: Any) -> Config:
         """A copy with other values; names are "section__key"."""
-        return load_config(overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self)
+        return load_config(
+            overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self
+        )
 
     def to_json(self) -> str:
         """Every value; `Config.from_json` reads it back (that is how workers get their config)."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopline.config import Config
 from hopline.errors import ConfigError
-from hopline.sockets import join, reserve, tls_context, tls_pair, url_host
+from hopline.sockets import hold_new_connections, join, reserve, tls_context, tls_pair, url_host
 
 if TYPE_CHECKING:
     from hopline.transports.grpc import GrpcApp
@@ -33,6 +33,8 @@ DEFAULT_SERVICE = "hopline.service:Service"
 _TICK_S = 1.0
 #: How often a drain looks whether the last answer is out, in seconds.
 _POLL_S = 0.005
+#: From the last accepted connection to its first request, in seconds: a round trip and some.
+_SETTLE_S = 0.1
 
 #: Called once before workers start: may put what workers share (a memfd, say) into the config and names
 #: the descriptors that they inherit.
@@ -115,6 +117,7 @@ class Server:
         self._cut = asyncio.Event()
         self._service: Any = None
         self._listener: asyncio.Server | None = None
+        self._http_socket: socket.socket | None = None
         self._grpc: Any = None
         self._http_app: HttpApp | None = None
         self._grpc_app: GrpcApp | None = None
@@ -179,6 +182,7 @@ class Server:
         )
         loop = asyncio.get_running_loop()
         self._endpoint.tick(loop.time())
+        self._http_socket = bound
         self.http_port = bound.getsockname()[1]
         self._listener = await loop.create_server(
             self._endpoint, sock=bound, backlog=settings.backlog, ssl=tls
@@ -239,16 +243,19 @@ class Server:
             self._grpc_app.draining = True
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
-        # Take what is already in the accept queue, then close the door.
-        for _ in range(3):
-            await asyncio.sleep(0)
+        # Take whom the kernel has already let in, and what they ask, before closing the door on them.
+        assert self._http_socket is not None
+        hold_new_connections(self._http_socket)
+        await _wait_for(self._cut, _SETTLE_S)
         self._listener.close()
         self._endpoint.close_idle()
         self._service.begin_drain()
         end = time.monotonic() + settings.drain_timeout_s
         grpc_stopped = asyncio.ensure_future(self._stop_grpc(settings.drain_timeout_s))
         drained = bool(await self._unless_cut(self._service.drain(settings.drain_timeout_s)))
-        while self._endpoint.num_waiting and time.monotonic() < end and not self._cut.is_set():
+        # Until the last byte of the last answer is sent: closed connections leave the set only then.
+        while self._endpoint.connections and time.monotonic() < end and not self._cut.is_set():
+            self._endpoint.close_idle()
             await asyncio.sleep(_POLL_S)
         if self._cut.is_set():
             await self._stop_grpc(0)
@@ -273,11 +280,6 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         if self._endpoint is not None:
-            self._endpoint.close_idle()
-            # A closed transport still sends what was written.
-            end = time.monotonic() + 1.0
-            while self._endpoint.connections and time.monotonic() < end and not self._endpoint.num_waiting:
-                await asyncio.sleep(_POLL_S)
             self._endpoint.abort()
         await self._stop_grpc(0)
         if self._service is not None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 
 from hopline.artifact import ModelSpec, read_spec
 from hopline.config import Config
-from hopline.engine.arena import Arena
+from hopline.engine.arena import Arena, create_shared
 from hopline.engine.model import Model, TablePlan
 from hopline.errors import ArtifactError, ConfigError, ModelNotFound, Unavailable
 from hopline.graph import Graph
+from hopline.graph.residency import prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.version import ServedVersion
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -52,6 +54,7 @@ class Service:
         """
         began = time.perf_counter()
         graph = Graph.open(_needed(self.config.graph.path, "graph.path"))
+        prefault(graph)
         found = find_models(self.config)
         plans = plan_tables(self.config, graph, [spec for _, spec in found])
         arena = self._arena(sum(plan.num_bytes for plan in plans))
@@ -195,11 +198,21 @@ def plan_tables(config: Config, graph: Graph, specs: list[ModelSpec]) -> list[Ta
     return [TablePlan(spec, graph, share, config.worker.count) for spec in specs]
 
 
-def table_bytes(config: Config) -> int:
-    """Bytes of the table memory that all workers of this config share."""
+def share_tables(config: Config) -> tuple[Config, Sequence[int]]:
+    """Create the table memory that all workers map; see `server.Prepare`.
+
+    Returns: the config that names it, and the descriptors that workers must inherit.
+    """
+    if config.server.workers == 1:
+        return config, ()
     graph = Graph.open(_needed(config.graph.path, "graph.path"))
     specs = [spec for _, spec in find_models(config)]
-    return sum(plan.num_bytes for plan in plan_tables(config, graph, specs))
+    counted = config.replace(worker__count=config.server.workers)
+    num_bytes = sum(plan.num_bytes for plan in plan_tables(counted, graph, specs))
+    if num_bytes == 0:
+        return config, ()
+    fd = create_shared(num_bytes)
+    return config.replace(worker__table_fd=fd), (fd,)
 
 
 def _needed(path: Path | None, name: str) -> Path:

@@ -18,11 +18,25 @@ from typing import Any, Literal
 from hopline.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_BOOLS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 def setting(
-    default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None, hidden: bool = False
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    hidden: bool = False,
 ) -> Any:
     """A dataclass field that carries what the docs and the checks need.
 
@@ -117,7 +131,9 @@ def type_name(annotation: Any) -> str:
         )
     if typing.get_origin(annotation) is tuple:
         return "list of strings"
-    return " or ".join(type_name(part) for part in typing.get_args(annotation) if part is not types.NoneType)
+    return " or ".join(
+        type_name(part) for part in typing.get_args(annotation) if part is not types.NoneType
+    )
 
 
 def _read_int(value: Any, *, is_size: bool) -> int | None:

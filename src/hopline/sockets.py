@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import socket
 import ssl
+import struct
+import sys
 from pathlib import Path
 
 from hopline.config import TlsConfig
@@ -47,6 +51,29 @@ def join(host: str, port: int, setting: str) -> socket.socket:
     return shared
 
 
+def hold_new_connections(listening: socket.socket) -> None:
+    """Let a listening socket finish the connections it has, and begin no further ones.
+
+    Closing it at once would reset whatever waits to be accepted, with a request perhaps already sent.
+    From here on the kernel drops SYNs for it (a socket filter: classic BPF, linux/filter.h), so that a
+    client's connect goes unanswered, is sent again after a second, and then meets another listener of
+    the port or an honest refusal. Elsewhere than on Linux this does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    # Load the TCP flags (byte 13); SYN set: length 0, that is drop; else accept the whole packet.
+    program = b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+    )
+    buffer = ctypes.create_string_buffer(program, len(program))
+    attach_filter = 26  # SO_ATTACH_FILTER, which the socket module has no name for
+    with contextlib.suppress(OSError):  # a kernel without it: the port closes the plain way
+        listening.setsockopt(
+            socket.SOL_SOCKET, attach_filter, struct.pack("HL", len(program) // 8, ctypes.addressof(buffer))
+        )
+
+
 def url_host(host: str) -> str:
     """A host as URLs and gRPC targets have it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
@@ -66,8 +93,8 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.cert_file, config.key_file)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
-            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate and its "
-            f"key: {error}"
+            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
+            f"and its key: {error}"
         ) from None
     return context
 

@@ -100,5 +100,7 @@ def test_updates_cost_less_than_a_microsecond() -> None:
             times.append((time.perf_counter() - start) / n)
         return min(times)
 
-    assert best(model.compute.observe) < 1e-6
-    assert best(lambda _: model.outcome("ok")) < 1e-6
+    # On a busy machine everything is slower: an empty function says by how much.
+    limit = max(1e-6, 15 * best(lambda _: None))
+    assert best(model.compute.observe) < limit
+    assert best(lambda _: model.outcome("ok")) < limit

@@ -32,11 +32,13 @@ def hetero(*, paper_dim=6, author_dim=5, attr_dim=0, seed=0):
     """Papers cite papers, authors write papers, papers are written by authors."""
     rng = np.random.default_rng(seed)
     sizes = {"paper": (40, paper_dim), "author": (30, author_dim)}
-    nodes = {
-        name: NodeTable(rng.normal(size=shape).astype(np.float32)) for name, shape in sizes.items()
-    }
+    nodes = {name: NodeTable(rng.normal(size=shape).astype(np.float32)) for name, shape in sizes.items()}
     edges = {}
-    for src, relation, dst in (("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")):
+    for src, relation, dst in (
+        ("paper", "cites", "paper"),
+        ("author", "writes", "paper"),
+        ("paper", "by", "author"),
+    ):
         pairs = _edges(rng, sizes[src][0], sizes[dst][0], 120, loops=src == dst)
         attr = rng.normal(size=(120, attr_dim)).astype(np.float32) if attr_dim else None
         edges[src, relation, dst] = EdgeTable(pairs, attr=attr)

@@ -9,8 +9,6 @@ from tests.packaging.graphs import homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg
 
 
-
-
 def two_layers(first, second, extra=""):
     """A model whose convs get `extra`: "", "edge_weight" or "edge_attr"."""
 
@@ -64,8 +62,8 @@ def test_sage_equals_pyg(aggr, options, hidden):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"add_self_loops": False}, {"normalize": False}, {"bias": False}, {"normalize": False, "aggr": "mean"},
-     {"normalize": False, "aggr": "max"}],
+    [{}, {"add_self_loops": False}, {"normalize": False}, {"bias": False},
+     {"normalize": False, "aggr": "mean"}, {"normalize": False, "aggr": "max"}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("weight", [False, True])
@@ -74,7 +72,9 @@ def test_gcn_equals_pyg(options, weight, hidden):
     if weight and options.get("aggr") == "max":
         options = {}
     model = two_layers(
-        pyg.GCNConv(6, hidden, **options), pyg.GCNConv(hidden, 3, **options), "edge_weight" if weight else ""
+        pyg.GCNConv(6, hidden, **options),
+        pyg.GCNConv(hidden, 3, **options),
+        "edge_weight" if weight else "",
     )
     assert_equals_pyg(trained(model), homogeneous(weight=weight))
 
@@ -127,9 +127,7 @@ def test_gin_equals_pyg(train_eps, aggr):
 def test_gine_equals_pyg(edge_dim, aggr):
     first = pyg.GINEConv(mlp(6, 6), eps=0.2, edge_dim=edge_dim, aggr=aggr)
     second = pyg.GINEConv(mlp(6, 3), edge_dim=edge_dim, aggr=aggr)
-    assert_equals_pyg(
-        trained(two_layers(first, second, "edge_attr")), homogeneous(attr_dim=edge_dim or 6)
-    )
+    assert_equals_pyg(trained(two_layers(first, second, "edge_attr")), homogeneous(attr_dim=edge_dim or 6))
 
 
 @pytest.mark.parametrize("aggr", ["add", "mean", "max"])
@@ -144,8 +142,8 @@ def test_graph_conv_equals_pyg(aggr, weight, hidden):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"heads": 2}, {"heads": 2, "concat": False}, {"beta": True}, {"root_weight": False}, {"bias": False},
-     {"heads": 2, "concat": False, "beta": True}],
+    [{}, {"heads": 2}, {"heads": 2, "concat": False}, {"beta": True}, {"root_weight": False},
+     {"bias": False}, {"heads": 2, "concat": False, "beta": True}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("edge_dim", [None, 2])
@@ -158,7 +156,8 @@ def test_transformer_equals_pyg(options, edge_dim):
 
 @pytest.mark.parametrize("conv", [pyg.RGCNConv, pyg.FastRGCNConv])
 @pytest.mark.parametrize(
-    "options", [{}, {"num_bases": 2}, {"num_blocks": 2}, {"root_weight": False}, {"bias": False}, {"aggr": "add"}],
+    "options",
+    [{}, {"num_bases": 2}, {"num_blocks": 2}, {"root_weight": False}, {"bias": False}, {"aggr": "add"}],
     ids=str,
 )  # fmt: skip
 def test_rgcn_equals_pyg(conv, options):

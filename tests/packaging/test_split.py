@@ -20,7 +20,9 @@ def test_basic_gnn_equals_pyg(jk, norm):
     assert_equals_pyg(trained(model), homogeneous())
 
 
-@pytest.mark.parametrize("model", [models.GCN, models.GIN, models.GAT, models.GraphSAGE], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "model", [models.GCN, models.GIN, models.GAT, models.GraphSAGE], ids=lambda m: m.__name__
+)
 @pytest.mark.parametrize("act_first", [False, True])
 def test_basic_gnn_families_equal_pyg(model, act_first):
     assert_equals_pyg(trained(model(6, 8, 2, 4, norm="batch_norm", act_first=act_first)), homogeneous())

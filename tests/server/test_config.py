@@ -77,7 +77,7 @@ def test_bad_settings_name_the_path_and_what_would_be_right(path: str, value: An
 def test_bad_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hopline.toml\) is not an integer"):
         load_config(toml(tmp_path, "[server]\nhttp_port = 'x'\n"))
-    with pytest.raises(ConfigError, match="HOPLINE__SERVER__HTTP_PORT. is not an integer"):
+    with pytest.raises(ConfigError, match=r"HOPLINE__SERVER__HTTP_PORT\) is not an integer"):
         load_config(env={"HOPLINE__SERVER__HTTP_PORT": "x"})
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(toml(tmp_path, "[server"))
@@ -96,7 +96,12 @@ def test_tls_files_are_checked(tmp_path: Path) -> None:
 
 def test_workers_read_back_what_the_supervisor_wrote() -> None:
     config = load_config(
-        overrides={"models.names": ("a",), "graph.path": Path("/g"), "worker.index": 3, "log.level": "debug"}
+        overrides={
+            "models.names": ("a",),
+            "graph.path": Path("/g"),
+            "worker.index": 3,
+            "log.level": "debug",
+        }
     )
     assert Config.from_json(config.to_json()) == config
 
@@ -113,7 +118,9 @@ def test_every_setting_is_in_the_table_with_help() -> None:
         f"{section.name}.{item.name}"
         for section in dataclasses.fields(Config)
         if section.name != "worker"
-        for item in dataclasses.fields(section.type if isinstance(section.type, type) else _section(section.name))
+        for item in dataclasses.fields(
+            section.type if isinstance(section.type, type) else _section(section.name)
+        )
     }
     assert set(rows) == fields
     assert all(row.help and row.type for row in rows.values())

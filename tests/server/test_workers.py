@@ -58,7 +58,7 @@ def test_sigterm_drains_every_worker() -> None:
         httpx.Client() as client,
         concurrent.futures.ThreadPoolExecutor(8) as pool,
     ):
-        slow = {"nodes": [1], "as_of": 2500}
+        slow = {"nodes": [1], "as_of": 3500}
         url = f"{server.url}/v1/models/slow/score"
         answers = [pool.submit(client.post, url, json=slow, timeout=10) for _ in range(8)]
         server.wait_for_waiting(8)
@@ -77,7 +77,9 @@ def test_workers_end_with_their_supervisor() -> None:
 
 def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
-    process = spawn(server__workers=2, tls__cert_file=tmp_path / "cert.pem", tls__key_file=tmp_path / "cert.pem")
+    process = spawn(
+        server__workers=2, tls__cert_file=tmp_path / "cert.pem", tls__key_file=tmp_path / "cert.pem"
+    )
     out, error = process.communicate(timeout=30)
     assert process.returncode == 1
     assert out == ""

@@ -179,8 +179,12 @@ def tensors(ask: Ask) -> list[Tensor]:
     if ask.nodes is not None:
         found.append(tensor_from_array("node_ids", np.array(ask.nodes)))
     if ask.pairs is not None:
-        found.append(tensor_from_array("src_ids", np.array([pair[0] for pair in ask.pairs], dtype=np.int64)))
-        found.append(tensor_from_array("dst_ids", np.array([pair[1] for pair in ask.pairs], dtype=np.int64)))
+        found.append(
+            tensor_from_array("src_ids", np.array([pair[0] for pair in ask.pairs], dtype=np.int64))
+        )
+        found.append(
+            tensor_from_array("dst_ids", np.array([pair[1] for pair in ask.pairs], dtype=np.int64))
+        )
     if ask.features is not None:
         found.append(tensor_from_array("features", np.array(ask.features, dtype=np.float32)))
     if ask.neighbors is not None:

@@ -7,7 +7,9 @@ from hopline.transports.grpc_errors import GRPC_CODE, grpc_code
 from hopline.transports.http_errors import HTTP_STATUS, error_response, http_status
 
 
-def all_errors(base: type[errors.HoplineError] = errors.HoplineError) -> Iterator[type[errors.HoplineError]]:
+def all_errors(
+    base: type[errors.HoplineError] = errors.HoplineError,
+) -> Iterator[type[errors.HoplineError]]:
     yield base
     for child in base.__subclasses__():
         if child.__module__ == "hopline.errors":

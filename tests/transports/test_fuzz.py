@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +22,19 @@ KEYS = [
     "features", "neighbors", "id", "inputs", "name", "datatype", "shape", "data", "parameters",
     "binary_data_size",
 ]  # fmt: skip
-WORDS = ["node_ids", "INT64", "BYTES", "FP32", "label", "embedding", "error", "null", "features", "as_of", "n1"]
+WORDS = [
+    "node_ids",
+    "INT64",
+    "BYTES",
+    "FP32",
+    "label",
+    "embedding",
+    "error",
+    "null",
+    "features",
+    "as_of",
+    "n1",
+]
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(WORDS)
 )
@@ -32,7 +47,9 @@ documents = st.recursive(
 )
 tensors = st.fixed_dictionaries(
     {
-        "name": st.sampled_from(["node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts"]),
+        "name": st.sampled_from(
+            ["node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts"]
+        ),
         "datatype": st.sampled_from(["INT64", "INT32", "FP32", "BYTES", "BOOL", "UINT64"]),
         "shape": st.lists(st.integers(-1, 3), max_size=3),
     },
@@ -44,21 +61,40 @@ tensors = st.fixed_dictionaries(
 infers = st.fixed_dictionaries({"inputs": st.lists(tensors, max_size=3)})
 
 
-def statuses(path: bytes, bodies: list[bytes], headers: dict[bytes, bytes]) -> list[int]:
-    async def main() -> list[int]:
+@functools.cache
+def app() -> tuple[asyncio.Runner, HttpApp]:
+    """One application for all examples: what one request leaves behind must not harm the next."""
+    runner = asyncio.Runner()
+
+    async def make() -> HttpApp:
         service = FakeService(Config())
         await service.start()
-        app = HttpApp(service, Config())
+        return HttpApp(service, Config())
+
+    return runner, runner.run(make())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_loop() -> Iterator[None]:
+    yield
+    app()[0].close()
+    app.cache_clear()
+
+
+def statuses(path: bytes, bodies: list[bytes], headers: dict[bytes, bytes]) -> list[int]:
+    runner, asked = app()
+
+    async def main() -> list[int]:
         found = []
         for body in bodies:
-            answer = app(Request(b"POST", path, dict(headers), body))
+            answer = asked(Request(b"POST", path, dict(headers), body))
             if isinstance(answer, Pending):
                 await asyncio.wait([answer.future])
                 answer = answer.finish(answer.future)
             found.append(answer.status)
         return found
 
-    return asyncio.run(main())
+    return runner.run(main())
 
 
 @settings(max_examples=150, deadline=None)

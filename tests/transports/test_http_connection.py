@@ -90,7 +90,7 @@ def post(body: bytes, model: bytes = b"sage", headers: bytes = b"", version: byt
 
 async def eventually(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -181,9 +181,7 @@ async def test_an_announced_body_that_is_too_large_is_refused_unread(host: Host)
 
 async def test_a_streamed_body_that_grows_too_large_is_refused(host: Host) -> None:
     connection = await host.connect()
-    connection.send(
-        b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    )
+    connection.send(b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     for _ in range(40):
         connection.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
     status, _, _ = await connection.answer()

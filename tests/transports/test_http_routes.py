@@ -38,7 +38,9 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
     assert "/v3/x" in response.json()["error"]["message"]
-    assert httpx.get(f"{server.url}/v2/x").json() == {"error": "nothing is at /v2/x; see / for what there is"}
+    assert httpx.get(f"{server.url}/v2/x").json() == {
+        "error": "nothing is at /v2/x; see / for what there is"
+    }
     response = httpx.get(f"{server.url}/v1/models/sage/score")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert "use POST" in response.json()["error"]["message"]
@@ -111,7 +113,11 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
         (b'{"inputs":[]}', b"x", "is 'x'"),
         (b'{"inputs":[]}extra', b"13", "belong to none"),
         (b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1]}]}', None, "neither data nor"),
-        (b'{"inputs":[{"name":"a","datatype":"INT64","shape":[1],"data":[1]}]}', None, "unexpected input 'a'"),
+        (
+            b'{"inputs":[{"name":"a","datatype":"INT64","shape":[1],"data":[1]}]}',
+            None,
+            "unexpected input 'a'",
+        ),
         (b'{"inputs":[],"colour":1}', None, "unknown field `colour`"),
         (b'{"inputs":[],"parameters":{"colour":1}}', None, "unknown parameter 'colour'"),
         (b'{"inputs":[', None, "not valid JSON"),
@@ -144,6 +150,8 @@ def test_the_page_lists_models_and_escapes_their_names(server: RunningServer) ->
     assert ">sage</a>" in response.text
     service: Any = FakeService(Config())
     service._models = {"<script>": service.describe("sage")}
-    service._models["<script>"] = __import__("dataclasses").replace(service._models["<script>"], name="<script>")
+    service._models["<script>"] = __import__("dataclasses").replace(
+        service._models["<script>"], name="<script>"
+    )
     assert b"<script>" not in index_page(service)
     assert b"&lt;script&gt;" in index_page(service)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+import pytest
 import tritonclient.grpc.model_config_pb2
 import tritonclient.grpc.service_pb2
 from google.protobuf import descriptor_pool
@@ -18,7 +19,11 @@ def compare(ours: Any, theirs: Any) -> int:
     count = 0
     for field in ours.fields:
         other = theirs.fields_by_name[field.name]
-        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+        assert (field.number, field.type, field.is_repeated) == (
+            other.number,
+            other.type,
+            other.is_repeated,
+        )
         if field.message_type is not None:
             assert field.message_type.full_name == other.message_type.full_name
         count += 1
@@ -66,7 +71,6 @@ def test_health_checking_protocol(server: RunningServer) -> None:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", serialize, parse)(request())
         assert next(watch).status == 1
         watch.cancel()
-        try:
+        with pytest.raises(grpc.RpcError) as caught:
             check(request(service="other"))
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

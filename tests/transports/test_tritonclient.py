@@ -94,7 +94,7 @@ def test_statistics_and_index(triton: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("verb", ["load_model", "unload_model"])
 def test_loading_says_that_it_is_not_enabled(triton: tuple[Any, Any], verb: str) -> None:
     _, client = triton
-    with pytest.raises(InferenceServerException, match="does not (load|unload) models"):
+    with pytest.raises(InferenceServerException, match=r"does not (load|unload) models"):
         getattr(client, verb)("sage")
 
 
@@ -136,9 +136,8 @@ def test_compressed_grpc_requests(over_grpc: Any, algorithm: str) -> None:
 
 
 def test_typed_grpc_contents_are_read(server: RunningServer) -> None:
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
     import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     with grpc.insecure_channel(server.grpc) as channel:
         request = service_pb2.ModelInferRequest(model_name="sage")
@@ -174,12 +173,12 @@ def test_error_texts_reach_the_caller(triton: tuple[Any, Any]) -> None:
         client.infer("nothing", [node_ids(module, [1])])
     with pytest.raises(InferenceServerException, match="no model 'nothing'"):
         client.get_model_metadata("nothing")
+    wide = module.InferInput("node_ids", [1, 2], "INT64")
+    wide.set_data_from_numpy(np.array([[1, 2]]))
     with pytest.raises(InferenceServerException, match=r"shape \[1, 2\]"):
-        tensor = module.InferInput("node_ids", [1, 2], "INT64")
-        tensor.set_data_from_numpy(np.array([[1, 2]]))
-        client.infer("sage", [tensor])
+        client.infer("sage", [wide])
+    output = module.InferRequestedOutput("label", class_count=3)
     with pytest.raises(InferenceServerException, match="classification"):
-        output = module.InferRequestedOutput("label", class_count=3)
         client.infer("sage", [node_ids(module, [1])], outputs=[output])
 
 
@@ -213,7 +212,7 @@ def test_a_cancelled_call_is_withdrawn_from_the_server(over_grpc: Any, server: R
 
 
 def test_a_client_timeout_is_the_requests_deadline(over_grpc: Any) -> None:
-    with pytest.raises(InferenceServerException, match="(?i)deadline"):
+    with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
         over_grpc.infer("slow", slow_inputs(60_000), client_timeout=0.1)
 
 

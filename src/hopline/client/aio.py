@@ -18,6 +18,8 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
 
 _POLL_S = 0.1
+#: A server that takes longer to say that it is ready is not.
+_PROBE_S = 5.0
 
 
 class AsyncClient:
@@ -66,7 +68,7 @@ class AsyncClient:
     async def ready(self) -> bool:
         """See `Client.ready`."""
         try:
-            await self._send("GET", "/readyz", retries=0)
+            await self._send("GET", "/readyz", timeout=_PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -97,7 +99,12 @@ class AsyncClient:
         return wire.read_result(await self._send("POST", wire.score_path(model), body, timeout=timeout))
 
     async def _send(
-        self, method: str, path: str, body: Any = None, timeout: float | None = None, retries: int | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout: float | None = None,
+        retries: int | None = None,
     ) -> bytes:
         exchange = Exchange(
             method,

@@ -17,6 +17,8 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
 
 _POLL_S = 0.1
+#: A server that takes longer to say that it is ready is not.
+_PROBE_S = 5.0
 
 
 class Client:
@@ -70,7 +72,7 @@ class Client:
     def ready(self) -> bool:
         """Whether the server takes requests; False also when it cannot be reached."""
         try:
-            self._send("GET", "/readyz", retries=0)
+            self._send("GET", "/readyz", timeout=_PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -104,7 +106,12 @@ class Client:
         return wire.read_result(self._send("POST", wire.score_path(model), body, timeout=timeout))
 
     def _send(
-        self, method: str, path: str, body: Any = None, timeout: float | None = None, retries: int | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout: float | None = None,
+        retries: int | None = None,
     ) -> bytes:
         exchange = Exchange(
             method,

@@ -77,9 +77,14 @@ def inline_body(
     return body
 
 
-def pairs_body(pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]) -> dict[str, Any]:
+def pairs_body(
+    pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]
+) -> dict[str, Any]:
     """Body for link scores."""
-    return {"pairs": [[_id(source), _id(destination)] for source, destination in pairs], **_options(options)}
+    return {
+        "pairs": [[_id(source), _id(destination)] for source, destination in pairs],
+        **_options(options),
+    }
 
 
 def read_result(content: bytes) -> ScoreResult:

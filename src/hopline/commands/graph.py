@@ -155,7 +155,7 @@ def _show(described: dict[str, Any]) -> None:
     )
     _print_rows(
         console,
-        ("edge type", "edges", "attributes", "time", "weight", "self-loops", "in-degree p50", "p99", "max"),
+        ("edge type", "edges", "attr", "time", "weight", "loops", "in: p50", "p99", "max"),
         [
             (
                 name,
@@ -171,7 +171,9 @@ def _show(described: dict[str, Any]) -> None:
 
 def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     table = Table(*header, box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
+        column.no_wrap = True
         column.justify = "right"
     for row in rows:
         table.add_row(*map(str, row))

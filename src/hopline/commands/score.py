@@ -23,7 +23,9 @@ def score(
         list[str] | None, typer.Option(help="Output to show; repeatable.", show_default=False)
     ] = None,
     version: Annotated[str | None, typer.Option(help="Model version.", show_default=False)] = None,
-    as_of: Annotated[int | None, typer.Option(help="Count edges up to this time.", show_default=False)] = None,
+    as_of: Annotated[
+        int | None, typer.Option(help="Count edges up to this time.", show_default=False)
+    ] = None,
     on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
 ) -> None:
@@ -72,7 +74,11 @@ def result_table(names: list[str], result: ScoreResult) -> Table:
 
 def _cell(value: Any) -> str:
     if getattr(value, "ndim", 0) == 0:
-        return f"{value:.6g}" if getattr(value, "dtype", None) is not None and value.dtype.kind == "f" else str(value)
+        return (
+            f"{value:.6g}"
+            if getattr(value, "dtype", None) is not None and value.dtype.kind == "f"
+            else str(value)
+        )
     shown = ", ".join(f"{item:.4g}" for item in value[:_MAX_COLUMNS].tolist())
     return f"{shown}, … ({len(value)})" if len(value) > _MAX_COLUMNS else shown
 

@@ -39,6 +39,7 @@ def serve(
 ) -> None:
     """Serve the models of a repository on a graph, over HTTP and gRPC."""
     from hopline import server
+    from hopline.service import share_tables
 
     overrides = {
         "graph.path": graph,
@@ -49,7 +50,7 @@ def serve(
         "server.grpc_port": grpc_port,
         "server.workers": workers,
     }
-    raise typer.Exit(server.run(resolve_config(config, overrides, settings or [])))
+    raise typer.Exit(server.run(resolve_config(config, overrides, settings or []), prepare=share_tables))
 
 
 def resolve_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> Config:

@@ -23,6 +23,7 @@ from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreReque
 
 Outcome = ScoreResult | HoplineError
 
+_NO_IDS: IdArray = np.empty(0, np.int64)
 #: Unknown ids that a message lists; the error's `missing` has them all.
 _NAMED = 20
 
@@ -75,11 +76,11 @@ class Answerer:
                     outcomes[m] = error
                     continue
             good.append(m)
-        ids, good = self._look_up(index, requests, good, outcomes, lambda request: request.nodes)
+        wanted = [requests[m].nodes for m in good]
+        flat, ids, good = self._look_up(index, requests, good, wanted, outcomes)
         if not good:
             return
-        flat = ids[0] if len(ids) == 1 else np.concatenate(ids)
-        known = flat if flat.shape[0] and flat.min() >= 0 else flat[flat >= 0]
+        known = flat if _all_known(flat) else flat[flat >= 0]
         names = self._wanted(requests, good)
         states, rows = self._states({node_type: known}, as_of)
         found = self.model.outputs(names, states[node_type])
@@ -92,7 +93,7 @@ class Answerer:
             end = at + own_ids.shape[0]
             own = requests[m].outputs or self.default_outputs
             mine = {name: found[name][at:end] for name in own}
-            missing = own_ids < 0 if known is not flat and (own_ids < 0).any() else None
+            missing = None if known is flat or _all_known(own_ids) else own_ids < 0
             if m in inline:
                 extra = self.model.outputs(own, inline[m])
                 mine = {name: np.concatenate([mine[name], extra[name]]) for name in own}
@@ -111,9 +112,8 @@ class Answerer:
         for side in (0, 1):
             index = self.model.graph.nodes[types[side]].ids
             before = good
-            ids, good = self._look_up(
-                index, requests, good, outcomes, lambda request, s=side: request.pairs[s]
-            )
+            wanted = [_side(requests[m], side) for m in good]
+            _, ids, good = self._look_up(index, requests, good, wanted, outcomes)
             if side == 1 and len(good) < len(before):
                 kept = set(good)
                 sides[0] = [own for own, m in zip(sides[0], before, strict=True) if m in kept]
@@ -148,32 +148,49 @@ class Answerer:
         index: IdIndex,
         requests: Sequence[ScoreRequest],
         members: list[int],
+        wanted: list[ExternalIds],
         outcomes: list[Any],
-        ids_of: Any,
-    ) -> tuple[list[IdArray], list[int]]:
-        """Global ids of each good request; bad requests get their outcome here."""
-        wanted = [ids_of(requests[m]) for m in members]
+    ) -> tuple[IdArray, list[IdArray], list[int]]:
+        """Global ids of all good requests together, of each, and which are good.
+
+        Bad requests get their outcome here.
+        """
+        if not members:
+            return _NO_IDS, [], []
         flat = _all_at_once(index, wanted)
+        if flat is not None and _all_known(flat):
+            if len(wanted) == 1:
+                return flat, [flat], members
+            found = []
+            at = 0
+            for external in wanted:
+                end = at + len(external)
+                found.append(flat[at:end])
+                at = end
+            return flat, found, members
+        return self._look_up_each(index, requests, members, wanted, outcomes)
+
+    def _look_up_each(
+        self,
+        index: IdIndex,
+        requests: Sequence[ScoreRequest],
+        members: list[int],
+        wanted: list[ExternalIds],
+        outcomes: list[Any],
+    ) -> tuple[IdArray, list[IdArray], list[int]]:
         found = []
         good = []
-        at = 0
         for m, external in zip(members, wanted, strict=True):
             try:
-                if flat is not None:
-                    ids = flat[at : at + len(external)]
-                    at += len(external)
-                elif len(external):
-                    ids = index.lookup(external)
-                else:
-                    ids = np.empty(0, np.int64)
-                if ids.shape[0] and requests[m].on_missing == "error" and ids.min() < 0:
+                ids = index.lookup(external) if len(external) else _NO_IDS
+                if requests[m].on_missing == "error" and not _all_known(ids):
                     raise _not_found(self.model, external, ids)
             except HoplineError as error:
                 outcomes[m] = error
                 continue
             found.append(ids)
             good.append(m)
-        return found, good
+        return np.concatenate([_NO_IDS, *found]), found, good
 
     def _states(
         self, wanted: dict[str, IdArray], as_of: int
@@ -193,36 +210,55 @@ class Answerer:
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
         """Every output that some member asks for."""
-        names = dict.fromkeys(self.default_outputs)
-        if any(requests[m].outputs for m in members):
-            names = dict.fromkeys(
-                chain.from_iterable(requests[m].outputs or self.default_outputs for m in members)
-            )
-        return tuple(names)
+        for m in members:
+            if requests[m].outputs:
+                break
+        else:
+            return self.default_outputs
+        asked = [requests[m].outputs or self.default_outputs for m in members]
+        return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
         spec = self.model.spec
         return ScoreResult(spec.name, spec.version, self.model.graph.version, outputs, missing)
 
 
+def _side(request: ScoreRequest, side: int) -> ExternalIds:
+    assert request.pairs is not None
+    return request.pairs[side]
+
+
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     """Requests grouped by time cut: a plan has one."""
-    if all(request.as_of is None for request in requests):
-        return [(int(NO_CUT), list(range(len(requests))))]
+    for request in requests:
+        if request.as_of is not None:
+            break
+    else:
+        return [(NO_CUT, list(range(len(requests))))]
     groups: dict[int, list[int]] = {}
     for m, request in enumerate(requests):
-        groups.setdefault(int(NO_CUT) if request.as_of is None else request.as_of, []).append(m)
+        groups.setdefault(NO_CUT if request.as_of is None else request.as_of, []).append(m)
     return list(groups.items())
 
 
 def _all_at_once(index: IdIndex, wanted: list[ExternalIds]) -> IdArray | None:
     """One look-up for the whole batch, or None where it must be done one by one."""
-    if len(wanted) < 2 or not all(type(ids) is list for ids in wanted):
-        return None
     try:
+        if len(wanted) == 1:
+            return index.lookup(wanted[0]) if len(wanted[0]) else None
+        for ids in wanted:
+            if type(ids) is not list:
+                return None
         return index.lookup(list(chain.from_iterable(wanted)))
     except BadRequest:
         return None
+
+
+def _all_known(ids: IdArray) -> bool:
+    """Whether no id is -1. (A reduction costs 3 µs, a comparison of one element 0.1.)"""
+    if ids.shape[0] == 1:
+        return bool(ids[0] >= 0)
+    return ids.shape[0] == 0 or bool(ids.min() >= 0)
 
 
 def _not_found(model: Model, external: ExternalIds, ids: IdArray) -> NodeNotFound:

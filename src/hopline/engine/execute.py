@@ -11,50 +11,34 @@ def execute(plan: Plan, features: dict[str, FloatArray]) -> dict[str, FloatArray
     """Compute what `plan` asks for.
 
     Args:
-        plan: from `make_plan`, with the same levels.
+        plan: from `make_plan`; the newest one of its levels.
         features: node type -> float32 [N, d], C-contiguous, read-only.
 
     Returns:
         node type -> float32 [n, d] states of the top level in the order asked for; valid until the
         next plan.
     """
-    states: dict[str, FloatArray] = {}
-    for needs in plan.needs:
-        above = {}
-        for node_type, need in needs.items():
-            _compute(need, states, features, plan.as_of)
-            above[node_type] = need.out
-        states = above
-    return states
+    for needs in reversed(plan.needs):
+        for need in needs:
+            if need.compute.shape[0]:
+                _compute(need, features, plan.as_of)
+            need.level.state = need.out
+    return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: Need, below: dict[str, FloatArray], features: dict[str, FloatArray], as_of: int) -> None:
-    num_rows = need.compute.shape[0]
-    if num_rows == 0:
-        return
+def _compute(need: Need, features: dict[str, FloatArray], as_of: int) -> None:
     level = need.level
+    num_rows = need.compute.shape[0]
     assert level.runner is not None
     out = need.out if need.missing is None else level.computed(num_rows)
-    views = {
-        key: relation.view(
-            _states(relation.adjacency.src, below, features),
-            need.rows[key],
-            need.compute,
-            need.blocks[key],
-            as_of,
-        )
-        for key, relation in level.relations.items()
-    }
+    views = {}
+    for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+        base = features[relation.source] if below is None else below.state
+        views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
     raw = features[level.node_type]
-    own = _states(level.node_type, below, features) if level.reads_self else raw
+    own = raw if level.own_below is None else level.own_below.state
     level.runner.run(num_rows, own, need.own_rows, raw, need.compute, views, out)
     if need.missing is not None:
         need.out[need.missing] = out
     if level.table is not None and as_of == NO_CUT:
         level.table.write(need.compute, out)
-
-
-def _states(node_type: str, below: dict[str, FloatArray], features: dict[str, FloatArray]) -> FloatArray:
-    """The previous level's rows: computed ones where there are any, else the raw features."""
-    states = below.get(node_type)
-    return features[node_type] if states is None else states

@@ -193,7 +193,8 @@ def _normalise(
     assert view.num_eligible is not None
     assert view.is_self is not None
     gcn_coefficients(
-        view.is_self if relation.add_loops else np.empty(0, np.bool_),
+        relation.add_loops,
+        view.is_self,
         view.offsets,
         view.weight,
         degree,

@@ -7,6 +7,8 @@ import numpy as np
 from hopline.engine.kernels import intern
 from hopline.types import IdArray
 
+_NO_IDS = np.empty(0, np.int64)
+
 
 class Interner:
     """A reusable hash of int64 ids. Small batches use a small part of it, which stays in cache."""
@@ -36,14 +38,17 @@ class Interner:
         self._count = self._used = 0
         self._fresh = True
 
-    def add(self, ids: IdArray) -> IdArray:
-        """Number `ids` (int64 [n]); returns rows int64 [n] with distinct[rows] == ids."""
-        rows = self._rows[self._used : self._used + ids.shape[0]]
+    def add(self, ids: IdArray, more: IdArray = _NO_IDS) -> IdArray:
+        """Number `ids` and then `more` (int64 [n] in all).
+
+        Returns: rows int64 [n], distinct[rows] are the ids; valid until `start`.
+        """
+        rows = self._rows[self._used : self._used + ids.shape[0] + more.shape[0]]
         self._count = intern(
-            ids, self._fresh, self._shift, self._keys, self._values, self._distinct, self._count, rows
+            ids, more, self._fresh, self._shift, self._keys, self._values, self._distinct, self._count, rows
         )
         self._fresh = False
-        self._used += ids.shape[0]
+        self._used += rows.shape[0]
         return rows
 
     @property

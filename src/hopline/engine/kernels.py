@@ -172,30 +172,42 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def loop_weights(indptr, indices, weight, nodes, out):  # type: ignore[no-untyped-def]
-    """out[i] = weight of the last self-loop of nodes[i], 1 where it has none. Scans the lists."""
+def loop_weights(indptr, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
+    """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 where it has none.
+
+    Scans the lists. Arguments as for `weighted_degrees`.
+    """
     for i in range(nodes.shape[0]):
         v = nodes[i]
         out[i] = np.float32(1.0)
         for e in range(indptr[v], indptr[v + 1]):
-            if indices[e] == v:
+            if indices[e] == v and (time.shape[0] == 0 or time[e] <= as_of):
                 out[i] = weight[e]
 
 
 @njit(nogil=True, cache=True)
 def gcn_coefficients(  # type: ignore[no-untyped-def]
-    is_self, offsets, weight, degree, degree_neighbor, num_eligible, loop_weight, out, out_self
+    add_loops,
+    is_self,
+    offsets,
+    weight,
+    degree,
+    degree_neighbor,
+    num_eligible,
+    loop_weight,
+    out,
+    out_self,
 ):
     """Coefficients of Kipf & Welling's normalised adjacency for sampled edges.
 
     Args:
-        is_self: bool [E], true for self-loops, which the added one replaces; [0] adds no self-loops.
+        add_loops: every node gets a self-loop, which replaces those that it has.
+        is_self: bool [E], true for self-loops; read only with `add_loops`.
         offsets: int64 [n+1]. weight: float32 [E] or [0].
         degree: float32 [n] and degree_neighbor: float32 [E], with the added self-loop's weight.
         num_eligible: int64 [n], in-edges before sampling. loop_weight: float32 [n] or [0] for ones.
         out: float32 [E]. out_self: float32 [n].
     """
-    add_loops = is_self.shape[0] > 0
     for i in range(offsets.shape[0] - 1):
         count = offsets[i + 1] - offsets[i]
         # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
@@ -219,16 +231,17 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(nogil=True, cache=True)
-def intern(ids, clear, shift, keys, values, distinct, count, rows):  # type: ignore[no-untyped-def]
+def intern(first, second, clear, shift, keys, values, distinct, count, rows):  # type: ignore[no-untyped-def]
     """Number distinct ids in order of first sight.
 
     Args:
-        ids: int64 [n], >= 0.
+        first, second: int64 [a] and [n - a], >= 0, one after the other. (Two arrays, since the usual
+            call has two and each call of a kernel costs as much as numbering a hundred ids.)
         clear: forget what was seen before.
         shift: 64 - log2 of the hash capacity, which must exceed the number of distinct ids.
         keys: int64 [>= capacity]; values: int32 [>= capacity]: the hash, open addressing.
         distinct: int64 [>= total distinct], appended to from `count` on.
-        rows: int64 [n], filled: distinct[rows[i]] == ids[i].
+        rows: int64 [n], filled: distinct[rows[i]] is the i-th id.
 
     Returns:
         the new number of distinct ids.
@@ -238,8 +251,9 @@ def intern(ids, clear, shift, keys, values, distinct, count, rows):  # type: ign
     if clear:
         for s in range(capacity):
             keys[s] = -1
-    for i in range(ids.shape[0]):
-        v = ids[i]
+    split = first.shape[0]
+    for i in range(split + second.shape[0]):
+        v = first[i] if i < split else second[i - split]
         slot = np.int64((np.uint64(v) * _HASH) >> np.uint64(shift))
         while True:
             k = keys[slot]

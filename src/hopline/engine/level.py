@@ -18,6 +18,9 @@ from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import AnyArray, FloatArray, IdArray
 
 
+_NO_TIMES = frozen(np.empty(0, np.int64))
+
+
 class Relation:
     """One edge type as one stage sees it: how to sample it and which edge data the stage reads.
 
@@ -32,6 +35,8 @@ class Relation:
         kinds = {entry.kind for entry in entries}
         reduces = {entry.reduce for entry in entries}
         self.adjacency = adjacency
+        self.key = adjacency.key
+        self.source = adjacency.src
         self.sampler = sampler
         self.buffers = BlockBuffers()
         self.add_loops = "gcn" in reduces
@@ -43,6 +48,13 @@ class Relation:
         self.reads_attr = "edge_attr" in kinds
         self.reads_is_self = "is_self" in kinds
         self.reads_degree = "degree" in kinds or self.gcn
+        self._plain = not (
+            self.reads_weight
+            or self.reads_attr
+            or self.reads_is_self
+            or self.add_loops
+            or self.reads_degree
+        )
         self._indptr = frozen(adjacency.indptr)
         self._indices = frozen(adjacency.indices)
         self._time = frozen(_or_empty(adjacency.time, np.int64))
@@ -58,6 +70,8 @@ class Relation:
             nodes: int64 [n] destination global ids. block: sampled for them.
         """
         view = EdgeView(base, rows, block.offsets)
+        if self._plain:
+            return view
         num_edges = block.neighbors.shape[0]
         if self.reads_weight:
             view.weight = np.empty(num_edges, np.float32)
@@ -78,19 +92,21 @@ class Relation:
         skip = self.add_loops and self.adjacency.has_self_loops
         degree = self._degrees(nodes, as_of, self._weight, skip)
         if self.add_loops:
-            degree += self._loops(nodes) if skip and self._weight.shape[0] else np.float32(1.0)
+            weighted = skip and self._weight.shape[0] > 0
+            degree += self._loops(nodes, as_of) if weighted else np.float32(1.0)
         return degree
 
     def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
         loops = NO_FLOATS
         if self.add_loops and self.adjacency.has_self_loops and self._weight.shape[0]:
-            loops = self._loops(nodes)
+            loops = self._loops(nodes, as_of)
         weight = view.weight if self._weight.shape[0] else NO_FLOATS
         view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
         view.self_coefficients = np.empty(nodes.shape[0], np.float32)
         assert view.num_eligible is not None
         gcn_coefficients(
-            view.is_self if view.is_self is not None and self.add_loops else np.empty(0, np.bool_),
+            self.add_loops,
+            view.is_self if view.is_self is not None else np.empty(0, np.bool_),
             block.offsets,
             weight,
             self.degree_with_loop(nodes, as_of),
@@ -103,7 +119,7 @@ class Relation:
 
     def _degrees(self, nodes: IdArray, as_of: int, weight: FloatArray, skip_loops: bool) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
-        time = self._time if as_of != NO_CUT else frozen(np.empty(0, np.int64))
+        time = self._time if as_of != NO_CUT else _NO_TIMES
         weighted = weight.shape[0] > 0
         weighted_degrees(
             self._indptr,
@@ -118,9 +134,10 @@ class Relation:
         )
         return out
 
-    def _loops(self, nodes: IdArray) -> FloatArray:
+    def _loops(self, nodes: IdArray, as_of: int) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
-        loop_weights(self._indptr, self._indices, self._weight, nodes, out)
+        time = self._time if as_of != NO_CUT else _NO_TIMES
+        loop_weights(self._indptr, self._indices, time, self._weight, nodes, as_of, out)
         return out
 
 
@@ -132,6 +149,10 @@ class Level:
         table: None where rows are not kept.
         relations: edge type key -> relation.
         reads_self: whether the destinations' own previous states are read.
+        own_below: where those come from; None means the raw features.
+        links: for each relation, where its sources' states come from; None means raw features.
+        state: float32 [n, d], rows of the present batch while it is executed.
+        num_pending: ids that the present plan is about to intern, with repetitions.
     """
 
     def __init__(
@@ -144,8 +165,12 @@ class Level:
         self.table = table
         self.interner = Interner()
         self.runner: StageRunner | None = None
+        self.own_below: Level | None = None
+        self.links: list[tuple[Relation, Level | None]] = []
+        self.num_pending = 0
         self.relations: dict[str, Relation] = {}
         self._out = np.empty((64, stage.state_dim), np.float32)
+        self.state: FloatArray = self._out
         self._computed = np.empty((64, stage.state_dim), np.float32)
         kinds = {entry.kind for entry in stage.inputs}
         self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
@@ -172,6 +197,17 @@ class Level:
             int(graph.nodes[node_type].features.shape[1]),
             {key: relation.sampler.fanout for key, relation in self.relations.items()},
         )
+
+    def link(self, below: dict[str, Level]) -> None:
+        """Find the levels that this one reads, among those one level below."""
+
+        def computed(node_type: str) -> Level | None:
+            found = below[node_type]
+            return None if found.runner is None else found
+
+        self.links = [(relation, computed(relation.adjacency.src)) for relation in self.relations.values()]
+        if self.reads_self:
+            self.own_below = computed(self.node_type)
 
     def out(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, state_dim] for all rows asked for."""

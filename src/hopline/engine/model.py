@@ -5,6 +5,7 @@ Not safe for concurrent calls: buffers are reused. The service gives each model 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,9 @@ class Model:
             }
             for number, stages in enumerate(spec.levels)
         ]
+        for below, above in pairwise(self.levels):
+            for level in above.values():
+                level.link(below)
         head = spec.head
         final = spec.levels[-1]
         self._head: RowStage | None = None
@@ -149,7 +153,7 @@ class Model:
                 names = ["h_src", "h_dst"]
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim)
 
-    def plan(self, wanted: Mapping[str, IdArray], as_of: int = int(NO_CUT)) -> Plan:
+    def plan(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> Plan:
         """Plan the final states of distinct global ids, node type -> int64 [n]."""
         return make_plan(self.levels, self.spec.num_layers, wanted, as_of)
 

@@ -8,9 +8,7 @@ one level below. Nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from hopline.engine.level import Level
 from hopline.sampling import Block
@@ -18,7 +16,6 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray, IdArray
 
 
-@dataclass(slots=True)
 class Need:
     """Rows of one level and node type that a batch needs.
 
@@ -29,98 +26,113 @@ class Need:
         missing: int64 [m] positions in `ids` to compute; None means all of them.
         compute: int64 [m] ids to compute.
         own_rows: int64 [m] rows of `compute` one level below (global ids where that level is raw).
-        blocks, rows: edge type key -> sampled edges, and their sources' rows one level below.
+        blocks, rows: for each of the level's links, the sampled edges and their sources' rows one
+            level below (global ids where that level is raw).
     """
 
-    level: Level
-    ids: IdArray
-    out: FloatArray
-    missing: IdArray | None
-    compute: IdArray
-    own_rows: IdArray
-    blocks: dict[str, Block] = field(default_factory=dict)
-    rows: dict[str, IdArray] = field(default_factory=dict)
+    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "rows")
+
+    def __init__(
+        self, level: Level, ids: IdArray, out: FloatArray, missing: IdArray | None, compute: IdArray
+    ) -> None:
+        self.level = level
+        self.ids = ids
+        self.out = out
+        self.missing = missing
+        self.compute = compute
+        self.own_rows = compute
+        self.blocks: list[Block] = []
+        self.rows: list[IdArray] = []
 
 
 @dataclass(slots=True)
 class Plan:
-    """All needs of a batch, by level, with the time cut that they hold for.
+    """All needs of a batch, with the time cut that they hold for.
 
     Attributes:
-        needs: needs[l][node type], l from 0 to the wanted level; raw levels are left out.
+        needs: for each level from the top down, the needs of its node types.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
     """
 
-    needs: list[dict[str, Need]]
+    needs: list[list[Need]]
     as_of: int
     num_computed: int = 0
     num_edges: int = 0
 
 
-_NONE = np.empty(0, np.int64)
-
-
 def make_plan(
-    levels: list[dict[str, Level]], top: int, wanted: Mapping[str, IdArray], as_of: int = int(NO_CUT)
+    levels: list[dict[str, Level]], top: int, wanted: Mapping[str, IdArray], as_of: int = NO_CUT
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
     A plan with a time cut neither reads nor fills tables: their rows are about the present graph.
     """
-    plan = Plan([{} for _ in range(top + 1)], as_of)
-    ids_of = dict(wanted)
-    for number in range(top, -1, -1):
-        needs = {}
-        for node_type, ids in ids_of.items():
-            level = levels[number][node_type]
-            if level.runner is not None:
-                needs[node_type] = _look_up(level, ids, as_of)
-        plan.needs[number] = needs
-        if number == 0:
-            plan.num_computed += sum(need.compute.shape[0] for need in needs.values())
-            break
-        for need in needs.values():
-            plan.num_computed += need.compute.shape[0]
-            if need.compute.shape[0]:
-                for key, relation in need.level.relations.items():
-                    block = relation.sampler.sample(need.compute, relation.buffers, as_of)
-                    need.blocks[key] = block
-                    plan.num_edges += block.neighbors.shape[0]
-        ids_of = _intern(levels[number - 1], needs)
-        if not ids_of:
-            break
+    plan = Plan([], as_of)
+    stages = levels[top]
+    current = [(stages[node_type], ids) for node_type, ids in wanted.items()]
+    while current:
+        needs = [_look_up(level, ids, as_of) for level, ids in current if level.runner is not None]
+        plan.needs.append(needs)
+        current = _descend(plan, needs)
     return plan
 
 
 def _look_up(level: Level, ids: IdArray, as_of: int) -> Need:
     out = level.out(ids.shape[0])
     if level.table is None or as_of != NO_CUT:
-        return Need(level, ids, out, None, ids, _NONE)
+        return Need(level, ids, out, None, ids)
     missing = level.table.read(ids, out)
     if missing.shape[0] == ids.shape[0]:
-        return Need(level, ids, out, None, ids, _NONE)
-    return Need(level, ids, out, missing, ids[missing], _NONE)
+        return Need(level, ids, out, None, ids)
+    return Need(level, ids, out, missing, ids[missing])
 
 
-def _intern(below: dict[str, Level], needs: dict[str, Need]) -> dict[str, IdArray]:
-    """Number the rows wanted one level below; returns node type -> distinct ids."""
-    bounds: dict[str, int] = {}
-    for node_type, need in needs.items():
-        if need.level.reads_self and need.compute.shape[0]:
-            bounds[node_type] = bounds.get(node_type, 0) + need.compute.shape[0]
-        for key, block in need.blocks.items():
-            source = need.level.relations[key].adjacency.src
-            bounds[source] = bounds.get(source, 0) + block.neighbors.shape[0]
-    computed = {t: bound for t, bound in bounds.items() if below[t].runner is not None}
-    for node_type, bound in computed.items():
-        below[node_type].interner.start(bound)
-    for node_type, need in needs.items():
-        if need.level.reads_self and need.compute.shape[0]:
-            raw = node_type not in computed
-            need.own_rows = need.compute if raw else below[node_type].interner.add(need.compute)
-        for key, block in need.blocks.items():
-            source = need.level.relations[key].adjacency.src
-            raw = source not in computed
-            need.rows[key] = block.neighbors if raw else below[source].interner.add(block.neighbors)
-    return {node_type: below[node_type].interner.distinct for node_type in computed}
+def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
+    """Sample what the needs read, and number the rows that this wants one level below."""
+    touched: list[Level] = []
+    for need in needs:
+        num_rows = need.compute.shape[0]
+        if num_rows == 0:
+            continue
+        plan.num_computed += num_rows
+        level = need.level
+        if level.own_below is not None:
+            _expect(level.own_below, num_rows, touched)
+        for relation, below in level.links:
+            block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of)
+            need.blocks.append(block)
+            num_edges = block.neighbors.shape[0]
+            plan.num_edges += num_edges
+            if below is not None:
+                _expect(below, num_edges, touched)
+    for below in touched:
+        below.interner.start(below.num_pending)
+        below.num_pending = 0
+    for need in needs:
+        if need.compute.shape[0]:
+            _number(need)
+    return [(below, below.interner.distinct) for below in touched]
+
+
+def _expect(below: Level, num_ids: int, touched: list[Level]) -> None:
+    if below not in touched:
+        touched.append(below)
+    below.num_pending += num_ids
+
+
+def _number(need: Need) -> None:
+    level = need.level
+    own = level.own_below
+    compute = need.compute
+    if own is not None and len(level.links) == 1 and level.links[0][1] is own:
+        # The usual case in one call: own rows and neighbours are of one type.
+        rows = own.interner.add(compute, need.blocks[0].neighbors)
+        num_rows = compute.shape[0]
+        need.own_rows = rows[:num_rows]
+        need.rows.append(rows[num_rows:])
+        return
+    if own is not None:
+        need.own_rows = own.interner.add(compute)
+    for (_, below), block in zip(level.links, need.blocks, strict=True):
+        need.rows.append(block.neighbors if below is None else below.interner.add(block.neighbors))

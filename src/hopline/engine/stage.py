@@ -275,11 +275,10 @@ def _select(view: EdgeView, chunk: IdArray) -> EdgeView:
     offsets = np.zeros(chunk.shape[0] + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     edges = np.repeat(view.offsets[chunk] - offsets[:-1], counts) + np.arange(offsets[-1])
-    return EdgeView(
-        view.base,
-        view.rows[edges],
-        offsets,
-        view.weight[edges] if view.weight.shape[0] else NO_FLOATS,
-        coefficients=view.coefficients[edges] if view.coefficients.shape[0] else NO_FLOATS,
-        self_coefficients=view.self_coefficients[chunk] if view.self_coefficients.shape[0] else NO_FLOATS,
-    )
+    weight = view.weight[edges] if view.weight.shape[0] else NO_FLOATS
+    selected = EdgeView(view.base, view.rows[edges], offsets, weight)
+    if view.coefficients.shape[0]:
+        selected.coefficients = view.coefficients[edges]
+    if view.self_coefficients.shape[0]:
+        selected.self_coefficients = view.self_coefficients[chunk]
+    return selected

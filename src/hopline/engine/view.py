@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,9 +10,11 @@ from hopline.types import FloatArray, IdArray
 NO_FLOATS: FloatArray = np.empty(0, np.float32)
 
 
-@dataclass(slots=True)
 class EdgeView:
     """Sampled edges of n destinations; edge e of destination i has offsets[i] <= e < offsets[i+1].
+
+    A plain class: one is made for every batch, stage and edge type, and a dataclass with these
+    defaults takes three times as long.
 
     Attributes:
         base: float32 [m, d], states of the previous level.
@@ -27,12 +27,27 @@ class EdgeView:
         coefficients, self_coefficients: float32 [E] and [n] of `gcn` reductions, or [0].
     """
 
-    base: FloatArray
-    rows: IdArray
-    offsets: IdArray
-    weight: FloatArray = field(default_factory=lambda: NO_FLOATS)
-    attr: FloatArray | None = None
-    is_self: NDArray[np.bool_] | None = None
-    num_eligible: IdArray | None = None
-    coefficients: FloatArray = field(default_factory=lambda: NO_FLOATS)
-    self_coefficients: FloatArray = field(default_factory=lambda: NO_FLOATS)
+    __slots__ = (
+        "attr",
+        "base",
+        "coefficients",
+        "is_self",
+        "num_eligible",
+        "offsets",
+        "rows",
+        "self_coefficients",
+        "weight",
+    )
+
+    def __init__(
+        self, base: FloatArray, rows: IdArray, offsets: IdArray, weight: FloatArray = NO_FLOATS
+    ) -> None:
+        self.base = base
+        self.rows = rows
+        self.offsets = offsets
+        self.weight = weight
+        self.attr: FloatArray | None = None
+        self.is_self: NDArray[np.bool_] | None = None
+        self.num_eligible: IdArray | None = None
+        self.coefficients = NO_FLOATS
+        self.self_coefficients = NO_FLOATS

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hopline.intrinsics import prefetch
+
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_1, _2, _3, _4, _5, _6, _7, _8 = (np.uint64(i) for i in range(1, 9))
 
 
 def capacity_for(num_keys: int) -> int:
@@ -78,27 +81,50 @@ def int_find(keys: Any, slots: Any, wanted: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
+def _word(blob: Any, at: Any) -> Any:
+    """Eight bytes as one little-endian number; LLVM makes one load of it."""
+    return (
+        np.uint64(blob[at])
+        | np.uint64(blob[at + _1]) << np.uint64(8)
+        | np.uint64(blob[at + _2]) << np.uint64(16)
+        | np.uint64(blob[at + _3]) << np.uint64(24)
+        | np.uint64(blob[at + _4]) << np.uint64(32)
+        | np.uint64(blob[at + _5]) << np.uint64(40)
+        | np.uint64(blob[at + _6]) << np.uint64(48)
+        | np.uint64(blob[at + _7]) << np.uint64(56)
+    )
+
+
+@njit(cache=True, nogil=True)
 def _bytes_hash(blob: Any, begin: Any, end: Any) -> Any:
-    state = _mix(np.uint64(end - begin))
-    word = np.uint64(0)
-    shift = np.uint64(0)
-    for i in range(begin, end):
-        word |= np.uint64(blob[i]) << shift
-        shift += np.uint64(8)
-        if shift == np.uint64(64):
-            state = _mix(state ^ word)
-            word = np.uint64(0)
-            shift = np.uint64(0)
-    return _mix(state ^ word)
+    # Unsigned positions: for signed ones Numba checks each for negative indexing.
+    at, stop = np.uint64(begin), np.uint64(end)
+    state = _mix(stop - at)
+    while at + _8 <= stop:
+        state = _mix(state ^ _word(blob, at))
+        at += _8
+    rest = np.uint64(0)
+    while at < stop:
+        rest = rest << _8 | np.uint64(blob[at])
+        at += _1
+    return _mix(state ^ rest)
 
 
 @njit(cache=True, nogil=True)
 def _bytes_equal(blob_a: Any, begin_a: Any, end_a: Any, blob_b: Any, begin_b: Any, end_b: Any) -> Any:
     if end_a - begin_a != end_b - begin_b:
         return False
-    for i in range(end_a - begin_a):  # noqa: SIM110 - Numba compiles loops, not all()
-        if blob_a[begin_a + i] != blob_b[begin_b + i]:
+    a, b, stop = np.uint64(begin_a), np.uint64(begin_b), np.uint64(end_a)
+    while a + _8 <= stop:
+        if _word(blob_a, a) != _word(blob_b, b):
             return False
+        a += _8
+        b += _8
+    while a < stop:
+        if blob_a[a] != blob_b[b]:
+            return False
+        a += _1
+        b += _1
     return True
 
 
@@ -129,10 +155,23 @@ def bytes_find(blob: Any, offsets: Any, slots: Any, wanted: Any, lengths: Any) -
     """Row numbers of the byte strings that follow each other in `wanted`, -1 where unknown."""
     mask = np.uint64(slots.shape[0] - 1)
     found = np.empty(lengths.shape[0], np.int64)
+    # Three memory accesses an id, each at the result of the one before: every loop asks for what the
+    # next one reads, so that the waits of different ids overlap.
     end = 0
     for i in range(lengths.shape[0]):
         begin, end = end, end + lengths[i]
-        at = _bytes_hash(wanted, begin, end) & mask
+        found[i] = np.int64(_bytes_hash(wanted, begin, end) & mask)
+        prefetch(slots, found[i])
+    for i in range(lengths.shape[0]):
+        if slots[found[i]] >= 0:
+            prefetch(offsets, np.int64(slots[found[i]]))
+    for i in range(lengths.shape[0]):
+        if slots[found[i]] >= 0:
+            prefetch(blob, offsets[slots[found[i]]])
+    end = 0
+    for i in range(lengths.shape[0]):
+        begin, end = end, end + lengths[i]
+        at = np.uint64(found[i])
         while slots[at] >= 0:
             row = slots[at]
             if _bytes_equal(wanted, begin, end, blob, offsets[row], offsets[row + 1]):

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
-from hopline.graph import hash_table
+from hopline.graph import hash_table, id_values
+from hopline.graph.columns import read_only
 from hopline.graph.schema import IdKind
 from hopline.graph.tables import Encoded
 from hopline.types import AnyArray, ExternalIds, IdArray
@@ -74,12 +75,12 @@ class IdIndex(ABC):
         if isinstance(external_ids, Encoded):
             external_ids = [external_ids[row] for row in range(len(external_ids))]
         try:
-            kind, values = _typed(external_ids)
+            kind, values = id_values.typed(external_ids)
         except BadRequest as error:
             raise GraphError(f"{what}: {error}") from None
         if kind == "string":
             return StringIds.of(values, what)
-        ints = _int64(values)
+        ints = id_values.as_int64(values)
         if ints is None:
             raise GraphError(
                 f"{what}: an id does not fit into a signed 64-bit integer; use strings instead"
@@ -109,7 +110,7 @@ class RangeIds(IdIndex):
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Ids in [0, N) are their own row numbers."""
-        wanted, known = _wanted_ints(external_ids)
+        wanted, known = id_values.wanted_ints(external_ids)
         found: IdArray = hash_table.range_find(self._num_nodes, wanted)
         return found if known is None else np.where(known, found, -1)
 
@@ -142,14 +143,14 @@ class IntIds(IdIndex):
         duplicates, row, earlier = hash_table.int_insert(values, slots)
         if duplicates:
             raise _duplicate(what, duplicates, int(values[row]), row, earlier)
-        return cls(_frozen(values), _frozen(slots))
+        return cls(read_only(values), read_only(slots))
 
     def __len__(self) -> int:
         return len(self._values)
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """One or two cache misses an id."""
-        wanted, known = _wanted_ints(external_ids)
+        wanted, known = id_values.wanted_ints(external_ids)
         found: IdArray = hash_table.int_find(self._values, self._slots, wanted)
         return found if known is None else np.where(known, found, -1)
 
@@ -182,24 +183,24 @@ class StringIds(IdIndex):
     @classmethod
     def of(cls, values: Sequence[str], what: str) -> StringIds:
         """Index N strings. Raises: GraphError: duplicates."""
-        blob, lengths = _encoded(values)
+        blob, lengths = id_values.encoded(values)
         offsets = np.zeros(len(values) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         slots = np.full(hash_table.capacity_for(len(values)), -1, np.int32)
         duplicates, row, earlier = hash_table.bytes_insert(blob, offsets, slots)
         if duplicates:
             raise _duplicate(what, duplicates, values[row], row, earlier)
-        return cls(_frozen(blob), _frozen(offsets), _frozen(slots))
+        return cls(read_only(blob), read_only(offsets), read_only(slots))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Strings are hashed and compared as UTF-8 bytes."""
-        kind, values = _typed(external_ids)
+        kind, values = id_values.typed(external_ids)
         if kind != "string" and len(values):
             raise BadRequest(f"node ids are strings here; got the integer {values[0]!r}")
-        blob, lengths = _encoded(values)
+        blob, lengths = id_values.encoded(values)
         found: IdArray = hash_table.bytes_find(self._blob, self._offsets, self._slots, blob, lengths)
         return found
 
@@ -221,88 +222,8 @@ class StringIds(IdIndex):
         return {"blob": self._blob, "offsets": self._offsets, "slots": self._slots}
 
 
-def _typed(external_ids: Any) -> tuple[IdKind, Any]:
-    """Tell ints from strings.
-
-    Returns: ("int", integer array or list of int) or ("string", list of str).
-    Raises: BadRequest: neither, or both.
-    """
-    if type(external_ids) is not list and hasattr(external_ids, "__array__"):
-        external_ids = np.asarray(external_ids)
-    if isinstance(external_ids, np.ndarray):
-        if external_ids.ndim != 1:
-            raise BadRequest(f"node ids must be one-dimensional; got shape {external_ids.shape}")
-        if external_ids.dtype.kind in "iu":
-            return "int", external_ids
-        external_ids = external_ids.tolist()
-    elif isinstance(external_ids, str | bytes):
-        raise BadRequest(f"node ids must be a list; got the single value {external_ids!r}")
-    elif not isinstance(external_ids, list):
-        external_ids = list(external_ids)
-    types = set(map(type, external_ids))
-    if types <= {int}:
-        return "int", external_ids
-    if types == {str}:
-        return "string", external_ids
-    if all(issubclass(t, np.integer) or t is int for t in types):
-        return "int", [int(value) for value in external_ids]
-    if all(issubclass(t, str) for t in types):
-        return "string", [str(value) for value in external_ids]
-    kinds = {str if issubclass(t, str) else int for t in types if issubclass(t, str | int | np.integer)}
-    bad = next(
-        (v for v in external_ids if isinstance(v, bool) or not isinstance(v, str | int | np.integer)), None
-    )
-    if len(kinds) == 2 and bad is None:
-        raise BadRequest("node ids must be all integers or all strings; got both")
-    raise BadRequest(f"node ids must be integers or strings; got {bad!r} ({type(bad).__name__})")
-
-
-def _wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
-    """The ids as int64, and where some do not fit (so no graph can have them) a mask of those that do."""
-    kind, values = _typed(external_ids)
-    if kind == "string":
-        raise BadRequest(f"node ids are integers here; got the string {values[0]!r}")
-    ints = _int64(values)
-    if ints is not None:
-        return ints, None
-    limits = np.iinfo(np.int64)
-    known = np.array([limits.min <= int(value) <= limits.max for value in values])
-    return np.array([int(v) if k else 0 for v, k in zip(values, known, strict=True)], np.int64), known
-
-
-def _int64(values: Any) -> IdArray | None:
-    """The values as int64 [n], None where one does not fit."""
-    if isinstance(values, np.ndarray):
-        if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
-            return None
-        return np.ascontiguousarray(values, np.int64)
-    try:
-        return np.array(values, np.int64)
-    except OverflowError:
-        return None
-
-
-def _encoded(values: Sequence[str]) -> tuple[NDArray[np.uint8], IdArray]:
-    """All strings as one run of UTF-8 bytes, and how many each takes."""
-    joined = "".join(values)
-    if joined.isascii():  # one encode for all: an ASCII string is as many bytes as characters
-        blob = joined.encode()
-        lengths = list(map(len, values))
-    else:
-        pieces = [value.encode("utf-8", "surrogatepass") for value in values]
-        blob = b"".join(pieces)
-        lengths = list(map(len, pieces))
-    return np.frombuffer(blob, np.uint8), np.array(lengths, np.int64)
-
-
 def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:
     return GraphError(
         f"{what}: ids must be distinct; {duplicates} of them occur again, the first is {value!r} in row "
         f"{row} (also in row {earlier})"
     )
-
-
-def _frozen(array: Any) -> Any:
-    array = array.view()
-    array.flags.writeable = False
-    return array

@@ -73,7 +73,7 @@ class Graph:
                 `feature_dtype` already: do not write to it afterwards.
             num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
             ids: N distinct ids, all integers or all strings.
-            edge_attr, edge_time, edge_weight: as in `EdgeTable`.
+            edge_attr, edge_time, edge_weight, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
             undirected: add the reverse of every edge.
             feature_dtype: how features are stored, "float32" or "float16".

@@ -21,7 +21,11 @@ def render_family(name: str, help: str, kind: str, samples: Iterable[Sample]) ->
     lines = [f"# HELP {name} {_escape_help(help)}\n# TYPE {name} {kind}\n"]
     for suffix, labels, value in samples:
         pairs = ",".join(f'{key}="{_escape_label(text)}"' for key, text in labels)
-        lines.append(f"{name}{suffix}{{{pairs}}} {_number(value)}\n" if pairs else f"{name}{suffix} {_number(value)}\n")
+        lines.append(
+            f"{name}{suffix}{{{pairs}}} {_number(value)}\n"
+            if pairs
+            else f"{name}{suffix} {_number(value)}\n"
+        )
     return "".join(lines)
 
 

@@ -24,7 +24,8 @@ LabelValues: TypeAlias = tuple[str, ...]
 
 #: Seconds: 50 µs to 10 s, about three buckets for each factor of ten.
 LATENCY_BUCKETS = (
-    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
+    1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 #: Rows: powers of two.
 ROW_BUCKETS = tuple(float(2**power) for power in range(13))
@@ -225,7 +226,11 @@ class Metrics:
         return self._declare(Family(name, help, "gauge", labels, Gauge), Gauge)
 
     def histogram(
-        self, name: str, help: str, labels: tuple[str, ...] = (), bounds: tuple[float, ...] = LATENCY_BUCKETS
+        self,
+        name: str,
+        help: str,
+        labels: tuple[str, ...] = (),
+        bounds: tuple[float, ...] = LATENCY_BUCKETS,
     ) -> Callable[..., Histogram]:
         """Declare a histogram with these upper bounds."""
         return self._declare(Family(name, help, "histogram", labels, lambda: Histogram(bounds)), Histogram)

@@ -142,7 +142,9 @@ def bind(
     edge_keys = tuple(relations or sorted(schema.edge_types, key=_natural))
     for key in edge_keys:
         if key not in schema.edge_types:
-            raise PackagingError(f"relation {key!r} is not an edge type; there are {list(schema.edge_types)}")
+            raise PackagingError(
+                f"relation {key!r} is not an edge type; there are {list(schema.edge_types)}"
+            )
     attributed = tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0)
     weighted = tuple(key for key in edge_keys if schema.edge_types[key].has_weight)
     parameters = inspect.signature(module.forward).parameters

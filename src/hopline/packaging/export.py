@@ -71,11 +71,12 @@ def export(
     """Write any module of tensors in, one tensor out.
 
     Raises:
-        NotSplittable: torch.export or the ONNX exporter refuses it, with the reason.
+        NotSplittable: the exporter refuses an operation, with the reason. Its own failures pass through:
+            a broken installation must not make models whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 tuple(examples),
@@ -90,7 +91,7 @@ def export(
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
             _anonymous(program.model)
             program.save(str(path), external_data=False)
-    except (RuntimeError, ValueError, TypeError, AttributeError, torch.onnx.errors.OnnxExporterError) as error:
+    except torch.onnx.errors.OnnxExporterError as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
 
 
@@ -115,19 +116,25 @@ def _first_lines(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the exporter says of itself (torchvision absent, its own deprecations)."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Silence what torch's exporters say of themselves (torchvision absent, their own deprecations).
+
+    Its trace log formats every graph wherever the root logger has a handler: 20 times the export.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.__trace")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            # copyreg deep-copies pytree specs that torch itself has deprecated.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            # torch uses parts of itself that torch has deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             # Two inputs that share a dynamic size keep the first one's name for it.
             warnings.filterwarnings("ignore", message=".*The axis name.*", category=UserWarning)
             # nn.LSTM lists its own parameters a second time.
             warnings.filterwarnings("ignore", message=".*assigned during export.*", category=UserWarning)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -82,16 +82,25 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
 
 
 class Columns(nn.Module):
-    """A head whose answer may be [n]: always [n, c]."""
+    """A head over one node's state whose answer may be [n]: always [n, c]."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
         self.head = head
         self.eval()
 
-    def forward(self, *rows: Tensor) -> Tensor:
+    def forward(self, h: Tensor) -> Tensor:
         """float32 [n, c]."""
-        out = self.head(*rows)
+        out = self.head(h)
+        return out.unsqueeze(1) if out.dim() == 1 else out
+
+
+class LinkColumns(Columns):
+    """The same over the states of a pair."""
+
+    def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:  # type: ignore[override]
+        """float32 [n, c]."""
+        out = self.head(h_src, h_dst)
         return out.unsqueeze(1) if out.dim() == 1 else out
 
 
@@ -129,14 +138,18 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
         PackagingError: it fails on rows of the given widths, or answers something else than rows.
     """
     try:
+        rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
         with torch.no_grad():
-            out = head(*(torch.zeros(3, width) for width in widths))
+            out = head(*rows)
+            alone = head(*(row[1:2] for row in rows))
     except Exception as error:  # user code
         shapes = " and ".join(f"[n, {width}]" for width in widths)
         raise PackagingError(f"the head fails on {shapes}: {type(error).__name__}: {error}") from error
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[0] != 3:
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise PackagingError(f"the head must answer one row for each input row; for 3 rows it gave {shape}")
+    if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
+        raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")
     return int(out.shape[1])
 
 

@@ -90,9 +90,10 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
 def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
     if isinstance(x, fx.Node):
         return x, x, False
-    if isinstance(x, list | tuple) and len(x) == 2 and isinstance(x[0], fx.Node):
-        if x[1] is None or isinstance(x[1], fx.Node):
-            return x[0], x[1], True
+    if isinstance(x, list | tuple) and len(x) == 2:
+        source, destination = x
+        if isinstance(source, fx.Node) and (destination is None or isinstance(destination, fx.Node)):
+            return source, destination, True
     raise NotSplittable(f"{where} does not get node rows as its x")
 
 

@@ -144,8 +144,6 @@ def _replace(
     graph.initializer.extend(tensors)
     inputs = [value for value in graph.input if value.name not in names]
     del graph.input[:]
-    graph.input.append(
-        helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", weight.shape[0]])
-    )
+    graph.input.append(helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", weight.shape[0]]))
     graph.input.extend(inputs)
     del graph.value_info[:]

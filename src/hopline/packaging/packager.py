@@ -31,6 +31,7 @@ from hopline.packaging.folder import new_version
 from hopline.packaging.head import (
     Columns,
     HeadPlan,
+    LinkColumns,
     Task,
     check_task,
     embedding_of,
@@ -129,7 +130,7 @@ def package(
         version=version,
         task=task,
         num_layers=0,
-        graph_schema=msgspec.to_builtins(schema),
+        graph_schema=msgspec.json.decode(msgspec.json.encode(schema)),
         fanouts={},
         head=Head(job.targets[0], 0),
         sampling=sampling,
@@ -147,7 +148,10 @@ def package(
             if runtime == "onnx" or job.is_link:
                 raise
             place.clear()
-            spec = write_whole(place.folder, spec, job.model, job.binding, job.check, job.targets[0], reason)
+            job.notes.clear()
+            spec = write_whole(
+                place.folder, spec, job.model, job.binding, job.check, job.targets[0], job.node_head, reason
+            )
             spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(fanouts, binding))
             check_task(task, spec.head.output_dim, spec.classes)
             job.notes.append(f"served whole by the torch runtime, without the table: {reason}")
@@ -177,6 +181,11 @@ class Job:
     def is_link(self) -> bool:
         """Whether the head scores pairs."""
         return _is_link(self.head)
+
+    @property
+    def node_head(self) -> nn.Module | None:
+        """The user's head over one node's state."""
+        return self.head if isinstance(self.head, nn.Module) and not self.is_link else None
 
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Write the stages and the head, and check them.
@@ -210,10 +219,12 @@ class Job:
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if isinstance(self.head, nn.Module):
-                decoder = Columns(self.head)
+                decoder = LinkColumns(self.head)
                 plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
             elif widths[0] != widths[1]:
-                raise PackagingError(f"head 'dot' needs states of equal width, not {widths[0]} and {widths[1]}")
+                raise PackagingError(
+                    f"head 'dot' needs states of equal width, not {widths[0]} and {widths[1]}"
+                )
             else:
                 plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
             return dict(traced.outputs), plan
@@ -248,7 +259,9 @@ class Job:
                     plan.module, plan.inputs, feeds, f"stage {plan.level} of node type {plan.node_type!r}"
                 )
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
-                widths = [feeds[item.name].shape[-1] if feeds[item.name].ndim > 1 else 0 for item in plan.inputs]
+                widths = [
+                    feeds[item.name].shape[-1] if feeds[item.name].ndim > 1 else 0 for item in plan.inputs
+                ]
                 export_stage(plan.module, plan.inputs, widths, folder / file)
             self.progress(step, 1.0)
             levels[plan.level][plan.node_type] = Stage(plan.state_dim, file, plan.inputs)
@@ -290,7 +303,9 @@ class Job:
         values = [traced.values[node] for node in traced.outputs.values()]
         if not self.is_link:
             rows = values[0].reshape(len(values[0]), -1)
-            return None, (self.head(rows) if isinstance(self.head, nn.Module) else rows).reshape(len(rows), -1).numpy()
+            return None, (self.head(rows) if isinstance(self.head, nn.Module) else rows).reshape(
+                len(rows), -1
+            ).numpy()
         rng = np.random.default_rng(0)
         pairs = tuple(rng.integers(0, len(rows), 256) for rows in (values[0], values[-1]))
         src, dst = values[0][pairs[0]], values[-1][pairs[1]]
@@ -304,10 +319,15 @@ def _is_link(head: object) -> bool:
     if not isinstance(head, nn.Module):
         return False
     parameters = inspect.signature(head.forward).parameters.values()
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(required) not in (1, 2):
         raise PackagingError(
-            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and h_dst"
+            f"{type(head).__name__}.forward takes {len(required)} arguments; "
+            "a head takes h, or h_src and h_dst"
         )
     return len(required) == 2
 
@@ -318,14 +338,16 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
     if target is None:
         if len(known) > 1:
             what = "target=(source type, destination type)" if _is_link(head) else "target=<node type>"
-            raise PackagingError(f"the graph has several node types ({', '.join(known)}): name it with {what}")
+            raise PackagingError(f"the graph has the node types {', '.join(known)}: name one with {what}")
         return known
     named = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
     for node_type in named:
         if node_type not in known:
             raise PackagingError(f"target {node_type!r} is not a node type; there are {', '.join(known)}")
     if len(named) > 1 and not _is_link(head):
-        raise PackagingError("a pair of target types is for link models: give head='dot' or head(h_src, h_dst)")
+        raise PackagingError(
+            "a pair of target types is for link models: give head='dot' or head(h_src, h_dst)"
+        )
     return named
 
 

@@ -43,12 +43,14 @@ def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
         difference = np.abs(actual.astype(np.float64) - expected)
     difference[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
     excess = difference - TOLERANCE * np.abs(expected)
-    if difference.size and not np.nanmax(excess, initial=0.0) <= TOLERANCE or np.isnan(difference).any():
-        row, column = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), difference.shape)
+    if (difference.size and not np.nanmax(excess, initial=0.0) <= TOLERANCE) or np.isnan(difference).any():
+        row, column = np.unravel_index(
+            int(np.argmax(np.nan_to_num(difference, nan=np.inf))), difference.shape
+        )
         raise ParityError(
             f"{what} differs from the PyG module: {actual[row, column]:.6g} instead of "
             f"{expected[row, column]:.6g} in row {row}, column {column} "
-            f"(difference {difference[row, column]:.3g}, allowed {TOLERANCE:g} + {TOLERANCE:g} of the value)"
+            f"(difference {difference[row, column]:.3g}, allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
         )
     return float(difference.max(initial=0.0))
 

@@ -63,7 +63,11 @@ def _agree(full: Any, part: Any, picks: Tensor, num_rows: int) -> bool:
         return True
     expected = full[picks]
     return part.shape == expected.shape and torch.allclose(
-        part, expected, rtol=_TOLERANCE, atol=_TOLERANCE * (1.0 + float(expected.abs().mean())), equal_nan=True
+        part,
+        expected,
+        rtol=_TOLERANCE,
+        atol=_TOLERANCE * (1.0 + float(expected.abs().mean())),
+        equal_nan=True,
     )
 
 

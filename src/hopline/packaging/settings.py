@@ -15,7 +15,9 @@ Sampling = Literal["uniform", "recent", "weighted"]
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]
 
 
-def resolve_fanouts(fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]) -> dict[str, tuple[int, ...]]:
+def resolve_fanouts(
+    fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
+) -> dict[str, tuple[int, ...]]:
     """Give each edge type that the model reads its fanouts.
 
     Args:
@@ -30,7 +32,9 @@ def resolve_fanouts(fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
         given = {"__".join(key) if isinstance(key, tuple) else key: tuple(v) for key, v in fanouts.items()}
         for key in keys:
             if key not in given:
-                raise PackagingError(f"no fanouts for edge type {key!r}; there are some for {sorted(given)}")
+                raise PackagingError(
+                    f"no fanouts for edge type {key!r}; there are some for {sorted(given)}"
+                )
         found = {key: given[key] for key in keys}
     else:
         found = {key: tuple(fanouts) for key in keys}
@@ -38,8 +42,8 @@ def resolve_fanouts(fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
         if len(values) != num_layers:
             raise PackagingError(
                 f"{len(values)} fanouts for {key!r} ({list(values)}) but the model has {num_layers} "
-                "message-passing layers: give one number for each layer, seed-outward (the first is how many "
-                "in-neighbours of a requested node are sampled, the next how many of each of those)"
+                "message-passing layers: give one number for each layer, seed-outward (the first is how "
+                "many in-neighbours of a requested node are sampled, the next how many of each of those)"
             )
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int) or value < -1:

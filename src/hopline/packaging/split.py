@@ -58,7 +58,9 @@ class Splitter:
         num_layers: levels above 0.
     """
 
-    def __init__(self, traced: Traced, convs: dict[fx.Node, LoweredConv], finals: dict[str, fx.Node]) -> None:
+    def __init__(
+        self, traced: Traced, convs: dict[fx.Node, LoweredConv], finals: dict[str, fx.Node]
+    ) -> None:
         """Args: finals: node type -> the value that its last state holds."""
         self.traced = traced
         self.convs = convs
@@ -181,7 +183,9 @@ class _Builder:
         """Fill in the plan's module and inputs."""
         self._load_own()
         rows = [self._flat(value, self._emit(value)) for value in self.plan.values]
-        self.graph.output(rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1}))
+        self.graph.output(
+            rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1})
+        )
         self.graph.lint()
         self.plan.module = fx.GraphModule(self.traced.module, self.graph).eval()
         self.plan.inputs = tuple(self.inputs)
@@ -210,7 +214,10 @@ class _Builder:
         below = (self.place[0] - 1, self.place[1])
         runs: list[list[fx.Node]] = []
         for node in self.splitter.own_values(self.place):
-            if runs and self.splitter.columns(below, runs[-1][-1])[1] == self.splitter.columns(below, node)[0]:
+            if (
+                runs
+                and self.splitter.columns(below, runs[-1][-1])[1] == self.splitter.columns(below, node)[0]
+            ):
                 runs[-1].append(node)
             else:
                 runs.append([node])
@@ -307,7 +314,10 @@ class _Builder:
         new = emit(value)
         if rank == 1:
             new = self.graph.call_method("unsqueeze", (new, 1))
-        like = self.graph.call_method("size", (attributes, 0)), self.graph.call_method("size", (attributes, 1))
+        like = (
+            self.graph.call_method("size", (attributes, 0)),
+            self.graph.call_method("size", (attributes, 1)),
+        )
         return self.graph.call_method("unflatten", (new, 0, like))
 
 

@@ -22,9 +22,7 @@ from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 
 #: Folders whose frames are not the user's source.
-_LIBRARIES = tuple(
-    str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric)
-)
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,8 @@ def describe(module: fx.GraphModule, node: fx.Node) -> str:
         parts = place.strip().split('"')
         if len(parts) < 3 or parts[1].startswith(_LIBRARIES) or parts[1] == __file__:
             continue
-        where = f" at {Path(parts[1]).name}{parts[2].split(', in ')[0].replace(', line ', ':')}: {source.strip()}"
+        line = parts[2].split(", in ")[0].replace(", line ", ":")
+        where = f" at {Path(parts[1]).name}{line}: {source.strip()}"
     return what + where
 
 
@@ -221,8 +220,8 @@ def _stack_by_column(module: fx.GraphModule) -> None:
 def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
     if user.target not in _REDUCTIONS or user.args[0] is not node or len(user.args) > 2:
         return False
-    dim = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
-    return dim == 0
+    dim: Any = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+    return bool(dim == 0)
 
 
 def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
@@ -248,7 +247,7 @@ class _Analysis(fx.Interpreter):
         self.binding = binding
         self.given = ", ".join(
             f"{role} of {name!r} [n, {rows.shape[1]}]"
-            for role, name, rows in ((*slot.split(":", 1), rows) for slot, rows in slots.items())
+            for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
             if role in ("features", "edge_attr")
         )
         self.num_rows = {
@@ -315,8 +314,8 @@ class _Analysis(fx.Interpreter):
         rows = self.num_rows[domain]
         if value.dim() == 0 or value.shape[0] != rows:
             raise NotSplittable(
-                f"{describe(self.traced.module, n)} has shape {list(value.shape)} on a graph with {rows} rows "
-                f"of {domain}: it mixes rows, so that one node's answer would depend on the others"
+                f"{describe(self.traced.module, n)} has shape {list(value.shape)} on a graph with {rows} "
+                f"rows of {domain}: it mixes rows, so that one node's answer would depend on the others"
             )
 
 

@@ -1,4 +1,4 @@
-"""Models that cannot be split: the whole module as a torch.export program, without pickle of the user's code.
+"""Models that cannot be split: the whole module as a torch.export program, nothing of it pickled.
 
 The program takes the slots of one sampled ego-graph (see `arguments`) and the seed's row, and answers
 one row of logits; models that pool the graph ignore the seed.
@@ -20,6 +20,7 @@ from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging import parity
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.export import quiet
 
 FILE = "whole.pt2"
 SLOTS_FILE = "whole.json"
@@ -28,12 +29,21 @@ SLOTS_FILE = "whole.json"
 class _Whole(nn.Module):
     """The model over a list of slots and a seed."""
 
-    def __init__(self, model: nn.Module, binding: Binding, slots: list[str], target: str, pooled: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        binding: Binding,
+        slots: list[str],
+        target: str,
+        head: nn.Module | None,
+        pooled: bool,
+    ) -> None:
         super().__init__()
         self.model = model
         self.binding = binding
         self.slots = slots
         self.target = target
+        self.head = head
         self.pooled = pooled
 
     def forward(self, seed: Tensor, *tensors: Tensor) -> Tensor:
@@ -41,6 +51,8 @@ class _Whole(nn.Module):
         out = self.model(**self.binding.arguments(dict(zip(self.slots, tensors, strict=True))))
         if isinstance(out, dict):
             out = out[self.target]
+        if self.head is not None:
+            out = self.head(out)
         if out.dim() == 1:
             out = out.unsqueeze(1)
         return out if self.pooled else out.index_select(0, seed)
@@ -66,6 +78,7 @@ def write_whole(
     binding: Binding,
     check: CheckGraph,
     target: str,
+    head: nn.Module | None,
     reason: NotSplittable,
 ) -> ModelSpec:
     """Export the whole model and check it on the check graph.
@@ -79,8 +92,12 @@ def write_whole(
     try:
         out = model(**arguments)
     except Exception as error:  # user code
-        raise PackagingError(f"the model fails on the check graph: {type(error).__name__}: {error}") from error
+        raise PackagingError(
+            f"the model fails on the check graph: {type(error).__name__}: {error}"
+        ) from error
     out = out[target] if isinstance(out, dict) else out
+    if head is not None:
+        out = head(out)
     if not isinstance(out, Tensor) or out.dim() not in (1, 2):
         raise PackagingError(f"the model must answer one tensor of rows; it gave {type(out).__name__}")
     rows = out.reshape(len(out), -1)
@@ -90,7 +107,7 @@ def write_whole(
             f"the model answers {len(rows)} rows for {check.num_nodes(target)} nodes of type {target!r}"
         )
     names = list(slots.read)
-    whole = _Whole(model, binding, names, target, pooled).eval()
+    whole = _Whole(model, binding, names, target, head, pooled).eval()
     seed = torch.tensor([check.num_nodes(target) - 1])
     tensors = [dict.__getitem__(slots, name) for name in names]
     shapes = (
@@ -98,9 +115,9 @@ def write_whole(
         tuple({1 if name.startswith("edge_index") else 0: torch.export.Dim.DYNAMIC} for name in names),
     )
     try:
-        with warnings.catch_warnings():
-            # torch.export's own deprecations and PyG's notes to users of its loaders.
-            warnings.simplefilter("ignore")
+        with quiet(), warnings.catch_warnings():
+            # PyG's notes to users of its loaders and torch's on inputs that were not used.
+            warnings.simplefilter("ignore", UserWarning)
             program = torch.export.export(whole, (seed, *tensors), dynamic_shapes=shapes, strict=False)
             torch.export.save(program, folder / FILE)
     except Exception as error:  # torch.export has no common base of its errors
@@ -111,7 +128,8 @@ def write_whole(
         ) from error
     (folder / SLOTS_FILE).write_bytes(msgspec.json.encode({"slots": names, "pooled": pooled}))
     expected = rows.numpy() if pooled else rows[seed].numpy()
-    answer = torch.export.load(folder / FILE).module()(seed, *tensors).numpy()
+    with quiet():
+        answer = torch.export.load(folder / FILE).module()(seed, *tensors).numpy()
     difference = parity.compare(f"the whole model ({FILE})", np.asarray(answer), expected)
     logging.getLogger("hopline.packaging").debug("whole model differs by %g", difference)
     return msgspec.structs.replace(

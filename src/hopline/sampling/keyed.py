@@ -49,7 +49,7 @@ _TRIES_PER_DRAW, _TRIES = 4, 16
 Mode = Literal["uniform", "recent", "weighted"]
 MODES: dict[str, int] = {"uniform": 0, "recent": 1, "weighted": 2}
 #: `as_of` of a request without a time cut.
-NO_CUT = np.iinfo(np.int64).max
+NO_CUT = int(np.iinfo(np.int64).max)
 
 
 def layer_key(salt: int, layer: int, edge_type: str) -> np.uint64:
@@ -310,7 +310,7 @@ class Sampler:
             return int(nodes.shape[0]) * self.fanout
         return int(count_edges(self._indptr, nodes, -1))
 
-    def sample(self, nodes: IdArray, buffers: BlockBuffers, as_of: int = int(NO_CUT)) -> Block:
+    def sample(self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT) -> Block:
         """Sample the in-neighbours of `nodes`.
 
         Args:

@@ -89,6 +89,7 @@ class Batcher(Generic[I, R]):
         self._queued_rows = 0
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
+        self._cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = ""
         self._idle: asyncio.Event | None = None
@@ -195,6 +196,7 @@ class Batcher(Generic[I, R]):
 
     def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError]:
         """Run a batch; when it fails as a whole, each item alone. Never raises."""
+        began = time.thread_time()
         try:
             return self._run(batch)
         except Exception as error:  # the boundary: every waiting request gets an outcome
@@ -205,6 +207,8 @@ class Batcher(Generic[I, R]):
                 return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]
+        finally:
+            self._cpu_s = time.thread_time() - began
 
     def _finish(
         self, batch: list[I], rows: int, started: float, outcomes: Sequence[R | HoplineError]
@@ -228,7 +232,7 @@ class Batcher(Generic[I, R]):
                 num_ok += 1
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
-        self.cost.observe(rows, elapsed * 1e6)
+        self.cost.observe(rows, self._cpu_s * 1e6)
         self._observer.batch(len(batch), rows, [started - item.enqueued for item in batch], elapsed)
         if self._queue:
             if self._scheduled is None:

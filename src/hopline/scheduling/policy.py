@@ -42,14 +42,16 @@ class CostModel:
     """Predicts microseconds of a batch from its predicted rows.
 
     An exponentially weighted mean of the cost of a row over recent batches, above a fixed cost for
-    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches.
+    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches. Costs are
+    processor time: a thread that waits for the interpreter would make its batch look dear, and a batch
+    that looks dear is sent to a thread.
 
     Args:
         fixed_us: of any batch.
         us_per_row: before the first observation.
     """
 
-    def __init__(self, fixed_us: float = 30.0, us_per_row: float = 1.0) -> None:
+    def __init__(self, fixed_us: float = 30.0, us_per_row: float = 0.5) -> None:
         self.fixed_us = fixed_us
         self.us_per_row = us_per_row
 
@@ -58,7 +60,7 @@ class CostModel:
         return self.fixed_us + self.us_per_row * rows
 
     def observe(self, rows: int, elapsed_us: float) -> None:
-        """Learn from a batch that took `elapsed_us`."""
+        """Learn from a batch that took `elapsed_us` of processor time."""
         if rows > 0:
             seen = max(0.0, elapsed_us - self.fixed_us) / rows
             self.us_per_row += 0.05 * (seen - self.us_per_row)

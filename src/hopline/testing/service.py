@@ -50,11 +50,16 @@ _NODE_EXTRAS = (
 def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str = "") -> ModelInfo:
     ids = "INT64" if id_kind == "int" else "BYTES"
     if kind == "link":
-        inputs: tuple[TensorInfo, ...] = (TensorInfo("src_ids", ids, (-1,)), TensorInfo("dst_ids", ids, (-1,)))
+        inputs: tuple[TensorInfo, ...] = (
+            TensorInfo("src_ids", ids, (-1,)),
+            TensorInfo("dst_ids", ids, (-1,)),
+        )
     else:
         inputs = (TensorInfo("node_ids", ids, (-1,)), *_NODE_EXTRAS)
     outputs = ("probabilities", "label")
-    return ModelInfo(name, ("1", "2"), "2", state, reason, kind, id_kind, inputs, _OUTPUTS, outputs, GRAPH_VERSION)
+    return ModelInfo(
+        name, ("1", "2"), "2", state, reason, kind, id_kind, inputs, _OUTPUTS, outputs, GRAPH_VERSION
+    )
 
 
 class FakeService:
@@ -106,7 +111,7 @@ class FakeService:
     async def drain(self, timeout_s: float) -> bool:
         """Wait for the requests that wait; whether all were answered in time."""
         end = time.monotonic() + timeout_s
-        while self.num_waiting and time.monotonic() < end:
+        while self.num_waiting and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         return not self.num_waiting
 
@@ -202,10 +207,18 @@ class FakeService:
         known = {tensor.name for tensor in info.outputs}
         for name in outputs:
             if name not in known:
-                raise BadRequest(f"output {name!r} is unknown; model {info.name!r} has {', '.join(sorted(known))}")
+                raise BadRequest(
+                    f"output {name!r} is unknown; model {info.name!r} has {', '.join(sorted(known))}"
+                )
         arrays = {name: _array(name, values) for name in outputs}
         return ScoreResult(
-            info.name, info.version, GRAPH_VERSION, arrays, missing if missing.any() else None, (), {"queue": 0.01}
+            info.name,
+            info.version,
+            GRAPH_VERSION,
+            arrays,
+            missing if missing.any() else None,
+            (),
+            {"queue": 0.01},
         )
 
     def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:
@@ -228,7 +241,9 @@ class FakeService:
         if len(values) == 0:
             raise BadRequest("the request names no nodes; at least one is needed")
         if len(values) > self.config.limits.max_nodes_per_request:
-            raise RequestTooLarge(f"{len(values)} nodes; at most {self.config.limits.max_nodes_per_request}")
+            raise RequestTooLarge(
+                f"{len(values)} nodes; at most {self.config.limits.max_nodes_per_request}"
+            )
         if unknown.any() and request.on_missing == "error":
             missing: list[ExternalId] = []
             for index in np.flatnonzero(unknown).tolist():
@@ -253,7 +268,9 @@ def _numbers(ids: Any, info: ModelInfo) -> AnyArray:
     if info.id_kind == "string":
         if any(not isinstance(item, str) for item in ids):
             raise BadRequest(f"model {info.name!r} has string ids")
-        return np.array([int(i[1:]) if i[:1] == "n" and i[1:].isdecimal() else -1 for i in ids], dtype=np.int64)
+        return np.array(
+            [int(i[1:]) if i[:1] == "n" and i[1:].isdecimal() else -1 for i in ids], dtype=np.int64
+        )
     try:
         array = np.asarray(ids)
         if len(array) and array.dtype.kind not in "iu":

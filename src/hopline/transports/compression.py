@@ -35,7 +35,9 @@ def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
         except zlib.error:
             continue
         if len(data) > max_bytes:
-            raise RequestTooLarge(f"the body is larger than {max_bytes} bytes once decompressed (server.max_body_bytes)")
+            raise RequestTooLarge(
+                f"the body is larger than {max_bytes} bytes once decompressed (server.max_body_bytes)"
+            )
         if stream.eof:
             return data
     raise BadRequest(f"the body is not whole and valid {name} data")

@@ -18,8 +18,8 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 
 from hopline.errors import BadRequest, ModelNotFound, Overloaded, Unavailable
 from hopline.transports import oip
-from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.failure import as_hopline_error
+from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.interface import ScoringService
 from hopline.transports.proto import message, methods
 from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
@@ -92,7 +92,9 @@ class GrpcApp:
             return grpc.unary_stream_rpc_method_handler(behaviour, request, response)
         return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour), request, response)
 
-    def _guarded(self, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guarded(
+        self, behaviour: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         """Turn every failure into a status; a cancelled call stays cancelled."""
 
         async def call(request: Any, context: Any) -> Any:
@@ -269,7 +271,9 @@ def read_tensors(request: Any) -> list[Tensor]:
             continue
         field = _CONTENTS.get(item.datatype)
         if field is None:
-            raise BadRequest(f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown")
+            raise BadRequest(
+                f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown"
+            )
         tensors.append(
             decode_values(item.name, item.datatype, item.shape, list(getattr(item.contents, field)))
         )

@@ -25,8 +25,8 @@ from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
-from hopline.transports.http_connection import Pending, Request, Response
 from hopline.transports.failure import as_hopline_error
+from hopline.transports.http_connection import Pending, Request, Response
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.interface import ScoringService, submitter
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
@@ -106,7 +106,9 @@ class HttpApp:
 
     # Scoring
 
-    def _score(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response | Pending:
+    def _score(
+        self, model: str, version: str | None, request: Request, id_line: bytes
+    ) -> Response | Pending:
         body = decode_score(request.body)
         header = request.headers.get(b"timeout-ms")
         deadline = None
@@ -121,7 +123,9 @@ class HttpApp:
     def _scored(self, scoring: ScoreRequest, id_line: bytes, result: ScoreResult) -> Response:
         return Response(encode_result(result, scoring), 200, b"application/json", id_line)
 
-    def _infer(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response | Pending:
+    def _infer(
+        self, model: str, version: str | None, request: Request, id_line: bytes
+    ) -> Response | Pending:
         headers = request.headers
         infer, tensors = decode_infer(request.body, headers.get(b"inference-header-content-length"))
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())

@@ -33,7 +33,9 @@ _LAST = b"connection: close\r\n"
 #: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
 #: once would reset the connection and the client would never read why.
 _LINGER_S = 5.0
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
 
 
 class Request:
@@ -184,6 +186,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._since = endpoint.now
         self._blocked = False
+        self._paused = False
         self._closed = False
         self._linger_until = 0.0
         self._new_message()
@@ -240,14 +243,14 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """The client does not read: take no more requests from it."""
+        """The client does not read: start and take no more requests of it."""
         self._blocked = True
-        self._transport.pause_reading()
+        self._pause_reading()
 
     def resume_writing(self) -> None:
         """It reads again."""
         self._blocked = False
-        self._resume_reading()
+        self._start_waiting()
 
     # Called by the parser
 
@@ -295,13 +298,17 @@ class HttpConnection(asyncio.Protocol):
             self._target,
             self._headers,
             b"".join(self._pieces) if self._pieces else self._body,
-            _LAST if not parser.should_keep_alive() else _KEEP if parser.get_http_version() == "1.0" else b"",
+            _LAST
+            if not parser.should_keep_alive()
+            else _KEEP
+            if parser.get_http_version() == "1.0"
+            else b"",
         )
         self._new_message()
-        if self._current is not None:
+        if self._current is not None or self._blocked:
             self._waiting.append(request)
             if len(self._waiting) >= MAX_PIPELINED:
-                self._transport.pause_reading()
+                self._pause_reading()
         else:
             self._start(request)
 
@@ -326,10 +333,16 @@ class HttpConnection(asyncio.Protocol):
         self._pending = None
         self._send(request, pending.finish(future))
         self._current = None
-        while self._waiting and self._current is None and not self._closed:
+        if self._waiting or self._paused:
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Go on with pipelined requests, in order, as far as the client reads their answers."""
+        while self._waiting and self._current is None and not self._blocked and not self._closed:
             self._start(self._waiting.popleft())
-        if not self._closed:
-            self._resume_reading()
+        if self._paused and not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _send(self, request: Request, response: Response) -> None:
         connection = _LAST if self._endpoint.closing else request.connection
@@ -380,14 +393,14 @@ class HttpConnection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """Whether no request is being answered."""
-        return self._current is None
+        return self._current is None and not self._waiting
 
     def check_time(self, now: float) -> None:
         """Close a connection that is idle, or sends its request too slowly."""
         if self._linger_until:
             if now > self._linger_until:
                 self._transport.abort()
-        elif self._current is not None:
+        elif not self.idle:
             self._since = now
         elif self._target or self._head_bytes:
             self._slow_since = self._slow_since or now
@@ -397,8 +410,10 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def close_if_idle(self) -> None:
-        """Close between requests."""
-        if self._current is None:
+        """Close between requests, and stop waiting for a refused sender."""
+        if self._linger_until:
+            self._transport.abort()
+        elif self.idle:
             self._close()
 
     def abort(self) -> None:
@@ -413,6 +428,7 @@ class HttpConnection(asyncio.Protocol):
             self._closed = True
             self._transport.close()
 
-    def _resume_reading(self) -> None:
-        if not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
-            self._transport.resume_reading()
+    def _pause_reading(self) -> None:
+        if not self._paused and not self._closed:
+            self._paused = True
+            self._transport.pause_reading()

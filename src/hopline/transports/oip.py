@@ -39,7 +39,7 @@ _REFUSED = {
     "sequence_start": "sequences are not supported: requests have no state",
     "sequence_end": "sequences are not supported: requests have no state",
     "shared_memory_region": "shared memory is not supported; send the data in the request",
-    "classification": "the classification extension is not supported; ask for output 'label' or 'probabilities'",
+    "classification": "the classification extension is not supported; ask for output 'label'",
 }
 _IGNORED = {"binary_data_output", "priority", "timeout", "timeout_ms", "on_missing", "degraded"}
 _TYPES = {"BYTES": "TYPE_STRING"}

@@ -65,7 +65,8 @@ def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, lis
     if json_length is not None:
         if not json_length.isdigit() or int(json_length) > end:
             raise BadRequest(
-                f"Inference-Header-Content-Length is {json_length.decode('latin-1')!r}, the body has {end} bytes"
+                f"Inference-Header-Content-Length is {json_length.decode('latin-1')!r}, "
+                f"the body has {end} bytes"
             )
         end = int(json_length)
     try:
@@ -86,20 +87,26 @@ def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, lis
         if item.data is not None:
             raise BadRequest(f"input {item.name!r} has both data and binary_data_size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(body) - end:
-            raise BadRequest(f"input {item.name!r}: binary_data_size is {size}, {len(body) - end} bytes are left")
+            raise BadRequest(
+                f"input {item.name!r}: binary_data_size is {size}, {len(body) - end} bytes are left"
+            )
         tensors.append(decode_raw(item.name, item.datatype, item.shape, memoryview(body)[end : end + size]))
         end += size
     if end != len(body):
         raise BadRequest(f"{len(body) - end} bytes after the inputs belong to none of them")
     for output in infer.outputs:
-        check_parameters({name: value for name, value in output.parameters.items() if name != "binary_data"})
+        check_parameters(
+            {name: value for name, value in output.parameters.items() if name != "binary_data"}
+        )
     return infer, tensors
 
 
 def encode_infer(infer: InferBody, result: ScoreResult, headers: bytes) -> Response:
     """The response, each output as JSON or binary as its request said."""
     by_default = bool(infer.parameters.get("binary_data_output", False))
-    binary = {output.name: bool(output.parameters.get("binary_data", by_default)) for output in infer.outputs}
+    binary = {
+        output.name: bool(output.parameters.get("binary_data", by_default)) for output in infer.outputs
+    }
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for tensor in tensors_from_result(result):
@@ -134,5 +141,3 @@ def _json_values(tensor: Tensor) -> msgspec.Raw:
     if isinstance(tensor.values, list):
         return msgspec.Raw(encode_json([value.decode(errors="replace") for value in tensor.values]))
     return msgspec.Raw(encode_rows(tensor.values))
-
-

@@ -35,7 +35,13 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a score request; see docs/http.md."""
+    """The body of a score request: `ScoreRequest` in JSON.
+
+    Attributes:
+        pairs: [source, destination] each.
+        timeout_ms: deadline of the request, from its arrival.
+        version: may also stand in the path.
+    """
 
     nodes: list[_Id] = []
     inline: list[InlineBody] = []
@@ -155,7 +161,9 @@ def _answer_head(model: str, version: str, graph_version: str) -> bytes:
 def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
     array = np.ascontiguousarray(array)
     rows = array.tolist() if array.dtype.kind in "OUS" else array
-    return orjson.dumps([None if gone else row for gone, row in zip(missing, rows, strict=True)], option=_NUMPY)
+    return orjson.dumps(
+        [None if gone else row for gone, row in zip(missing, rows, strict=True)], option=_NUMPY
+    )
 
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:

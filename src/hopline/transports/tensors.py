@@ -81,7 +81,9 @@ class Tensor:
             raise BadRequest(f"tensor {self.name!r} is {self.datatype}; INT64 is needed")
         if values.dtype.kind == "f":
             limit = _EXACT[self.datatype]
-            lossless = bool((np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) <= limit)).all())
+            lossless = bool(
+                (np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) <= limit)).all()
+            )
             if not lossless:
                 raise BadRequest(
                     f"tensor {self.name!r} is {self.datatype} and holds values that are not whole numbers "
@@ -106,7 +108,9 @@ class Tensor:
 def tensor_from_array(name: str, array: AnyArray) -> Tensor:
     """An output as a tensor; strings become BYTES."""
     if array.dtype.kind in "OUS":
-        values = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
+        values = [
+            item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()
+        ]
         return Tensor(name, "BYTES", array.shape, values)
     datatype = _NAMES.get(array.dtype)
     if datatype is None:
@@ -135,7 +139,8 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | mem
     dtype = _dtype(name, datatype)
     if len(data) != count * dtype.itemsize:
         raise BadRequest(
-            f"tensor {name!r} {datatype}{list(dims)} needs {count * dtype.itemsize} bytes, {len(data)} were sent"
+            f"tensor {name!r} {datatype}{list(dims)} needs {count * dtype.itemsize} bytes, "
+            f"{len(data)} were sent"
         )
     return Tensor(name, datatype, dims, np.frombuffer(data, dtype=dtype))
 
@@ -148,7 +153,9 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     dims, count = checked_shape(name, shape)
     flat = _flatten(values)
     if len(flat) != count:
-        raise BadRequest(f"tensor {name!r} has shape {list(dims)}, so {count} values, but {len(flat)} were sent")
+        raise BadRequest(
+            f"tensor {name!r} has shape {list(dims)}, so {count} values, but {len(flat)} were sent"
+        )
     if datatype == "BYTES":
         return Tensor(name, datatype, dims, [_as_bytes(name, value) for value in flat])
     dtype = _dtype(name, datatype)
@@ -173,7 +180,9 @@ def encode_raw(tensor: Tensor) -> bytes:
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:
     dtype = _DTYPES.get(datatype)
     if dtype is None:
-        raise BadRequest(f"tensor {name!r} has datatype {datatype!r}; known are {', '.join(_DTYPES)}, BYTES")
+        raise BadRequest(
+            f"tensor {name!r} has datatype {datatype!r}; known are {', '.join(_DTYPES)}, BYTES"
+        )
     return dtype
 
 
@@ -182,11 +191,15 @@ def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]
     view, at, end = memoryview(data), 0, len(data)
     while at < end:
         if at + 4 > end:
-            raise BadRequest(f"tensor {name!r}: byte {at} begins a length, but only {end - at} bytes follow")
+            raise BadRequest(
+                f"tensor {name!r}: byte {at} begins a length, but only {end - at} bytes follow"
+            )
         (length,) = struct.unpack_from("<I", view, at)
         at += 4
         if length > end - at:
-            raise BadRequest(f"tensor {name!r}: a value of {length} bytes begins at {at}, {end - at} follow")
+            raise BadRequest(
+                f"tensor {name!r}: a value of {length} bytes begins at {at}, {end - at} follow"
+            )
         values.append(bytes(view[at : at + length]))
         at += length
     if len(values) != count:

@@ -17,6 +17,8 @@ from hopline.packaging.dense.block import attend, gather, loop_attributes
 class DenseGAT(DenseConv):
     """Inputs: sources, positions, mask, own row, [own row as a source, is_self], [edge_attr]."""
 
+    bias: Tensor | None
+
     def __init__(self, call: ConvCall) -> None:
         super().__init__()
         conv = call.conv

@@ -13,6 +13,9 @@ from hopline.packaging.dense.gat import block_needs, check_attention
 class DenseGATv2(DenseConv):
     """Inputs: sources, positions, mask, own row, [own row as a source, is_self], [edge_attr]."""
 
+    attention: Tensor
+    bias: Tensor | None
+
     def __init__(self, call: ConvCall) -> None:
         super().__init__()
         conv = call.conv
@@ -35,7 +38,9 @@ class DenseGATv2(DenseConv):
         self.loops = bool(conv.add_self_loops)
         self.needs = block_needs(call, loops=self.loops, edges=self.edge is not None)
 
-    def forward(self, sources: Tensor, positions: Tensor, mask: Tensor, own: Tensor, *rest: Tensor) -> Tensor:
+    def forward(
+        self, sources: Tensor, positions: Tensor, mask: Tensor, own: Tensor, *rest: Tensor
+    ) -> Tensor:
         """float32 [n, H C] or [n, C]."""
         extra = iter(rest)
         own_source = next(extra) if self.loops else None

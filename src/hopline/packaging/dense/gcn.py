@@ -31,9 +31,7 @@ class DenseGCN(DenseConv):
         elif kind == "max" and call.has_edge_weight:
             raise call.refusal("the maximum over weighted neighbours is not a reduction of the engine")
         self.transform = linear(conv.lin.weight, conv.bias)
-        self.needs = (
-            Need("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight),
-        )
+        self.needs = (Need("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight),)
         if kind != "max":
             self.prepare_source = linear(conv.lin.weight)
         else:

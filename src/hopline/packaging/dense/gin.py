@@ -10,6 +10,8 @@ from hopline.packaging.dense.base import ConvCall, DenseConv, Need, reduction
 class DenseGIN(DenseConv):
     """`nn(reduce + (1 + eps) self)`; the MLP is the conv's own."""
 
+    scale: Tensor
+
     def __init__(self, call: ConvCall) -> None:
         super().__init__()
         self.nn = call.conv.nn

@@ -12,6 +12,8 @@ from hopline.packaging.dense.block import gather, total
 class DenseGINE(DenseConv):
     """`nn(reduce relu(h_j + edge) + (1 + eps) self)`."""
 
+    scale: Tensor
+
     def __init__(self, call: ConvCall) -> None:
         super().__init__()
         conv = call.conv

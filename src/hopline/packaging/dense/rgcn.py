@@ -6,6 +6,8 @@ relations go through one Gemm: concatenated reductions [n, R d] times stacked we
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,11 +42,11 @@ class DenseRGCN(DenseConv):
         return self.neighbour(torch.cat(inputs[:-1], dim=-1)) + self.own(inputs[-1])
 
 
-def relation_weights(conv: torch.nn.Module) -> Tensor:
+def relation_weights(conv: Any) -> Tensor:
     """float32 [R, in, out], multiplied out of whichever decomposition the conv uses."""
-    weight: Tensor = conv.weight.detach()  # type: ignore[union-attr, assignment, operator]
+    weight: Tensor = conv.weight.detach()
     if conv.num_bases is not None:
-        return torch.einsum("rb,bio->rio", conv.comp.detach(), weight)  # type: ignore[union-attr, operator]
+        return torch.einsum("rb,bio->rio", conv.comp.detach(), weight)
     if conv.num_blocks is not None:
         return torch.stack([torch.block_diag(*blocks) for blocks in weight])
     return weight

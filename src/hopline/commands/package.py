@@ -1,0 +1,232 @@
+"""`hopline package`: a model in a Python file, its weights and a graph become an artifact."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from hopline.errors import PackagingError
+from hopline.graph import Graph
+from hopline.graph.progress import Progress
+
+if TYPE_CHECKING:
+    from hopline.packaging import PackageReport
+
+_TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
+
+
+def package(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="FILE.py:NAME or MODULE:NAME; a module, or a function (or class) that returns one."
+        ),
+    ],
+    graph: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the graph to serve it on.")],
+    repository: Annotated[Path, typer.Option(metavar="DIR", help="Folder of models.")],
+    name: Annotated[str, typer.Option(help="Model name.")],
+    fanouts: Annotated[
+        list[str],
+        typer.Option(
+            help="Neighbours for each layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeat)."
+        ),
+    ],
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(_TASKS)}.")],
+    version: Annotated[str, typer.Option(help="Model version.")] = "1",
+    state_dict: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights saved with torch.save(model.state_dict()).")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="'dot', or a head like --model.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Node type that requests name; SRC,DST for links.", show_default=False),
+    ] = None,
+    sampling: Annotated[str, typer.Option(help="uniform, recent or weighted.")] = "uniform",
+    max_degree: Annotated[
+        int | None, typer.Option(help="Hard cap on the neighbours of a node.", show_default=False)
+    ] = None,
+    salt: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    classes: Annotated[
+        str | None, typer.Option(help="Names of the output columns: a,b,c.", show_default=False)
+    ] = None,
+    relation: Annotated[
+        list[str] | None,
+        typer.Option(help="Edge type key, in the order of the model's relation numbers (repeat)."),
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="auto, onnx (fail unless split) or torch (whole).")] = "auto",
+    check_nodes: Annotated[int, typer.Option(help="Nodes of each type to check the package on.")] = 512,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
+) -> None:
+    """Split a trained PyG model into stages, check them and write the artifact."""
+    if task not in _TASKS:
+        raise PackagingError(f"--task is one of {', '.join(_TASKS)}; got {task!r}")
+    if runtime not in ("auto", "onnx", "torch"):
+        raise PackagingError(f"--runtime is auto, onnx or torch; got {runtime!r}")
+    from hopline.packaging import package as package_module
+
+    opened = Graph.open(graph)
+    module = load_module(model, opened)
+    if state_dict is not None:
+        load_weights(module, state_dict)
+    with _bars() as progress:
+        report = package_module(
+            module,
+            opened,
+            repository,
+            name=name,
+            version=version,
+            fanouts=parse_fanouts(fanouts),
+            task=cast(Any, task),
+            sampling=cast(Any, sampling),
+            max_degree=max_degree,
+            salt=salt,
+            head=_head(head, opened),
+            target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
+            classes=classes.split(",") if classes else (),
+            relations=relation,
+            runtime=cast(Any, runtime),
+            check_nodes=check_nodes,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    _show(report)
+
+
+def _head(reference: str | None, graph: Graph) -> Any:
+    return reference if reference in (None, "dot") else load_module(str(reference), graph)
+
+
+def load_module(reference: str, graph: Graph) -> Any:
+    """The torch module that FILE.py:NAME or MODULE:NAME names; functions are called.
+
+    Args:
+        graph: passed to a function that takes an argument named `graph`.
+
+    Raises:
+        PackagingError: no such file, module or name, or it is no module.
+    """
+    from torch import nn
+
+    place, colon, attribute = reference.rpartition(":")
+    if not colon or not place:
+        raise PackagingError(f"{reference!r} is not FILE.py:NAME or MODULE:NAME")
+    source = _import(place)
+    if not hasattr(source, attribute):
+        raise PackagingError(f"{place} has no {attribute!r}")
+    found = getattr(source, attribute)
+    if not isinstance(found, nn.Module) and callable(found):
+        takes_graph = "graph" in inspect.signature(found).parameters
+        found = found(graph=graph) if takes_graph else found()
+    if not isinstance(found, nn.Module):
+        raise PackagingError(f"{reference} is {type(found).__name__}, not a torch.nn.Module")
+    return found
+
+
+def _import(place: str) -> Any:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name != place.split(".")[0] and error.name != place:
+                raise
+            raise PackagingError(f"no module {place!r}; for a file write PATH.py:NAME") from None
+    path = Path(place)
+    if not path.is_file():
+        raise PackagingError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise PackagingError(f"{path}: not a Python file")
+    source = importlib.util.module_from_spec(spec)
+    # Known by its name, so that its classes can be copied.
+    sys.modules[path.stem] = source
+    spec.loader.exec_module(source)
+    return source
+
+
+def load_weights(module: Any, path: Path) -> None:
+    """Load a state dict, tensors only: nothing in the file is executed.
+
+    Raises:
+        PackagingError: no such file, not a state dict, or not of this module.
+    """
+    import torch
+
+    try:
+        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except FileNotFoundError:
+        raise PackagingError(f"{path}: no such file") from None
+    except Exception as error:  # unpickling and key mismatches have no common base
+        raise PackagingError(f"{path}: cannot be loaded into {type(module).__name__}: {error}") from error
+
+
+def parse_fanouts(texts: Sequence[str]) -> list[int] | dict[str, list[int]]:
+    """One list, or edge type key -> list.
+
+    Raises:
+        PackagingError: not integers, or both forms at once.
+    """
+    plain = [text for text in texts if "=" not in text]
+    if plain and len(texts) > 1:
+        raise PackagingError("--fanouts is given once as 10,5, or once for each edge type as KEY=10,5")
+    if plain:
+        return _numbers(plain[0])
+    return {key: _numbers(values) for key, _, values in (text.rpartition("=") for text in texts)}
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise PackagingError(f"--fanouts {text!r}: must be integers with commas between, as 10,5") from None
+
+
+def _show(report: PackageReport) -> None:
+    console = Console()
+    table = Table("stage", "reads", "columns", "difference", "bytes", box=None, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for line in report.stages:
+        table.add_row(
+            line.name,
+            ", ".join(line.inputs) or "raw features",
+            str(line.state_dim),
+            f"{line.max_abs_diff:.1e}",
+            f"{line.num_bytes:,}",
+        )
+    console.print(table)
+    for note in report.notes:
+        console.print(f"note: {note}")
+    difference = report.spec.parity["max_abs_diff"]
+    console.print(
+        f"[bold]{report.path}[/bold]  {report.num_bytes:,} bytes  largest difference from PyG "
+        f"{difference:.1e}  {report.seconds:.1f} s"
+    )
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """A bar for each step, on stderr so that stdout stays the answer."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(stage: str, done: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=1.0)
+            bars.update(tasks[stage], completed=done)
+
+        yield progress

@@ -1,0 +1,84 @@
+"""What `hopline demo` shows: short, a bar where there is a terminal, plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+
+class Step:
+    """One step while it runs."""
+
+    def __init__(self, name: str, bars: Bars) -> None:
+        self.text = ""
+        self._bars = bars
+        self._task = bars.add_task(name, total=1.0, stage="")
+
+    def progress(self, stage: str, done: float) -> None:
+        """Move the bar; see `hopline.graph.progress.Progress`."""
+        self._bars.update(self._task, completed=done, stage=stage)
+
+    def say(self, text: str) -> None:
+        """What the finished step is summed up as."""
+        self.text = text
+
+
+class Screen:
+    """Writes to the terminal, or plainly to a pipe.
+
+    Args:
+        console: for tests.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        utf8 = self.console.encoding.lower().startswith("utf")
+        self._good, self._bad = ("✓", "✗") if utf8 else ("ok", "FAILED")
+
+    def title(self, text: str) -> None:
+        """The first line."""
+        self.console.print(f"\n[bold]{text}[/bold]\n")
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Step]:
+        """A bar while the block runs (on a terminal), then one line with what it said and how long it took."""
+        began = time.perf_counter()
+        columns = (TextColumn("  [cyan]{task.description:<10}"), BarColumn(32), TextColumn("[dim]{task.fields[stage]}"))
+        terminal = self.console.is_terminal
+        with Bars(*columns, console=self.console, transient=True, disable=not terminal) as bars:
+            step = Step(name, bars)
+            yield step
+        self.line(name, step.text, seconds=time.perf_counter() - began)
+
+    def line(self, name: str, text: str, *, good: bool = True, seconds: float | None = None) -> None:
+        """A finished step or a check."""
+        mark = Text(self._good, "green") if good else Text(self._bad, "bold red")
+        took = "" if seconds is None else f"{seconds:.1f} s"
+        row = Table.grid(padding=(0, 2), expand=True)
+        row.add_column(width=len(mark))
+        row.add_column(width=9)
+        row.add_column(ratio=1)
+        row.add_column(justify="right", width=7 if took else 0)
+        row.add_row(mark, Text(name, "bold"), Text(text), Text(took, "dim"))
+        self.indented(row)
+
+    def indented(self, what: Table | str) -> None:
+        """Anything, a little to the right."""
+        from rich.padding import Padding
+
+        self.console.print(Padding(what, (0, 0, 0, 2)))
+
+    def paste(self, command: str) -> None:
+        """A command to copy: one line, however narrow the terminal is."""
+        self.console.print(Text("    " + command, "bold cyan"), soft_wrap=True)
+
+    def blank(self) -> None:
+        """An empty line."""
+        self.console.print()

@@ -1,0 +1,125 @@
+"""Whole models: a torch.export program over one sampled ego-graph for each seed.
+
+The only file of the server that imports torch, and only when such a model is loaded. The program was
+written by `hopline.packaging`; it is loaded without pickle of anyone's code.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec
+from hopline.errors import ArtifactError, RuntimeFailure
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+class WholeModel:
+    """A loaded whole model.
+
+    Graphs of different seeds are never merged: a model that pools its graph would mix them.
+
+    Attributes:
+        slots: names of the tensors that the program takes: "features:<node type>",
+            "edge_index:<edge type>", "edge_attr:<edge type>", "edge_weight:<edge type>", and for
+            relational models "edge_index:*" and "edge_type:*".
+        output_dim: columns of the logits.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec, *, threads: int = 1) -> None:
+        """Load `spec.whole_file`.
+
+        Args:
+            threads: of torch, for the whole process.
+
+        Raises:
+            ArtifactError: torch is not installed, or refuses the file.
+        """
+        if spec.runtime != "torch" or spec.whole_file is None:
+            raise ArtifactError(f"{folder}: runtime {spec.runtime!r}; it is served in stages, not whole")
+        try:
+            import torch
+        except ModuleNotFoundError:
+            raise ArtifactError(
+                f"{folder}: the model is served whole ({spec.why_whole}) and needs torch: "
+                "pip install 'hopline[train]'"
+            ) from None
+        torch.set_num_threads(threads)
+        self._torch = torch
+        described = msgspec.json.decode((folder / "whole.json").read_bytes())
+        self.slots: list[str] = described["slots"]
+        self.output_dim = spec.head.output_dim
+        path = folder / spec.whole_file
+        try:
+            with warnings.catch_warnings():
+                # torch loads its own file formats with functions it has deprecated.
+                warnings.simplefilter("ignore")
+                self._program: Any = torch.export.load(path).module()
+        except Exception as error:  # torch.export.load has no common base of its errors
+            raise ArtifactError(f"{path}: torch {torch.__version__} cannot load it: {error}") from error
+
+    def run(
+        self,
+        x: FloatArray,
+        edge_index: IdArray,
+        seeds: IdArray,
+        *,
+        edge_attr: FloatArray | None = None,
+        edge_weight: FloatArray | None = None,
+    ) -> FloatArray:
+        """Score seeds of one homogeneous ego-graph.
+
+        Args:
+            x: float32 [N, d].
+            edge_index: int64 [2, E], local source and destination rows.
+            seeds: int64 [n], rows of x.
+            edge_attr, edge_weight: [E, d_e] and [E], where the model reads them.
+
+        Returns: float32 [n, output_dim].
+
+        Raises:
+            RuntimeFailure: the program fails, or an input that it reads is not given.
+        """
+        given: dict[str, AnyArray | None] = {
+            "features": x,
+            "edge_index": edge_index,
+            "edge_attr": edge_attr,
+            "edge_weight": edge_weight,
+        }
+        slots = {}
+        for name in self.slots:
+            array = given.get(name.split(":", 1)[0])
+            if array is not None:
+                slots[name] = array
+        return self.run_slots(slots, seeds)
+
+    def run_slots(self, slots: Mapping[str, AnyArray], seeds: IdArray) -> FloatArray:
+        """Score seeds of one ego-graph of any types.
+
+        Args:
+            slots: slot name -> array, as `slots` names them.
+            seeds: int64 [n], rows of the target type.
+
+        Returns: float32 [n, output_dim].
+
+        Raises:
+            RuntimeFailure: as `run`.
+        """
+        torch = self._torch
+        missing = [name for name in self.slots if name not in slots]
+        if missing:
+            raise RuntimeFailure(f"the whole model reads {', '.join(missing)}, which the request lacks")
+        tensors = [torch.from_numpy(np.ascontiguousarray(slots[name])) for name in self.slots]
+        answers = np.empty((len(seeds), self.output_dim), dtype=np.float32)
+        try:
+            with torch.no_grad():
+                for row, seed in enumerate(np.asarray(seeds, dtype=np.int64)):
+                    answers[row] = self._program(torch.from_numpy(seed.reshape(1)), *tensors).numpy()
+        except Exception as error:  # a program raises whatever its operators do
+            raise RuntimeFailure(f"the whole model failed: {type(error).__name__}: {error}") from error
+        return answers

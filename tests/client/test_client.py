@@ -1,0 +1,243 @@
+"""Both clients against a real server; retries against a scripted one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hopline
+from hopline import errors
+from hopline.client.wire import _BY_CODE, read_error
+from hopline.types import InlineNode
+from tests.servers import RunningServer, running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running(server__grpc_port=-1) as started:
+        yield started
+
+
+class Blocking:
+    """AsyncClient, called as if it blocked: one suite runs over both."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = hopline.AsyncClient(url, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            async def main() -> Any:
+                return await method(*args, **options)
+
+            return self._runner.run(main())
+
+        return call
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+
+@pytest.fixture(params=[hopline.Client, Blocking], ids=["sync", "async"])
+def make(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = []
+
+    def build(url: str, **options: Any) -> Any:
+        made.append(request.param(url, **options))
+        return made[-1]
+
+    yield build
+    for client in made:
+        client.close()
+
+
+def test_nodes_are_scored_into_arrays(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    result = client.score("sage", np.array([4, 5]), outputs=["probabilities", "label", "embedding"])
+    assert (result.model, result.version, result.graph_version) == ("sage", "2", "fake-graph")
+    assert result.outputs["probabilities"].dtype == np.float32
+    np.testing.assert_array_equal(
+        result.outputs["probabilities"], np.array([[0.9, 0.1], [0.1, 0.9]], dtype=np.float32)
+    )
+    assert result.outputs["label"].dtype == np.int64
+    assert result.outputs["embedding"].shape == (2, 4)
+    assert result.missing is None
+    assert client.score("people", ["n1"], version="1").version == "1"
+
+
+def test_unknown_nodes_are_nan_and_marked(make: Any, server: RunningServer) -> None:
+    result = make(server.url).score("sage", [7, -1], on_missing="null")
+    assert result.missing.tolist() == [False, True]
+    assert result.outputs["label"].tolist() == [1, -1]
+    assert np.isnan(result.outputs["probabilities"][1]).all()
+
+
+def test_pairs_and_inline_nodes_are_scored(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    assert client.score_pairs("link", [(1, 2), (np.int64(2), 1)]).outputs["label"].tolist() == [1, 0]
+    inline = [
+        InlineNode(np.ones(3, np.float32), {"": np.array([1, 2, 3])}),
+        {"features": [1, 2, 3], "neighbors": [1]},
+    ]
+    assert client.score_inline("sage", inline, [4]).outputs["label"].tolist() == [0, 1, 1]
+
+
+def test_errors_are_the_same_classes(make: Any, server: RunningServer) -> None:
+    client = make(server.url, retries=0)
+    with pytest.raises(errors.NodeNotFound) as caught:
+        client.score("sage", [1, -5, -6])
+    assert caught.value.missing == (-5, -6)
+    with pytest.raises(errors.ModelNotFound, match="there are sage"):
+        client.score("absent", [1])
+    with pytest.raises(errors.ModelNotFound):
+        client.score("a/b c", [1])
+    with pytest.raises(errors.Overloaded) as refused:
+        client.score("busy", [1])
+    assert refused.value.retry_after_s == 0.05
+    with pytest.raises(errors.ModelNotReady):
+        client.score("loading", [1])
+    with pytest.raises(errors.HoplineError, match="internal error"):
+        client.score("broken", [1])
+
+
+def test_a_timeout_is_a_deadline(make: Any, server: RunningServer) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        make(server.url).score("slow", [1], as_of=60_000, timeout=0.1)
+    with pytest.raises(errors.DeadlineExceeded):
+        make(server.url, timeout=0.1).score("slow", [1], as_of=60_000)
+
+
+def test_models_and_readiness(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    infos = {info.name: info for info in client.models()}
+    assert infos["sage"].inputs[0].name == "node_ids"
+    assert client.ready()
+    client.wait_ready(1)
+    nowhere = make("http://127.0.0.1:9", retries=0)
+    assert not nowhere.ready()
+    with pytest.raises(errors.Unavailable, match="not ready within"):
+        nowhere.wait_ready(0.05)
+    with pytest.raises(errors.Unavailable, match="cannot be reached"):
+        nowhere.score("sage", [1])
+
+
+class Script(BaseHTTPRequestHandler):
+    """Answers what the test wrote down, one after another."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        seen, plan = self.server.seen, self.server.plan  # type: ignore[attr-defined]
+        seen.append(time.monotonic())
+        status, body = plan.pop(0)
+        if status == 0:
+            self.connection.close()
+            return
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    server: Any = HTTPServer(("127.0.0.1", 0), Script)
+    server.seen, server.plan = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+GOOD = (200, {"model": "m", "version": "1", "graph_version": "g", "outputs": {"label": [1]}})
+BUSY = (503, {"error": {"code": "overloaded", "message": "full", "retry_after_s": 0.1}})
+WRONG = (400, {"error": {"code": "bad_request", "message": "no"}})
+
+
+def test_refusals_are_retried_after_the_time_named(make: Any, scripted: Any) -> None:
+    scripted.plan += [BUSY, BUSY, GOOD]
+    assert make(scripted.url).score("m", [1]).outputs["label"].tolist() == [1]
+    assert scripted.seen[2] - scripted.seen[0] >= 0.2
+
+
+def test_retries_are_bounded(make: Any, scripted: Any) -> None:
+    scripted.plan += [BUSY] * 3
+    with pytest.raises(errors.Overloaded):
+        make(scripted.url, retries=2).score("m", [1])
+    assert len(scripted.seen) == 3
+    scripted.plan += [BUSY] * 3
+    with pytest.raises(errors.Overloaded):  # the wait would outlast the timeout
+        make(scripted.url, retries=2, timeout=0.05).score("m", [1])
+    assert len(scripted.seen) == 4
+
+
+def test_broken_connections_are_retried_and_other_errors_are_not(make: Any, scripted: Any) -> None:
+    scripted.plan += [(0, None), GOOD]
+    make(scripted.url).score("m", [1])
+    scripted.plan += [WRONG]
+    with pytest.raises(errors.BadRequest, match="no"):
+        make(scripted.url).score("m", [1])
+    assert len(scripted.seen) == 3
+
+
+def test_every_code_has_its_class() -> None:
+    for code, kind in _BY_CODE.items():
+        body = json.dumps({"error": {"code": code, "message": "text"}}).encode()
+        assert type(read_error(500, body)) is kind
+    assert type(read_error(404, b'{"error":{"code":"not_found","message":"x"}}')) is errors.BadRequest
+    assert type(read_error(502, b"<html>bad gateway")) is errors.Unavailable
+    assert type(read_error(500, b"\xff")) is errors.HoplineError
+
+
+def test_an_answer_that_is_not_hoplines_is_told(make: Any, scripted: Any) -> None:
+    scripted.plan += [(200, {"surprise": 1})]
+    with pytest.raises(errors.HoplineError, match="cannot be read"):
+        make(scripted.url).score("m", [1])
+
+
+def test_cancelling_an_async_call_withdraws_it(server: RunningServer) -> None:
+    line = 'hopline_requests_total{model="slow",version="2",outcome="cancelled"}'
+    before = server.metric(line)
+
+    async def main() -> None:
+        async with hopline.AsyncClient(server.url) as client:
+            call = asyncio.create_task(client.score("slow", [1], as_of=60_000))
+            await asyncio.to_thread(server.wait_for_waiting, 1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(main())
+    end = time.monotonic() + 5
+    while server.metric(line) < before + 1:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    def calls(kind: type) -> dict[str, Any]:
+        return {
+            name: [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") or name == "__init__"
+        }
+
+    assert calls(hopline.Client) == calls(hopline.AsyncClient)

@@ -1,0 +1,405 @@
+"""`package` end to end: what it writes, that it agrees with PyG, and that it is all or nothing."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.nn import models
+
+import hopline
+from hopline.artifact import read_spec
+from hopline.errors import ArtifactCorrupted, NotSplittable, PackagingError, ParityError
+from hopline.packaging import export, oracle, packager
+from hopline.packaging.check_graph import CheckGraph
+from hopline.runtimes.torch import WholeModel
+from tests.packaging.graphs import hetero, homogeneous, relational
+from tests.packaging.test_dense import trained, two_layers
+
+BLOCK_KINDS = {"positions", "mask", "is_self", "edge_weight", "edge_attr"}
+
+
+def package(model, graph, repository, **options):
+    options = {"name": "m", "fanouts": [4], "task": "multiclass", "runtime": "onnx", **options}
+    return hopline.package(model, graph, repository, **options)
+
+
+def answers(model, *arguments):
+    with torch.no_grad():
+        return model.eval()(*arguments).numpy()
+
+
+def tensors(graph):
+    check = CheckGraph.of(graph)
+    features = {name: torch.from_numpy(rows) for name, rows in check.features.items()}
+    return features, {key: torch.from_numpy(edges.edge_index) for key, edges in check.edges.items()}
+
+
+def assert_rows_are_bit_equal(report, graph):
+    """Alone, in any batch, and padded further (between multiples of 4)."""
+    check = CheckGraph.of(graph)
+    states = oracle.full_graph_states(report.path, check)
+    for level, stages in enumerate(report.spec.levels):
+        for node_type, stage in stages.items():
+            if stage.file is None:
+                continue
+            feeds = oracle.stage_inputs(stage.inputs, node_type, check, states[level - 1] if level else {})
+            kinds = {item.name: item.kind for item in stage.inputs}
+            session = oracle.session(report.path / stage.file)
+            full = session.run(["h"], feeds)[0]
+            num_rows = len(full)
+            for size in (1, 2, 7):
+                for start in range(0, num_rows, size):
+                    part = {
+                        name: array if kinds[name] == "sources" else array[start : start + size]
+                        for name, array in feeds.items()
+                    }
+                    np.testing.assert_array_equal(session.run(["h"], part)[0], full[start : start + size])
+            if "mask" not in kinds.values():
+                continue
+            width = next(array.shape[1] for name, array in feeds.items() if kinds[name] == "mask")
+            aligned = {
+                pad: session.run(["h"], {n: _padded(a, kinds[n], pad) for n, a in feeds.items()})[0]
+                for pad in (-width % 4, -width % 4 + 4, -width % 4 + 32)
+            }
+            first, *others = aligned.values()
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+
+
+def _padded(array, kind, pad):
+    if kind not in BLOCK_KINDS:
+        return array
+    return np.concatenate([array, np.zeros((len(array), pad, *array.shape[2:]), array.dtype)], axis=1)
+
+
+@pytest.fixture(scope="module")
+def sage(tmp_path_factory):
+    torch.manual_seed(0)
+    repository = tmp_path_factory.mktemp("repository")
+    graph, model = homogeneous(), models.GraphSAGE(6, 8, 2, 3)
+    steps = []
+    report = package(
+        model,
+        graph,
+        repository,
+        name="sage",
+        fanouts=[10, 5],
+        salt=7,
+        max_degree=100,
+        classes=["a", "b", "c"],
+        progress=lambda step, done: steps.append((step, done)),
+    )
+    return model, graph, report, steps
+
+
+def test_artifact_holds_all_that_a_server_needs(sage):
+    _, graph, report, _ = sage
+    spec = read_spec(report.path)
+    assert spec == report.spec
+    assert report.path.parts[-2:] == ("sage", "1")
+    assert (spec.num_layers, spec.opset, spec.salt, spec.max_degree) == (2, export.OPSET, 7, 100)
+    assert spec.fanouts == {"node__to__node": (10, 5)}
+    assert (spec.fanout("node__to__node", 2), spec.fanout("node__to__node", 1)) == (10, 5)
+    assert spec.classes == ("a", "b", "c")
+    assert spec.graph_schema["node_types"]["node"]["feature_dim"] == 6
+    assert set(spec.files) == {"layers/1.node.onnx", "layers/2.node.onnx"}
+    assert {"hopline", "torch", "torch-geometric", "onnxruntime"} <= set(spec.producer)
+    assert spec.levels[0]["node"].file is None
+    assert spec.parity["max_abs_diff"] <= 1e-4
+    assert spec.parity["check_nodes"] == {"node": graph.num_nodes}
+    assert [line.name for line in report.stages] == ["0.node", "1.node", "2.node"]
+    assert report.num_bytes > 0
+
+
+def test_files_hold_no_path_of_this_machine(sage):
+    report = sage[2]
+    for file in report.path.rglob("*"):
+        if file.is_file():
+            assert str(report.path.parents[4]).encode() not in file.read_bytes()
+            assert b"site-packages" not in file.read_bytes()
+
+
+def test_weights_are_initializers_of_gemms(sage):
+    model = onnx.load(sage[2].path / "layers" / "1.node.onnx")
+    gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
+    initializers = {item.name for item in model.graph.initializer}
+    assert len(gemms) == 2
+    assert all(node.input[1] in initializers for node in gemms)
+
+
+def test_oracle_equals_pyg_and_rows_are_bit_equal(sage):
+    model, graph, report, _ = sage
+    features, edges = tensors(graph)
+    logits = oracle.full_graph_logits(report.path, graph)
+    expected = answers(model, features["node"], edges["node__to__node"])
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert_rows_are_bit_equal(report, graph)
+
+
+def test_progress_names_every_step(sage):
+    steps = sage[3]
+    finished = [step for step, done in steps if done == 1.0]
+    assert finished == ["trace", "stage 0 of node", "stage 1 of node", "stage 2 of node", "parity"]
+
+
+def test_a_changed_file_is_noticed_when_read(sage, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(sage[2].path, copy)
+    file = copy / "layers" / "1.node.onnx"
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(ArtifactCorrupted):
+        oracle.full_graph_states(copy, sage[1])
+
+
+def test_an_existing_version_is_refused_and_replaced_only_when_asked(sage):
+    model, graph, report, _ = sage
+    repository = report.path.parents[1]
+    with pytest.raises(PackagingError, match="exists"):
+        package(model, graph, repository, name="sage", fanouts=[1, 1])
+    assert read_spec(report.path) == report.spec
+    again = package(model, graph, repository, name="sage", fanouts=[1, 1], version="2")
+    replaced = package(
+        model, graph, repository, name="sage", fanouts=[2, 2], version="2", overwrite=True, runtime="onnx"
+    )
+    assert again.path == replaced.path
+    assert read_spec(again.path).fanouts == {"node__to__node": (2, 2)}
+    assert sorted(entry.name for entry in again.path.parent.iterdir()) == ["1", "2"]
+
+
+def test_the_gate_trips_on_a_tampered_weight_and_leaves_nothing(tmp_path, monkeypatch):
+    def tampered(module, inputs, widths, path):
+        export.export_stage(module, inputs, widths, path)
+        if path.name == "2.node.onnx":
+            model = onnx.load(path)
+            weight = model.graph.initializer[0]
+            values = numpy_helper.to_array(weight).copy()
+            values.flat[0] += 0.01
+            weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+            onnx.save(model, path)
+
+    monkeypatch.setattr(packager, "export_stage", tampered)
+    with pytest.raises(ParityError, match=r"stage 2 of node type 'node' \(layers/2\.node\.onnx\)"):
+        package(two_layers(pyg.GCNConv(6, 4), pyg.GCNConv(4, 3)), homogeneous(), tmp_path, fanouts=[1, 1])
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_attention_with_edge_attributes_is_bit_equal_in_every_batch(tmp_path):
+    graph = homogeneous(attr_dim=2)
+    model = trained(pyg.GATv2Conv(6, 4, heads=2, edge_dim=2))
+    report = package(model, graph, tmp_path)
+    assert_rows_are_bit_equal(report, graph)
+
+
+def test_padding_never_leaks_even_if_the_first_source_is_not_a_number(tmp_path):
+    graph = homogeneous()
+    report = package(pyg.TransformerConv(6, 4), graph, tmp_path)
+    check = CheckGraph.of(graph)
+    stage = report.spec.levels[1]["node"]
+    feeds = oracle.stage_inputs(stage.inputs, "node", check, {"node": check.features["node"].copy()})
+    names = {item.kind: item.name for item in stage.inputs}
+    session = oracle.session(report.path / stage.file)
+    before = session.run(["h"], feeds)[0]
+    feeds[names["sources"]] = feeds[names["sources"]].copy()
+    feeds[names["sources"]][0] = np.nan
+    after = session.run(["h"], feeds)[0]
+    reads_first = (feeds[names["mask"]] & (feeds[names["positions"]] == 0)).any(axis=1)
+    assert reads_first.any()
+    assert not reads_first.all()
+    np.testing.assert_array_equal(after[~reads_first], before[~reads_first])
+
+
+def test_jumping_knowledge_by_lstm_and_a_trailing_linear(tmp_path):
+    graph, model = homogeneous(), models.GIN(6, 8, 2, 3, jk="lstm", norm="BatchNorm")
+    report = package(trained(model), graph, tmp_path, fanouts=[2, 2])
+    assert report.spec.head.file == "head.onnx"  # the embedding is what the last Linear reads
+    assert report.spec.levels[2]["node"].state_dim == 8
+    features, edges = tensors(graph)
+    expected = answers(model, features["node"], edges["node__to__node"])
+    np.testing.assert_allclose(oracle.full_graph_logits(report.path, graph), expected, atol=1e-4)
+
+
+def test_relations_become_one_reduction_each(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.RGCNConv(6, 3, 3, num_bases=2)
+
+        def forward(self, x, edge_index, edge_type):
+            return self.conv(x, edge_index, edge_type)
+
+    report = package(
+        Model(), relational(3), tmp_path, fanouts={("node", f"r{r}", "node"): [r] for r in range(3)}
+    )
+    reductions = [item.edge_type for item in report.spec.levels[1]["node"].inputs if item.kind == "reduce"]
+    assert reductions == ["node__r0__node", "node__r1__node", "node__r2__node"]
+    assert report.spec.fanouts == {f"node__r{r}__node": (r,) for r in range(3)}
+
+
+def test_a_sigmoid_at_the_end_is_left_to_the_server(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.lin = pyg.SAGEConv(6, 8), nn.Linear(8, 1)
+
+        def forward(self, x, edge_index):
+            return self.lin(self.conv(x, edge_index).relu()).squeeze(-1).sigmoid()
+
+    graph, features_and_edges = homogeneous(), tensors(homogeneous())
+    model = Model()
+    report = package(model, graph, tmp_path, task="binary")
+    logits = oracle.full_graph_logits(report.path, graph)
+    assert logits.shape == (graph.num_nodes, 1)
+    expected = answers(model, features_and_edges[0]["node"], features_and_edges[1]["node__to__node"])
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), expected, atol=1e-5)
+    assert "sigmoid" in report.notes[0]
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(11, 1)
+
+    def forward(self, h_src, h_dst):
+        return self.lin(torch.cat([h_src, h_dst], dim=-1)).squeeze(-1)
+
+
+class Bipartite(nn.Module):
+    def __init__(self, paper=6, author=5):
+        super().__init__()
+        keys = [("paper", "cites", "paper"), ("author", "writes", "paper")]
+        self.paper = pyg.HeteroConv({key: pyg.SAGEConv((-1, -1), paper) for key in keys})
+        self.author = pyg.SAGEConv((6, 5), author)
+
+    def forward(self, x_dict, edge_index_dict):
+        author = self.author((x_dict["paper"], x_dict["author"]), edge_index_dict["paper", "by", "author"])
+        return {"paper": self.paper(x_dict, edge_index_dict)["paper"], "author": author}
+
+
+def test_link_heads_score_pairs_of_two_types(tmp_path):
+    graph = hetero()
+    features, edges = tensors(graph)
+    keyed = {tuple(key.split("__")): value for key, value in edges.items()}
+    with pytest.warns(UserWarning, match="author"):
+        model, equal = Bipartite(), Bipartite(author=6)
+    for each in (model, equal):
+        with torch.no_grad():
+            each(features, keyed)  # initialises the lazy layers
+    decoder = Decoder()
+    options = {"task": "binary", "target": ("author", "paper")}
+    report = package(model, graph, tmp_path, head=decoder, **options)
+    head = report.spec.head
+    assert (head.kind, head.node_type, head.dst_node_type, head.output_dim) == (
+        "link",
+        "author",
+        "paper",
+        1,
+    )
+    pairs = np.array([0, 3, 29]), np.array([5, 0, 39])
+    with torch.no_grad():
+        states = model(features, keyed)
+        expected = decoder(states["author"][pairs[0]], states["paper"][pairs[1]]).numpy()
+    np.testing.assert_allclose(
+        oracle.full_graph_logits(report.path, graph, pairs)[:, 0], expected, atol=1e-5
+    )
+
+    with pytest.raises(PackagingError, match="equal width"):
+        package(model, graph, tmp_path, version="2", head="dot", **options)
+    report = package(equal, graph, tmp_path, version="3", head="dot", **options)
+    with torch.no_grad():
+        states = equal(features, keyed)
+        expected = (states["author"][pairs[0]] * states["paper"][pairs[1]]).sum(1).numpy()
+    np.testing.assert_allclose(
+        oracle.full_graph_logits(report.path, graph, pairs)[:, 0], expected, atol=1e-4
+    )
+
+
+def test_a_large_graph_is_checked_on_a_sample(tmp_path):
+    graph = homogeneous(num_nodes=3000, num_edges=20000)
+    report = package(pyg.SAGEConv(6, 3), graph, tmp_path, check_nodes=200)
+    assert report.spec.parity["check_nodes"] == {"node": 200}
+    assert report.spec.parity["check_edges"]["node__to__node"] > 0
+
+
+class Pooled(nn.Module):
+    """Scores a node by the mean of its whole ego-graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.gnn, self.lin = models.GCN(6, 8, 2), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index, batch=None):
+        return self.lin(pyg.global_mean_pool(self.gnn(x, edge_index), batch))
+
+
+@pytest.mark.parametrize(
+    "model", [Pooled(), models.EdgeCNN(6, 8, 2, 3, norm="GraphNorm")], ids=["pooled", "nodes"]
+)
+def test_what_cannot_be_split_is_served_whole(model, tmp_path, caplog):
+    graph = homogeneous()
+    with pytest.raises(NotSplittable):
+        package(model, graph, tmp_path, fanouts=[3, 3])
+    report = package(model, graph, tmp_path, fanouts=[3, 3], runtime="auto")
+    spec = read_spec(report.path)
+    assert (spec.runtime, spec.levels, spec.fanouts) == ("torch", (), {"node__to__node": (3, 3)})
+    assert spec.why_whole in caplog.text
+    assert set(spec.files) == {"whole.pt2", "whole.json"}
+    whole = WholeModel(report.path, spec)
+    for num_nodes, num_edges in ((1, 0), (9, 20), (100, 700)):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(num_nodes, 6)).astype(np.float32)
+        edge_index = rng.integers(0, num_nodes, (2, num_edges))
+        seeds = np.array([0, num_nodes - 1])
+        expected = answers(model, torch.from_numpy(x), torch.from_numpy(edge_index))
+        expected = np.repeat(expected, 2, axis=0) if isinstance(model, Pooled) else expected[seeds]
+        np.testing.assert_allclose(whole.run(x, edge_index, seeds), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fanouts": [10, 5]}, "2 fanouts .* 1 message-passing layers.*seed-outward"),
+        ({"fanouts": {"node__to__node": [10, 5]}}, "2 fanouts"),
+        ({"fanouts": {"other": [10]}}, "no fanouts for edge type 'node__to__node'"),
+        ({"fanouts": [-2]}, "fanout -2"),
+        ({"task": "binary"}, "1 output column.*has 3"),
+        ({"classes": ["a"]}, "1 class names for 3"),
+        ({"name": "../up"}, "model name"),
+        ({"version": ""}, "version"),
+        ({"sampling": "recent"}, "edge times"),
+        ({"sampling": "weighted"}, "edge weights"),
+        ({"sampling": "best"}, "uniform, recent or weighted"),
+        ({"max_degree": 0}, "max_degree"),
+        ({"target": "user"}, "'user' is not a node type"),
+        ({"head": nn.Linear(4, 2)}, "head fails on"),
+        ({"head": nn.BatchNorm1d(3).train(), "task": "regression"}, None),
+        ({"arguments": {"z": "features"}}, "no argument 'z'"),
+        ({"relations": ["node__x__node"]}, "not an edge type"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_explained(options, message, tmp_path):
+    if message is None:
+        assert package(pyg.SAGEConv(6, 3), homogeneous(), tmp_path, **options).spec.head.file == "head.onnx"
+        return
+    with pytest.raises(PackagingError, match=message):
+        package(pyg.SAGEConv(6, 3), homogeneous(), tmp_path, **options)
+    assert not list(tmp_path.rglob("model.json"))
+
+
+def test_two_columns_for_a_binary_task_hint_at_multiclass(tmp_path):
+    with pytest.raises(PackagingError, match="multiclass"):
+        package(pyg.SAGEConv(6, 2), homogeneous(), tmp_path, task="binary")
+
+
+def test_the_oracle_needs_no_torch():
+    code = "import hopline.packaging.oracle, hopline.runtimes.torch, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
