@@ -23,7 +23,8 @@ Input kinds of a stage at level l (n = destination rows, everything float32 unle
     count        [n]          number of sampled in-edges
 
 `sources`, `positions`, `mask`, `edge_*`, `is_self` of one edge type describe one padded block; m and K
-vary from call to call (m >= 1, K >= 1 always; between multiples of 4 a row's sums do not depend on K). Reductions over the sampled neighbours j of i:
+vary from call to call (m >= 1, K >= 1 always; a row's sums are the same for every K that is a multiple
+of 4). Reductions over the sampled neighbours j of i:
 
     mean    sum_j w_ij h_j / max(count_i, 1)
     sum     sum_j w_ij h_j

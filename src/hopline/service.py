@@ -18,7 +18,7 @@ from typing import Any
 from hopline.artifact import ModelSpec, read_spec
 from hopline.config import Config
 from hopline.engine.arena import Arena, create_shared
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError, ModelNotFound, Unavailable
 from hopline.graph import Graph
 from hopline.graph.residency import prefault
@@ -61,7 +61,7 @@ class Service:
         self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
         for (folder, spec), plan in zip(found, plans, strict=True):
             tables = plan.build(arena, self.config.worker.index)
-            model = Model(folder, spec, graph, tables)
+            model = load_model(folder, spec, graph, tables)
             metrics = self.metrics.model(spec.name, spec.version)
             served = ServedVersion(model, self.config, metrics, self._executor)
             served.warm_up()

@@ -14,7 +14,13 @@ from torch_geometric.nn import models
 
 import hopline
 from hopline.artifact import read_spec
-from hopline.errors import ArtifactCorrupted, NotSplittable, PackagingError, ParityError
+from hopline.errors import (
+    ArtifactCorrupted,
+    NotSplittable,
+    PackagingError,
+    ParityError,
+    RuntimeFailure,
+)
 from hopline.packaging import export, oracle, packager
 from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
@@ -49,7 +55,8 @@ def assert_rows_are_bit_equal(report, graph):
             if stage.file is None:
                 continue
             feeds = oracle.stage_inputs(stage.inputs, node_type, check, states[level - 1] if level else {})
-            kinds = {item.name: item.kind for item in stage.inputs}
+            feeds = oracle.packed(stage, feeds)
+            kinds = {"x": "self"} | {item.name: item.kind for item in stage.inputs}
             session = oracle.session(report.path / stage.file)
             full = session.run(["h"], feeds)[0]
             num_rows = len(full)
@@ -125,12 +132,14 @@ def test_files_hold_no_path_of_this_machine(sage):
             assert b"site-packages" not in file.read_bytes()
 
 
-def test_weights_are_initializers_of_gemms(sage):
-    model = onnx.load(sage[2].path / "layers" / "1.node.onnx")
+def test_a_sage_layer_is_one_gemm_whose_weight_is_an_initializer(sage):
+    report = sage[2]
+    model = onnx.load(report.path / "layers" / "1.node.onnx")
     gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
-    initializers = {item.name for item in model.graph.initializer}
-    assert len(gemms) == 2
-    assert all(node.input[1] in initializers for node in gemms)
+    assert report.spec.levels[1]["node"].packed
+    # One of the layer itself; the narrow last layer, lifted below, has two more.
+    assert gemms[0].name == "packed"
+    assert {node.input[1] for node in gemms} <= {item.name for item in model.graph.initializer}
 
 
 def test_oracle_equals_pyg_and_rows_are_bit_equal(sage):
@@ -403,3 +412,35 @@ def test_the_oracle_needs_no_torch():
     code = "import hopline.packaging.oracle, hopline.runtimes.torch, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_whole_model_of_several_types_names_its_slots(tmp_path):
+    class Model(Bipartite):
+        def forward(self, x_dict, edge_index_dict):
+            x_dict = super().forward(x_dict, edge_index_dict)
+            return x_dict["paper"] - x_dict["paper"].mean(dim=0)
+
+    graph = hetero()
+    with pytest.warns(UserWarning, match="author"):
+        model = Model()
+    features, edges = tensors(graph)
+    expected = answers(model, features, {tuple(key.split("__")): value for key, value in edges.items()})
+    report = package(model, graph, tmp_path, target="paper", runtime="auto", fanouts=[2])
+    whole = WholeModel(report.path, report.spec)
+    slots = {f"features:{name}": rows.numpy() for name, rows in features.items()}
+    slots |= {f"edge_index:{key}": edge_index.numpy() for key, edge_index in edges.items()}
+    seeds = np.array([0, 7, 39])
+    np.testing.assert_allclose(whole.run_slots(slots, seeds), expected[seeds], atol=1e-5)
+    with pytest.raises(RuntimeFailure, match="features:author"):
+        whole.run_slots({name: array for name, array in slots.items() if name != "features:author"}, seeds)
+
+
+def test_a_node_head_is_part_of_a_whole_model(tmp_path):
+    graph, model, head = homogeneous(), Pooled(), nn.Linear(3, 1)
+    report = package(model, graph, tmp_path, head=head, task="binary", runtime="torch", fanouts=[2])
+    features, edges = tensors(graph)
+    x, edge_index = features["node"], edges["node__to__node"]
+    with torch.no_grad():
+        expected = head(model.eval()(x, edge_index)).numpy()
+    answer = WholeModel(report.path, report.spec).run(x.numpy(), edge_index.numpy(), np.array([1]))
+    np.testing.assert_allclose(answer, expected, atol=1e-5)

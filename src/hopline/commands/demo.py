@@ -7,24 +7,32 @@ from typing import Annotated
 
 import typer
 
-_FULL, _SMALL = (200_000, 2_000_000), (4_000, 40_000)
+_FULL, _SMALL = (200_000, 2_000_000), (8_000, 80_000)
 
 
 def demo(
     accounts: Annotated[
-        int | None, typer.Option(help=f"Accounts; {_FULL[0]}, or {_SMALL[0]} with --check.", show_default=False)
+        int | None,
+        typer.Option(help=f"Accounts; {_FULL[0]}, or {_SMALL[0]} with --check.", show_default=False),
     ] = None,
     transfers: Annotated[
-        int | None, typer.Option(help=f"Transfers; {_FULL[1]}, or {_SMALL[1]} with --check.", show_default=False)
+        int | None,
+        typer.Option(help=f"Transfers; {_FULL[1]}, or {_SMALL[1]} with --check.", show_default=False),
     ] = None,
-    port: Annotated[int, typer.Option(help="HTTP port; gRPC takes the next one. 0 picks free ones.")] = 8700,
+    port: Annotated[
+        int, typer.Option(help="HTTP port; gRPC takes the next one. 0 picks free ones.")
+    ] = 8700,
     dir: Annotated[
-        Path | None, typer.Option(help="Folder for work files. Default: ~/.cache/hopline/demo.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for work files. Default: ~/.cache/hopline/demo; with --check a temporary one.",
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Rounds of training. Default: by size.", min=1, show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws another network.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed draws another network.", min=0)] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="Smaller, on a free port: test the answers, then exit.")
     ] = False,
@@ -36,9 +44,11 @@ def demo(
 
     sizes = _SMALL if check else _FULL
     num_accounts = sizes[0] if accounts is None else accounts
-    num_transfers = (sizes[1] if accounts is None else 10 * num_accounts) if transfers is None else transfers
+    num_transfers = (
+        (sizes[1] if accounts is None else 10 * num_accounts) if transfers is None else transfers
+    )
     recipe = Recipe.of(num_accounts, num_transfers, epochs, seed)
     if not check:
         show.run(recipe, dir or show.default_folder(), port, Screen())
-    elif not show.check(recipe, Screen()):
+    elif not show.check(recipe, dir, Screen()):
         raise typer.Exit(1)

@@ -126,7 +126,7 @@ class Neighborhoods:
         self._row_of = np.full(graph.num_nodes, -1, np.int64)
 
     def __call__(self, seeds: IdArray) -> tuple[IdArray, list[SampledBlock]]:
-        """The nodes around distinct seeds (int64 [n], the seeds first), and the blocks, input side first."""
+        """The nodes around distinct seeds (int64 [n], seeds first), and the blocks, input side first."""
         nodes, blocks = seeds, []
         self._row_of[seeds] = np.arange(len(seeds))
         for sampler in self._samplers:

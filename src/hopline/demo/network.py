@@ -153,9 +153,7 @@ def generate(num_accounts: int, num_transfers: int, seed: int = 0) -> Network:
     order = np.argsort(time, kind="stable")
     shuffled = np.empty_like(features)
     shuffled[new_row] = features
-    return Network(
-        shuffled, ring, new_row[payer[order]], new_row[payee[order]], amount[order], time[order]
-    )
+    return Network(shuffled, ring, new_row[payer[order]], new_row[payee[order]], amount[order], time[order])
 
 
 def _rings(rng: np.random.Generator, num_members: int) -> IdArray:
@@ -204,7 +202,7 @@ def _salaries(rng: np.random.Generator, people: IdArray, businesses: IdArray, n:
 def _freelance_work(
     rng: np.random.Generator, people: IdArray, businesses: IdArray, freelancers: IdArray
 ) -> _Transfers:
-    """Each freelancer is paid, and pays on, as often as a ring member in its ring, but by and to anybody."""
+    """Each freelancer is paid, and pays on, as often as a member in its ring, but by and to anybody."""
     times = rng.integers(_ROUNDS[0], _ROUNDS[1] + 1, len(freelancers))
     own = np.repeat(freelancers, times)
     n = len(own)
@@ -222,9 +220,7 @@ def _between_people(rng: np.random.Generator, people: IdArray, n: int) -> _Trans
     at = rng.integers(0, len(street), n)
     town = at // _TOWN * _TOWN
     other = town + (rng.random(n) * np.minimum(_TOWN, len(street) - town)).astype(np.int64)
-    return _Transfers(
-        *_no_loops(street[at], street[other], people), _amounts(rng, 4.2, 1.0, n), night=0.15
-    )
+    return _Transfers(*_no_loops(street[at], street[other], people), _amounts(rng, 4.2, 1.0, n), night=0.15)
 
 
 def _popular(rng: np.random.Generator, accounts: IdArray, n: int) -> IdArray:

@@ -1,4 +1,4 @@
-"""A Hopline server as a child process: started by its command line, asked over the network, stopped in order.
+"""A Hopline server as a child process: started by its command line, stopped in order.
 
 It is a process of its own so that what answers is what would run in production: without torch, with
 the real transports. Also used by the examples.
@@ -67,7 +67,7 @@ def serving(
     )
     try:
         assert process.stdout is not None
-        said = []
+        said: list[str] = []
         for line in process.stdout:
             found = re.search(r"is ready at (https?://\S+)(?: grpcs?://(\S+))?", line)
             if found:

@@ -1,9 +1,9 @@
 """From nothing to a folder that can be served, once for each set of parameters.
 
-    <folder>/graph                the snapshot
-    <folder>/models/fraud/1       the packaged model
-    <folder>/accounts.npz         ring of each account, and which accounts were held out
-    <folder>/demo.json            the `Outcome`; written last, so that it marks a finished folder
+<folder>/graph                the snapshot
+<folder>/models/fraud/1       the packaged model
+<folder>/accounts.npz         ring of each account, and which accounts were held out
+<folder>/demo.json            the `Outcome`; written last, so that it marks a finished folder
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from hopline.graph import Graph
 from hopline.types import FloatArray, IdArray
 
 MODEL = "fraud"
+SEED = 1
 #: Part of the rings, and of the other accounts, that training does not see.
 _HELD_OUT = 0.3
-_STEPS, _LEAST_EPOCHS, _BATCH = 400, 6, 512
+#: Training goes over the accounts at least so often, and over at least so many accounts in all.
+_LEAST_EPOCHS, _LEAST_VISITS = 6, 300_000
 _CHUNK = 4096
 
 
@@ -35,16 +37,16 @@ class Recipe(msgspec.Struct, frozen=True):
     accounts: int
     transfers: int
     epochs: int
-    seed: int = 0
+    seed: int = SEED
     fanouts: tuple[int, int] = (10, 5)
     network: int = RECIPE
     hopline: str = hopline.__version__
 
     @classmethod
-    def of(cls, accounts: int, transfers: int, epochs: int | None, seed: int = 0) -> Recipe:
-        """With epochs None: enough for a few hundred steps of training."""
-        steps = max(1, round(accounts * (1 - _HELD_OUT)) // _BATCH)
-        return cls(accounts, transfers, epochs or max(_LEAST_EPOCHS, _STEPS // steps), seed)
+    def of(cls, accounts: int, transfers: int, epochs: int | None = None, seed: int = SEED) -> Recipe:
+        """With epochs None: more of them for a small network."""
+        by_size = max(_LEAST_EPOCHS, _LEAST_VISITS // max(accounts, 1))
+        return cls(accounts, transfers, by_size if epochs is None else epochs, seed)
 
 
 class Quality(msgspec.Struct, frozen=True):
@@ -127,8 +129,8 @@ def make(folder: Path, recipe: Recipe, screen: Screen) -> Outcome:
             progress=step.progress,
         ).save(folder / "graph", overwrite=True, progress=step.progress)
         step.say(
-            f"{recipe.accounts:,} accounts, {recipe.transfers:,} transfers; {network.num_rings} fraud rings "
-            f"hide {network.is_fraud.sum():,} of the accounts"
+            f"{recipe.accounts:,} accounts, {recipe.transfers:,} transfers; {network.num_rings} fraud "
+            f"rings hide {network.is_fraud.sum():,} of the accounts"
         )
     held_out = hold_out(network, recipe.seed)
     np.savez(folder / "accounts.npz", ring=network.ring, held_out=held_out)
@@ -156,7 +158,12 @@ def packaged_scores(folder: Path, global_ids: IdArray) -> FloatArray:
 
 
 def _learn(
-    folder: Path, recipe: Recipe, screen: Screen, network: Network, graph: Graph, held_out: NDArray[np.bool_]
+    folder: Path,
+    recipe: Recipe,
+    screen: Screen,
+    network: Network,
+    graph: Graph,
+    held_out: NDArray[np.bool_],
 ) -> Outcome:
     is_fraud = network.is_fraud
     known, asked = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -168,7 +175,12 @@ def _learn(
         # Small batches: more threads than one wait for each other most of the time.
         torch.set_num_threads(1)
         mlp = train_mlp(
-            network.features, is_fraud, known, epochs=recipe.epochs, seed=recipe.seed, progress=step.progress
+            network.features,
+            is_fraud,
+            known,
+            epochs=recipe.epochs,
+            seed=recipe.seed,
+            progress=step.progress,
         )
         sage = train_sage(
             graph,
@@ -196,7 +208,7 @@ def _learn(
             overwrite=True,
             progress=step.progress,
         )
-        parity = max(report.spec.parity["max_abs_diff"], 0.0)  # type: ignore[type-var]
+        parity = report.spec.parity["max_abs_diff"]
         assert isinstance(parity, float)
         scores = packaged_scores(folder, asked)
         step.say(

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
+
+_INDENT = (0, 0, 0, 2)
 
 
 class Step:
@@ -48,9 +51,13 @@ class Screen:
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """A bar while the block runs (on a terminal), then one line with what it said and how long it took."""
+        """A bar while the block runs (on a terminal), then a line with what it said and how long it took."""
         began = time.perf_counter()
-        columns = (TextColumn("  [cyan]{task.description:<10}"), BarColumn(32), TextColumn("[dim]{task.fields[stage]}"))
+        columns = (
+            TextColumn("     [cyan]{task.description:<9}"),
+            BarColumn(32),
+            TextColumn("[dim]{task.fields[stage]}"),
+        )
         terminal = self.console.is_terminal
         with Bars(*columns, console=self.console, transient=True, disable=not terminal) as bars:
             step = Step(name, bars)
@@ -61,19 +68,27 @@ class Screen:
         """A finished step or a check."""
         mark = Text(self._good, "green") if good else Text(self._bad, "bold red")
         took = "" if seconds is None else f"{seconds:.1f} s"
+        if not self.console.is_terminal:
+            self.text(f"{mark.plain} {name:<9}  {text}{took and f' ({took})'}")
+            return
         row = Table.grid(padding=(0, 2), expand=True)
         row.add_column(width=len(mark))
         row.add_column(width=9)
         row.add_column(ratio=1)
-        row.add_column(justify="right", width=7 if took else 0)
+        row.add_column(justify="right", width=len(took))
         row.add_row(mark, Text(name, "bold"), Text(text), Text(took, "dim"))
-        self.indented(row)
+        self.console.print(Padding(row, _INDENT))
 
-    def indented(self, what: Table | str) -> None:
-        """Anything, a little to the right."""
-        from rich.padding import Padding
+    def text(self, markup: str) -> None:
+        """A paragraph: wrapped on a terminal, one line in a pipe."""
+        if self.console.is_terminal:
+            self.console.print(Padding(markup, _INDENT))
+        else:
+            self.console.print(f"  {markup}", soft_wrap=True)
 
-        self.console.print(Padding(what, (0, 0, 0, 2)))
+    def table(self, table: Table) -> None:
+        """A table."""
+        self.console.print(Padding(table, _INDENT, expand=False))
 
     def paste(self, command: str) -> None:
         """A command to copy: one line, however narrow the terminal is."""

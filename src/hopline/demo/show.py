@@ -19,10 +19,12 @@ from hopline.client import Client
 from hopline.demo.process import Served, serving
 from hopline.demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
 from hopline.demo.screen import Screen
+from hopline.errors import Unavailable
 from hopline.sockets import reserve
 
-#: What `--check` asks for. The seeded run reaches 0.99 and 0.9; features alone reach 0.95 and 0.2.
-LEAST_AUC, LEAST_AVERAGE_PRECISION = 0.95, 0.5
+#: What `--check` asks for. Networks of that size reach 0.98 to 1.0 and 0.7 to 0.9, whatever the seed;
+#: the features alone 0.95 and 0.2.
+LEAST_AUC, LEAST_AVERAGE_PRECISION = 0.93, 0.45
 #: Served and packaged answers differ by rounding only, and here not at all on one runtime.
 _EQUAL = 1e-5
 _CHUNK = 1000
@@ -52,37 +54,41 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
     with contextlib.suppress(KeyboardInterrupt), _sigterm_is_ctrl_c():
         with _served(folder, port, grpc_port, screen) as served:
             screen.blank()
-            screen.indented(figures(outcome))
+            screen.table(figures(outcome))
             screen.blank()
             explain(served, outcome, screen)
             screen.blank()
-            screen.indented(f"[dim]Work files: {folder}[/dim]")
-            screen.indented("Serving until you press Ctrl-C.")
+            screen.text(f"[dim]Work files: {folder}[/dim]")
+            screen.text("Serving until you press Ctrl-C.")
             code = served.process.wait()
-        raise SystemExit(f"the server ended by itself, with exit code {code}")
-    screen.indented("Stopped.")
+        raise Unavailable(f"the server ended by itself, with exit code {code}")
+    screen.text("Stopped.")
 
 
-def check(recipe: Recipe, screen: Screen) -> bool:
-    """Do all of it in a temporary folder, on a free port, and test the answers; whether all is well.
+def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
+    """Do all of it on a free port, and test the answers; whether all is well.
+
+    Args:
+        folder: None makes a temporary one.
 
     Raises: HoplineError: a step failed.
     """
     began = time.perf_counter()
     screen.title("Hopline demo, checked: find fraud rings in a payment network")
-    with tempfile.TemporaryDirectory(prefix="hopline-demo-") as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-demo-")))
         outcome = make(folder, recipe, screen)
         with _served(folder, 0, 0, screen) as served:
             screen.blank()
-            screen.indented(figures(outcome))
+            screen.table(figures(outcome))
             screen.blank()
             explain(served, outcome, screen)
             screen.blank()
             good = _verify(served, outcome, folder, screen)
     screen.blank()
     took = time.perf_counter() - began
-    screen.indented(f"[bold]{'All is well' if good else 'The check failed'}[/bold] ({took:.0f} s).")
+    screen.text(f"[bold]{'All is well' if good else 'The check failed'}[/bold] ({took:.0f} s).")
     return good
 
 
@@ -90,7 +96,7 @@ def figures(outcome: Outcome) -> Table:
     """How well both models do, beside each other."""
     table = Table(
         title=f"On {outcome.num_held_out:,} accounts that training never saw, "
-        f"{outcome.num_held_out_members} of them in rings",
+        f"{outcome.num_held_out_members:,} of them in rings",
         title_justify="left",
         title_style="",
         box=None,
@@ -98,17 +104,20 @@ def figures(outcome: Outcome) -> Table:
         padding=(0, 3, 0, 0),
     )
     table.add_column("")
-    for column in ("ROC-AUC", "average precision", "hits*"):
+    top = outcome.num_held_out_members
+    for column in ("ROC-AUC", "average precision", f"hits in the top {top:,}"):
         table.add_column(column, justify="right", header_style="dim")
     rows: tuple[tuple[str, Quality, str], ...] = (
         ("features only (MLP)", outcome.features_only, ""),
-        ("and who pays whom (GraphSAGE)", outcome.with_graph, "bold green"),
+        ("with the graph (GraphSAGE)", outcome.with_graph, "bold green"),
     )
     for label, quality, style in rows:
-        cells = f"{quality.auc:.3f}", f"{quality.average_precision:.3f}", f"{quality.precision_at_members:.0%}"
+        cells = (
+            f"{quality.auc:.3f}",
+            f"{quality.average_precision:.3f}",
+            f"{quality.precision_at_members:.0%}",
+        )
         table.add_row(label, *cells, style=style)
-    table.caption = f"* of the {outcome.num_held_out_members} most suspicious accounts, so many are in a ring"
-    table.caption_justify = "left"
     return table
 
 
@@ -116,18 +125,25 @@ def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
     """Two commands to paste, what they answer now, and what that means."""
     share = outcome.num_members / outcome.recipe.accounts
     with Client(served.url) as client:
-        for what, account in (("a typical ring member", outcome.member), ("an ordinary account", outcome.ordinary)):
+        for what, account in (
+            ("a typical ring member", outcome.member),
+            ("an ordinary account", outcome.ordinary),
+        ):
             result = client.score(MODEL, [account])
             chance = float(result.outputs["probabilities"][0])
-            screen.indented(f"Ask about {what}:")
+            screen.text(f"Ask about {what}:")
             screen.paste(f"curl -s {served.url}/v1/models/{MODEL}/score -d '{{\"nodes\": [{account}]}}'")
-            screen.indented(f"  answer: [bold]{chance:.4f}[/bold], {_in_words(chance, share)}")
+            screen.text(f"  answer: [bold]{_number(chance)}[/bold], {_in_words(chance, share)}")
             screen.blank()
-    screen.indented(
+    screen.text(
         f'The number under "probabilities" is the chance that the account belongs to a fraud ring; of all '
         f'accounts {share:.1%} do. "label" is 1 from 0.5 on. The request holds only the account\'s number: '
         "the server has the graph, and reads the accounts around it by itself."
     )
+
+
+def _number(chance: float) -> str:
+    return f"{chance:.3f}" if chance >= 0.0005 else "less than 0.001"
 
 
 def _in_words(chance: float, share: float) -> str:
@@ -151,9 +167,14 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
     scores = np.concatenate(parts)
     quality = Quality.of(is_fraud, scores)
     difference = float(np.abs(scores - packaged_scores(folder, asked)).max())
-    member, ordinary = (float(scores[asked == account][0]) for account in (outcome.member, outcome.ordinary))
+    member, ordinary = (
+        float(scores[asked == account][0]) for account in (outcome.member, outcome.ordinary)
+    )
     verdicts = (
-        (quality.auc >= LEAST_AUC, f"ROC-AUC over HTTP is {quality.auc:.3f}; at least {LEAST_AUC} is asked for"),
+        (
+            quality.auc >= LEAST_AUC,
+            f"ROC-AUC over HTTP is {quality.auc:.3f}; at least {LEAST_AUC} is asked for",
+        ),
         (
             quality.average_precision >= LEAST_AVERAGE_PRECISION,
             f"average precision over HTTP is {quality.average_precision:.3f}; at least "
@@ -163,7 +184,10 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
             quality.average_precision > outcome.features_only.average_precision,
             f"the graph helps: the features alone reach {outcome.features_only.average_precision:.3f}",
         ),
-        (member > ordinary, f"the ring member scores {member:.4f}, the ordinary account {ordinary:.4f}"),
+        (
+            member > ordinary,
+            f"the ring member scores {_number(member)}, the ordinary account {_number(ordinary)}",
+        ),
         (
             difference <= _EQUAL,
             f"served answers differ from the packaged model's by {difference:.0e}; {_EQUAL:.0e} is allowed",

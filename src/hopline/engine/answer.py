@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.engine.inline import inline_states, parse_inline
+from hopline.engine.ego import EgoModel
+from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.errors import BadRequest, HoplineError, NodeNotFound
@@ -37,7 +38,9 @@ class Answerer:
         max_inline_neighbors: of one inline node.
     """
 
-    def __init__(self, model: Model, default_outputs: tuple[str, ...], max_inline_neighbors: int) -> None:
+    def __init__(
+        self, model: Model | EgoModel, default_outputs: tuple[str, ...], max_inline_neighbors: int
+    ) -> None:
         self.model = model
         self.default_outputs = default_outputs
         self.max_inline_neighbors = max_inline_neighbors
@@ -71,7 +74,7 @@ class Answerer:
                     nodes = parse_inline(
                         self.model.graph, node_type, request.inline, self.max_inline_neighbors
                     )
-                    inline[m] = inline_states(self.model.levels, self.model.features, nodes, as_of)
+                    inline[m] = self.model.inline_states(nodes, as_of)
                 except HoplineError as error:
                     outcomes[m] = error
                     continue
@@ -206,7 +209,7 @@ class Answerer:
                 if self._interner.distinct.shape[0] < ids.shape[0]:
                     distinct[node_type] = self._interner.distinct.copy()
                     rows[node_type] = numbers.copy()
-        return self.model.states(self.model.plan(distinct, as_of)), rows
+        return self.model.final_states(distinct, as_of), rows
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
         """Every output that some member asks for."""
@@ -261,7 +264,7 @@ def _all_known(ids: IdArray) -> bool:
     return ids.shape[0] == 0 or bool(ids.min() >= 0)
 
 
-def _not_found(model: Model, external: ExternalIds, ids: IdArray) -> NodeNotFound:
+def _not_found(model: Model | EgoModel, external: ExternalIds, ids: IdArray) -> NodeNotFound:
     missing: list[Any] = [
         e.item() if isinstance(e, np.generic) else e
         for e in (external[int(i)] for i in np.flatnonzero(ids < 0))

@@ -17,7 +17,6 @@ from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import AnyArray, FloatArray, IdArray
 
-
 _NO_TIMES = frozen(np.empty(0, np.int64))
 
 

@@ -9,44 +9,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
-from hopline.artifact import ModelSpec, read_spec
+from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.arena import Arena
+from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
+from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.level import Level
 from hopline.engine.plan import Plan, make_plan
+from hopline.engine.schema import check_schema
 from hopline.engine.table import Table
-from hopline.errors import SchemaMismatch
-from hopline.graph import Graph, GraphSchema
+from hopline.graph import Graph
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-def load(folder: Path, *, verify: bool = True) -> ModelSpec:
-    """Read an artifact's spec; see `artifact.read_spec`."""
-    return read_spec(folder, verify=verify)
-
-
-def check_schema(spec: ModelSpec, graph: Graph) -> None:
-    """Check that a model fits a graph.
-
-    Raises:
-        SchemaMismatch: each difference named.
-    """
-    expected = msgspec.convert(spec.graph_schema, GraphSchema)
-    differences = expected.differences(graph.schema)
-    if differences:
-        listed = "; ".join(differences)
-        raise SchemaMismatch(
-            f"model {spec.name}/{spec.version} does not fit graph {graph.version}: {listed}", differences
-        )
 
 
 class TablePlan:
@@ -109,6 +90,11 @@ class Model:
         graph: the snapshot it answers about.
         tables: from `TablePlan.build`; empty serves without embedding tables.
 
+    Attributes:
+        state_dim: columns of a row of `states` of the head's node type.
+        num_hops: message-passing layers.
+        output_names: what it can answer.
+
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
         ArtifactError: a file cannot be loaded.
@@ -144,6 +130,9 @@ class Model:
                 level.link(below)
         head = spec.head
         final = spec.levels[-1]
+        self.state_dim = final[head.node_type].state_dim
+        self.num_hops = spec.num_layers
+        self.output_names = out_of.output_names(spec.task)
         self._head: RowStage | None = None
         if head.file is not None:
             dims = [final[head.node_type].state_dim]
@@ -160,6 +149,14 @@ class Model:
     def states(self, plan: Plan) -> dict[str, FloatArray]:
         """Final states float32 [n, d] by node type, in the plan's order; valid until the next plan."""
         return execute(plan, self.features)
+
+    def final_states(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, FloatArray]:
+        """`plan` and `states` in one."""
+        return execute(make_plan(self.levels, self.spec.num_layers, wanted, as_of), self.features)
+
+    def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
+        """Final states of nodes that the graph does not have, float32 [n, d]."""
+        return inline_states(self.levels, self.features, nodes, as_of)
 
     def logits(self, *states: FloatArray) -> FloatArray:
         """The head over final states: one array [n, d], or two of them for a link model."""
@@ -179,19 +176,19 @@ class Model:
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states; arrays of their own, never views of buffers."""
-        found: dict[str, AnyArray] = {}
-        logits: FloatArray | None = None
-        for name in names:
-            if name == "embedding":
-                a, b = self.spec.head.embedding or (0, states[0].shape[1])
-                found[name] = states[0][:, a:b].copy()
-                continue
-            if logits is None:
-                logits = self.logits(*states)
-            if name == "logits":
-                found[name] = logits.copy()
-            elif name == "probabilities":
-                found[name] = out_of.probabilities(self.spec.task, logits)
-            else:
-                found[name] = out_of.labels(self.spec.task, logits)
-        return found
+        return out_of.named_outputs(
+            names, self.spec.task, self._embedding(states[0]), lambda: self.logits(*states)
+        )
+
+    def _embedding(self, states: FloatArray) -> FloatArray:
+        a, b = self.spec.head.embedding or (0, states.shape[1])
+        return states[:, a:b]
+
+
+def load_model(
+    folder: Path, spec: ModelSpec, graph: Graph, tables: Mapping[tuple[int, str], Table] | None = None
+) -> Model | EgoModel:
+    """Load a model version on the runtime that it was packaged for; see `Model`."""
+    if spec.runtime == "torch":
+        return EgoModel(folder, spec, graph)
+    return Model(folder, spec, graph, tables)

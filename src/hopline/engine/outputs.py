@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numba import njit
 
@@ -54,6 +56,32 @@ def labels(task: str, logits: FloatArray) -> AnyArray:
         return winners
     chosen = (logits >= 0).astype(np.int64)
     return chosen[:, 0] if task == "binary" else chosen
+
+
+def named_outputs(
+    names: Sequence[str], task: str, embedding: FloatArray, logits_of: Callable[[], FloatArray]
+) -> dict[str, AnyArray]:
+    """The asked outputs of some rows, in arrays of their own.
+
+    Args:
+        embedding: float32 [n, d], may be a view of a buffer.
+        logits_of: computes float32 [n, c]; called only where an output needs it.
+    """
+    found: dict[str, AnyArray] = {}
+    logits: FloatArray | None = None
+    for name in names:
+        if name == "embedding":
+            found[name] = embedding.copy()
+            continue
+        if logits is None:
+            logits = logits_of()
+        if name == "logits":
+            found[name] = logits.copy()
+        elif name == "probabilities":
+            found[name] = probabilities(task, logits)
+        else:
+            found[name] = labels(task, logits)
+    return found
 
 
 def output_names(task: str) -> tuple[str, ...]:

@@ -95,8 +95,15 @@ def run_stage(
     """Compute one stage for all nodes of its type from the states of the level below."""
     if stage.file is None:
         return graph.features[node_type]
-    feeds = stage_inputs(stage.inputs, node_type, graph, previous)
+    feeds = packed(stage, stage_inputs(stage.inputs, node_type, graph, previous))
     return session(artifact / stage.file).run(["h"], feeds)[0]
+
+
+def packed(stage: Stage, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    """What the stage's file is fed: its inputs, or all of them side by side where it is packed."""
+    if not stage.packed:
+        return feeds
+    return {"x": np.concatenate([feeds[item.name] for item in stage.inputs], axis=1)}
 
 
 def session(path: Path) -> ort.InferenceSession:

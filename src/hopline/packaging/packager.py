@@ -40,12 +40,14 @@ from hopline.packaging.head import (
     trailing_module,
 )
 from hopline.packaging.lower import lower
+from hopline.packaging.pack import pack
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import Fanouts, Sampling, check_sampling, resolve_fanouts
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, frozen_copy, trace
 from hopline.packaging.whole import write_whole
+from hopline.types import AnyArray
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -251,7 +253,7 @@ class Job:
         for plan in plans:
             step = f"stage {plan.level} of {plan.node_type}"
             self.progress(step, 0.0)
-            file = None
+            stage = Stage(plan.state_dim, None, plan.inputs)
             if plan.module is not None:
                 previous = references[plan.level - 1] if plan.level else {}
                 feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous)
@@ -259,12 +261,11 @@ class Job:
                     plan.module, plan.inputs, feeds, f"stage {plan.level} of node type {plan.node_type!r}"
                 )
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
-                widths = [
-                    feeds[item.name].shape[-1] if feeds[item.name].ndim > 1 else 0 for item in plan.inputs
-                ]
+                widths = [_width(feeds[item.name]) for item in plan.inputs]
                 export_stage(plan.module, plan.inputs, widths, folder / file)
+                stage = pack(folder, Stage(plan.state_dim, file, plan.inputs))
+            levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
-            levels[plan.level][plan.node_type] = Stage(plan.state_dim, file, plan.inputs)
         return msgspec.structs.replace(spec, levels=tuple(levels))
 
     def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
@@ -311,6 +312,10 @@ class Job:
         src, dst = values[0][pairs[0]], values[-1][pairs[1]]
         scores = self.head(src, dst) if isinstance(self.head, nn.Module) else (src * dst).sum(1)
         return (pairs[0], pairs[1]), scores.reshape(len(scores), -1).numpy()
+
+
+def _width(array: AnyArray) -> int:
+    return array.shape[-1] if array.ndim > 1 else 0
 
 
 def _is_link(head: object) -> bool:

@@ -126,7 +126,15 @@ def write_whole(
             f"the model can be packaged neither split nor whole. Split: {reason}. "
             f"Whole: torch.export refuses it: {type(error).__name__}: {first}"
         ) from error
-    (folder / SLOTS_FILE).write_bytes(msgspec.json.encode({"slots": names, "pooled": pooled}))
+    (folder / SLOTS_FILE).write_bytes(
+        msgspec.json.encode(
+            {
+                "slots": names,
+                "pooled": pooled,
+                "relations": list(binding.relations) if binding.relational else [],
+            }
+        )
+    )
     expected = rows.numpy() if pooled else rows[seed].numpy()
     with quiet():
         answer = torch.export.load(folder / FILE).module()(seed, *tensors).numpy()

@@ -14,8 +14,9 @@ import numpy as np
 
 from hopline.config import Config
 from hopline.engine.answer import Answerer, Outcome
+from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
-from hopline.engine.outputs import default_outputs, output_names
+from hopline.engine.outputs import default_outputs
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
 from hopline.scheduling.batcher import Batcher
@@ -45,14 +46,16 @@ class ServedVersion:
         executor: runs dear batches.
     """
 
-    def __init__(self, model: Model, config: Config, metrics: ModelMetrics, executor: Executor) -> None:
+    def __init__(
+        self, model: Model | EgoModel, config: Config, metrics: ModelMetrics, executor: Executor
+    ) -> None:
         self.model = model
         self.name = model.spec.name
         self.version = model.spec.version
         self._limits = config.limits
         self._metrics = metrics
         task = model.spec.task
-        self.output_names = output_names(task)
+        self.output_names = model.output_names
         self.default_outputs = default_outputs(task)
         self._answerer = Answerer(model, self.default_outputs, config.limits.max_inline_neighbors)
         self._rows_per_seed = _rows_per_seed(model)
@@ -199,7 +202,7 @@ class ServedVersion:
                 TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
             )
         inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
-        a, b = head.embedding or (0, spec.levels[-1][head.node_type].state_dim)
+        a, b = head.embedding or (0, self.model.state_dim)
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
             "embedding": ("FP32", (-1, b - a)),
             "logits": ("FP32", (-1, head.output_dim)),
@@ -252,12 +255,11 @@ class ServedVersion:
         }
 
 
-def _rows_per_seed(model: Model) -> float:
+def _rows_per_seed(model: Model | EgoModel) -> float:
     """Predicted rows for each seed: sampled neighbours of all hops, by fanout or mean degree."""
     spec = model.spec
-    hops = range(spec.num_layers)
     total = width = 1.0
-    for hop in hops:
+    for hop in range(model.num_hops):
         widest = 0.0
         for key, fanouts in spec.fanouts.items():
             adjacency = model.graph.edges[key]

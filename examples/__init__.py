@@ -1,0 +1,1 @@
+"""Complete programs on real data; run them as `python -m examples.<name>`."""

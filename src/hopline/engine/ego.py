@@ -1,0 +1,154 @@
+"""Models that cannot be split: each seed's sampled ego-graph goes through the whole model.
+
+Same interface as `model.Model`, so that everything above it is the same; no embedding table, and no
+sharing between seeds, whose ego-graphs a model that pools would mix. It works; it is not fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec
+from hopline.engine import outputs as out_of
+from hopline.engine.inline import InlineNodes
+from hopline.engine.schema import check_schema
+from hopline.engine.table import Table
+from hopline.errors import BadRequest
+from hopline.graph import Graph
+from hopline.sampling import BlockBuffers, Sampler, layer_key
+from hopline.sampling.keyed import NO_CUT
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+class EgoModel:
+    """A loaded model version of runtime "torch".
+
+    Args:
+        folder, spec, graph: as for `model.Model`.
+
+    Attributes:
+        state_dim: columns of a row of `final_states`, which are logits here.
+        num_hops: of an ego-graph.
+        output_names: what it can answer; there is no embedding apart from the logits.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec, graph: Graph) -> None:
+        from hopline.runtimes.torch import WholeModel
+
+        check_schema(spec, graph)
+        self.spec = spec
+        self.graph = graph
+        self.tables: dict[tuple[int, str], Table] = {}
+        self.state_dim = spec.head.output_dim
+        self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
+        names = out_of.output_names(spec.task)
+        self.output_names = (
+            names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
+        )
+        described = msgspec.json.decode((folder / "whole.json").read_bytes())
+        self._relations: list[str] = described.get("relations", [])
+        self._whole = WholeModel(folder, spec)
+        self._buffers = BlockBuffers()
+        self._samplers: list[dict[str, Sampler]] = [
+            {
+                key: Sampler(
+                    graph.edges[key],
+                    fanouts[hop],
+                    spec.sampling,
+                    layer_key(spec.salt, self.num_hops - hop, key),
+                    spec.max_degree,
+                )
+                for key, fanouts in sorted(spec.fanouts.items())
+            }
+            for hop in range(self.num_hops)
+        ]
+
+    def final_states(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, FloatArray]:
+        """Logits float32 [n, output_dim] of distinct ids, node type -> int64 [n], in their order."""
+        found: dict[str, FloatArray] = {}
+        for node_type, ids in wanted.items():
+            rows = np.empty((ids.shape[0], self.state_dim), np.float32)
+            for i, seed in enumerate(ids.tolist()):
+                slots = self._slots(node_type, seed, as_of)
+                rows[i] = self._whole.run_slots(slots, np.zeros(1, np.int64))[0]
+            found[node_type] = rows
+        return found
+
+    def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
+        """Not for whole models.
+
+        Raises:
+            BadRequest: always.
+        """
+        raise BadRequest(
+            f"model {self.spec.name!r} is served whole and takes only nodes of the graph, no inline nodes "
+            f"({self.spec.why_whole})"
+        )
+
+    def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
+        """Named outputs of rows of final states."""
+        return out_of.named_outputs(names, self.spec.task, states[0], lambda: states[0])
+
+    def _slots(self, node_type: str, seed: int, as_of: int) -> dict[str, AnyArray]:
+        """One seed's ego-graph as the program's tensors; the seed is row 0 of its type.
+
+        A node's edges are sampled once, at the hop at which it is first reached.
+        """
+        rows: dict[str, dict[int, int]] = {name: {} for name in self.graph.nodes}
+        rows[node_type][seed] = 0
+        edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]] = {key: [] for key in self.graph.edges}
+        frontier: dict[str, list[int]] = {node_type: [seed]}
+        for samplers in self._samplers:
+            reached: dict[str, list[int]] = {}
+            for key, sampler in samplers.items():
+                adjacency = sampler.adjacency
+                destinations = frontier.get(adjacency.dst)
+                if not destinations:
+                    continue
+                block = sampler.sample(np.array(destinations, np.int64), self._buffers, as_of)
+                known = rows[adjacency.src]
+                sources = np.empty(block.neighbors.shape[0], np.int64)
+                for e, source in enumerate(block.neighbors.tolist()):
+                    row = known.get(source)
+                    if row is None:
+                        row = known[source] = len(known)
+                        reached.setdefault(adjacency.src, []).append(source)
+                    sources[e] = row
+                own = np.array([rows[adjacency.dst][v] for v in destinations], np.int64)
+                targets = np.repeat(own, np.diff(block.offsets))
+                edges[key].append((sources, targets, block.positions.copy()))
+            frontier = reached
+        return self._tensors(rows, edges)
+
+    def _tensors(
+        self, rows: dict[str, dict[int, int]], edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]]
+    ) -> dict[str, AnyArray]:
+        slots: dict[str, AnyArray] = {}
+        for name, known in rows.items():
+            ids = np.fromiter(known, np.int64, len(known))
+            slots[f"features:{name}"] = np.asarray(self.graph.nodes[name].features[ids], np.float32)
+        for key, parts in edges.items():
+            adjacency = self.graph.edges[key]
+            joined = [np.concatenate([_NO_IDS, *column]) for column in zip(*parts, strict=True)] or [
+                _NO_IDS
+            ] * 3
+            slots[f"edge_index:{key}"] = np.stack(joined[:2])
+            if adjacency.attr is not None:
+                slots[f"edge_attr:{key}"] = adjacency.attr[joined[2]]
+            if adjacency.weight is not None:
+                slots[f"edge_weight:{key}"] = adjacency.weight[joined[2]]
+        if self._relations:
+            lists = [slots[f"edge_index:{key}"] for key in self._relations]
+            slots["edge_index:*"] = np.concatenate(lists, axis=1)
+            slots["edge_type:*"] = np.repeat(np.arange(len(lists)), [part.shape[1] for part in lists])
+            for role in ("edge_attr", "edge_weight"):
+                if all(f"{role}:{key}" in slots for key in self._relations):
+                    slots[f"{role}:*"] = np.concatenate([slots[f"{role}:{key}"] for key in self._relations])
+        return slots
+
+
+_NO_IDS: IdArray = np.empty(0, np.int64)
