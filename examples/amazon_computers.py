@@ -28,6 +28,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ from hopline.types import FloatArray, IdArray
 FULL, SAMPLED = "computers", "computers_sampled"
 FANOUTS = [10, 10]
 LARGEST_DIFFERENCE, SAMPLING_LOSS = 1e-4, 0.01
-_HIDDEN, _BATCH = 128, 512
+_HIDDEN, _BATCH = 64, 512
+_RATE = 0.02
+#: In-neighbours that each epoch of training keeps of every node.
+_TRAIN_FANOUT = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +75,22 @@ class Products:
 
 
 class Sage(nn.Module):
-    """Two GraphSAGE layers with mean aggregation."""
+    """Two GraphSAGE layers with mean aggregation.
+
+    Words are counted by ones and zeros, some 270 ones for each product: without normalisation the first
+    layer is so large that training takes several times as long.
+    """
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
         self.conv1 = SAGEConv(num_features, _HIDDEN)
+        self.norm = nn.BatchNorm1d(_HIDDEN)
         self.conv2 = SAGEConv(_HIDDEN, num_classes)
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Float32 [n, d] and int64 [2, E] (or a sparse adjacency) to float32 [n, c] logits."""
-        h = self.dropout(torch.relu(self.conv1(x, edge_index)))
+        h = self.dropout(torch.relu(self.norm(self.conv1(x, edge_index))))
         logits: Tensor = self.conv2(h, edge_index)
         return logits
 
@@ -111,23 +120,26 @@ def _dense(data: Any) -> FloatArray:
         return dense
     x = np.zeros(tuple(data["x_shape"]), np.float32)
     rows = np.repeat(np.arange(len(x)), np.diff(data["x_indptr"]))
-    x[rows, data["x_indices"]] = data["x_data"] if "x_data" in data else 1.0
+    x[rows, data["x_indices"]] = data.get("x_data", 1.0)
     return x
 
 
 def train(products: Products, graph: Graph, epochs: int, seed: int, console: Console) -> Sage:
     """Train on the whole graph at once, each epoch over other sampled neighbours.
 
-    A model that has only ever seen complete neighbourhoods is a little worse on sampled ones. So each epoch
-    keeps at most 10 in-neighbours of every node, as GraphSAGE itself was trained; that is also faster. The
-    epoch that does best on the validation nodes, with complete neighbourhoods, is kept.
+    A model that has only ever seen complete neighbourhoods is worse on sampled ones. So each epoch keeps a
+    few in-neighbours of every node, as GraphSAGE itself was trained; that is also faster. Measured here,
+    accuracy with fanouts [10, 10] below that with complete neighbourhoods: 0.003 on average after training
+    on 5 neighbours, 0.008 after training on 10. The epoch that does best on the validation nodes, with
+    complete neighbourhoods, is kept.
     """
     torch.manual_seed(seed)
     x, y = torch.from_numpy(products.x), torch.from_numpy(products.y)
     rows, validation = torch.from_numpy(products.train), torch.from_numpy(products.validation)
     everything = adjacency(graph, -1, seed)
     model = Sage(x.shape[1], int(y.max()) + 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=5e-3)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=epochs)
     best, kept = -1.0, {name: value.clone() for name, value in model.state_dict().items()}
     columns = (
         TextColumn("training"),
@@ -140,11 +152,12 @@ def train(products: Products, graph: Graph, epochs: int, seed: int, console: Con
         for epoch in range(epochs):
             model.train()
             loss = nn.functional.cross_entropy(
-                model(x, adjacency(graph, FANOUTS[0], seed + epoch))[rows], y[rows]
+                model(x, adjacency(graph, _TRAIN_FANOUT, seed + epoch))[rows], y[rows]
             )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            rate.step()
             if epoch % 5 == 4 or epoch == epochs - 1:
                 model.eval()
                 with torch.no_grad():
@@ -164,13 +177,19 @@ def adjacency(graph: Graph, fanout: int, salt: int) -> Tensor:
     edges = graph.edge()
     nodes = np.arange(graph.num_nodes)
     block = Sampler(edges, fanout, "uniform", layer_key(salt, 1, edges.key)).sample(nodes, BlockBuffers())
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(block.offsets),
-        torch.from_numpy(block.neighbors),
-        torch.ones(len(block.neighbors)),
-        size=(graph.num_nodes, graph.num_nodes),
-        check_invariants=False,
-    )
+    # A block's neighbours are in the order in which they were drawn; PyTorch wants them ascending.
+    dst = np.repeat(nodes, np.diff(block.offsets))
+    neighbors = block.neighbors[np.lexsort((block.neighbors, dst))]
+    with warnings.catch_warnings():
+        # PyTorch calls its CSR tensors beta; PyG multiplies with them, several times faster than by edges.
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(block.offsets),
+            torch.from_numpy(neighbors),
+            torch.ones(len(neighbors)),
+            size=(graph.num_nodes, graph.num_nodes),
+            check_invariants=True,
+        )
 
 
 def score_http(address: str, model: str, nodes: IdArray) -> FloatArray:
@@ -236,8 +255,9 @@ def run(epochs: int, seed: int, console: Console) -> dict[str, Any]:
         model = train(products, graph, epochs, seed, console)
         train_s = time.perf_counter() - began
         with torch.no_grad():
-            # Straight from the data: PyG's own answer owes nothing to Hopline's graph.
-            pyg = model(torch.from_numpy(products.x), _pyg_adjacency(products))[products.test].numpy()
+            # Edges as they are in the data: PyG's own answer owes nothing to Hopline's graph.
+            edges = torch.from_numpy(products.edge_index)
+            pyg = model(torch.from_numpy(products.x), edges)[products.test].numpy()
         console.print(f"trained for {epochs} epochs in {train_s:.1f} s")
         for artifact, fanouts in ((FULL, [-1, -1]), (SAMPLED, FANOUTS)):
             report = hopline.package(
@@ -261,13 +281,6 @@ def run(epochs: int, seed: int, console: Console) -> dict[str, Any]:
     }
 
 
-def _pyg_adjacency(products: Products) -> Tensor:
-    """All edges as PyG takes them fastest: a sparse matrix whose rows are destinations."""
-    n = len(products.y)
-    src, dst = torch.from_numpy(products.edge_index)
-    return torch.sparse_coo_tensor(torch.stack([dst, src]), torch.ones(len(src)), (n, n)).to_sparse_csr()
-
-
 def _accuracy(logits: FloatArray, labels: NDArray[np.int64]) -> float:
     return float((logits.argmax(1) == labels).mean())
 
@@ -277,14 +290,15 @@ def failures(figures: dict[str, Any]) -> list[str]:
     found = []
     if not figures["max_abs_diff"] <= LARGEST_DIFFERENCE:
         found.append(
-            f"served logits differ from PyG's by {figures['max_abs_diff']:.2e}, over {LARGEST_DIFFERENCE:.0e}"
+            f"served logits differ from PyG's by {figures['max_abs_diff']:.2e}; "
+            f"{LARGEST_DIFFERENCE:.0e} is allowed"
         )
-    if not figures["accuracy"] == figures["accuracy_pyg"]:
+    if figures["accuracy"] != figures["accuracy_pyg"]:
         found.append(f"accuracy {figures['accuracy']:.4f} served, {figures['accuracy_pyg']:.4f} in PyG")
     if not abs(figures["accuracy_sampled"] - figures["accuracy_pyg"]) <= SAMPLING_LOSS:
         found.append(
-            f"accuracy {figures['accuracy_sampled']:.4f} with fanouts {FANOUTS}, {figures['accuracy_pyg']:.4f} in "
-            f"PyG: more than {SAMPLING_LOSS} apart"
+            f"accuracy {figures['accuracy_sampled']:.4f} with fanouts {FANOUTS}, "
+            f"{figures['accuracy_pyg']:.4f} in PyG: more than {SAMPLING_LOSS} apart"
         )
     if not figures["http_equals_grpc"]:
         found.append("HTTP and gRPC gave different logits")
@@ -296,7 +310,7 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 unless the served answers are right"
     )
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     # People read stderr, programs the one line on stdout.

@@ -102,7 +102,8 @@ def settings_table() -> str:
     lines = ["| setting | type | default | what it does |", "|---|---|---|---|"]
     for row in config_table():
         kind = row.type.replace("|", "\\|")
-        lines.append(f"| `{row.path}` | {kind} | {_shown(row.default)} | {row.help} |")
+        help_text = row.help.replace("<", "&lt;")
+        lines.append(f"| `{row.path}` | {kind} | {_shown(row.path, row.default)} | {help_text} |")
     return "\n".join(lines)
 
 
@@ -114,7 +115,7 @@ def errors_table() -> str:
 
     def walk(kind: type[errors.HoplineError]) -> Iterator[type[errors.HoplineError]]:
         yield kind
-        for child in kind.__subclasses__():
+        for child in (sub for sub in kind.__subclasses__() if sub.__module__ == errors.__name__):
             yield from walk(child)
 
     lines = ["| error | code | HTTP | gRPC | means |", "|---|---|---|---|---|"]
@@ -136,7 +137,7 @@ def commands_table() -> str:
             shown = ", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
             if parameter.param_type_name == "argument":
                 shown = f"`{parameter.metavar or parameter.name.upper()}`"
-            help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
+            help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
             default = getattr(parameter, "default", None)
             if isinstance(default, str | int | float) and not isinstance(default, bool):
                 help_text += f" Default: {default}."
@@ -188,12 +189,11 @@ def _rests(function: ast.FunctionDef) -> list[str]:
     found = [path for elements in _cases(function) for path in _paths(elements)]
     for node in ast.walk(function):
         if isinstance(node, ast.Dict):
-            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            keys = [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
             found += [f"/{key}" if key else "" for key in keys]
         elif isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.List):
-            found += [
-                f"/{item.value}" for item in node.comparators[0].elts if isinstance(item, ast.Constant)
-            ]
+            names = node.comparators[0].elts
+            found += [f"/{ast.literal_eval(name)}" for name in names]
     return found
 
 
@@ -231,7 +231,9 @@ def _commands() -> Iterator[tuple[str, Any]]:
         yield from leaves(f"hopline {name}", group.commands[name])
 
 
-def _shown(default: Any) -> str:
+def _shown(path: str, default: Any) -> str:
+    if path.endswith("_bytes") and default % 2**20 == 0:
+        return f"`{default // 2**20} MiB`"
     if default is None:
         return "–"
     if default == ():
@@ -333,11 +335,32 @@ def check_blocks(texts: dict[str, str]) -> Iterator[str]:
                 yield f"{page}:{block.line + (error.lineno or 1) - 1}: not Python: {error.msg}"
 
 
+def check_commands(texts: dict[str, str]) -> Iterator[str]:
+    """Commands in bash blocks exist and have the options that they are given."""
+    known = dict(_commands())
+    options = {
+        name: {option for part in command.params for option in (*part.opts, *part.secondary_opts)}
+        for name, command in known.items()
+    }
+    for page, text in texts.items():
+        for block in blocks(text):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if block.info != "bash" or not line.startswith("hopline "):
+                    continue
+                name = next((each for each in known if f"{line} ".startswith(f"{each} ")), None)
+                if name is None:
+                    yield f"{page}:{block.line}: no such command: {line}"
+                    continue
+                for word in line.split():
+                    if word.startswith("--") and word.partition("=")[0] not in options[name]:
+                        yield f"{page}:{block.line}: {name} has no option {word}"
+
+
 def problems(*, write: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found = list(check_generated(write=write))
     texts = {name: file.read_text() for name, file in pages().items()}
-    for check in (check_mentions, check_links, check_reachable, check_blocks):
+    for check in (check_mentions, check_links, check_reachable, check_blocks, check_commands):
         found += check(texts)
     return found
 

@@ -51,7 +51,7 @@ class Screen:
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """A bar while the block runs (on a terminal), then a line with what it said and how long it took."""
+        """A bar while the block runs (on a terminal), then a line with what it said and the time."""
         began = time.perf_counter()
         columns = (
             TextColumn("     [cyan]{task.description:<9}"),

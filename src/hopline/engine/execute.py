@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hopline.engine.plan import Need, Plan
+from hopline.engine.need import Need
+from hopline.engine.plan import Plan
+from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray
 
@@ -30,15 +32,23 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int) -> None:
     level = need.level
     num_rows = need.compute.shape[0]
     assert level.runner is not None
-    out = need.out if need.missing is None else level.computed(num_rows)
-    views = {}
-    for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
-        base = features[relation.source] if below is None else below.state
-        views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
     raw = features[level.node_type]
     own = raw if level.own_below is None else level.own_below.state
-    level.runner.run(num_rows, own, need.own_rows, raw, need.compute, views, out)
-    if need.missing is not None:
+    if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
+        relation, below = level.links[0]
+        base = features[relation.source] if below is None else below.state
+        offsets = need.blocks[0].offsets
+        out = level.runner.run_pair(num_rows, own, need.own_rows, base, need.rows[0], offsets)
+    else:
+        views = {}
+        for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+            base = features[relation.source] if below is None else below.state
+            views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
+        out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
+        level.runner.run(num_rows, own, need.own_rows, raw, need.compute, views, out)
+    if need.missing is None:
+        need.out = out
+    else:
         need.out[need.missing] = out
     if level.table is not None and as_of == NO_CUT:
         level.table.write(need.compute, out)

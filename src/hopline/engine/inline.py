@@ -129,8 +129,7 @@ def inline_states(
             for key, relation in level.relations.items()
         }
         out = np.empty((n, level.stage.state_dim), np.float32)
-        level.runner.run(n, own, everyone, nodes.features, everyone, views, out)
-        own = out
+        own = level.runner.run(n, own, everyone, nodes.features, everyone, views, out).copy()
     return own
 
 

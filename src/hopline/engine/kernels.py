@@ -89,6 +89,50 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
 
 
 @njit(nogil=True, cache=True)
+def gather_reduce(  # type: ignore[no-untyped-def]
+    own, own_rows, own_column, own_w, own_place, base, rows, offsets, mean, column, w, out, place
+):
+    """`gather` of own rows and unweighted `reduce_sum` of neighbours side by side, in one call.
+
+    Arguments as there. Most stages read exactly these two, and for a single request a call of a kernel
+    costs as much as its work.
+    """
+    n = offsets.shape[0] - 1
+    width = base.shape[1]
+    flat = base.reshape(-1)
+    own_width = own.shape[1]
+    own_flat = own.reshape(-1)
+    per_line = LINE_BYTES // base.itemsize
+    lines = (width + per_line - 1) // per_line
+    own_lines = (own_width + per_line - 1) // per_line
+    end = offsets[n]
+    for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
+        _prefetch_row(flat, rows[e], width, lines, per_line)
+    for i in range(n):
+        if i + 1 < n:
+            _prefetch_row(own_flat, own_rows[i + 1], own_width, own_lines, per_line)
+        target = out[i, place : place + w]
+        for c in range(w):
+            target[c] = np.float32(0.0)
+        for e in range(offsets[i], offsets[i + 1]):
+            if e + _AHEAD < end:
+                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
+            source = base[rows[e], column : column + w]
+            for c in range(w):
+                target[c] += source[c]
+        if mean:
+            count = offsets[i + 1] - offsets[i]
+            if count > 1:
+                k = np.float32(1.0) / np.float32(count)
+                for c in range(w):
+                    target[c] *= k
+        source = own[own_rows[i], own_column : own_column + own_w]
+        target = out[i, own_place : own_place + own_w]
+        for c in range(own_w):
+            target[c] = source[c]
+
+
+@njit(nogil=True, cache=True)
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
     n = offsets.shape[0] - 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec, Stage
+from hopline.engine.descent import Descent
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
 from hopline.engine.stage import StageRunner
@@ -149,6 +150,7 @@ class Level:
         relations: edge type key -> relation.
         reads_self: whether the destinations' own previous states are read.
         own_below: where those come from; None means the raw features.
+        descent: plans this level in one call, where it can.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed.
         num_pending: ids that the present plan is about to intern, with repetitions.
@@ -165,6 +167,7 @@ class Level:
         self.interner = Interner()
         self.runner: StageRunner | None = None
         self.own_below: Level | None = None
+        self.descent: Descent | None = None
         self.links: list[tuple[Relation, Level | None]] = []
         self.num_pending = 0
         self.relations: dict[str, Relation] = {}
@@ -207,6 +210,8 @@ class Level:
         self.links = [(relation, computed(relation.adjacency.src)) for relation in self.relations.values()]
         if self.reads_self:
             self.own_below = computed(self.node_type)
+        if Descent.suits(self):
+            self.descent = Descent(self, *self.links[0])
 
     def out(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, state_dim] for all rows asked for."""

@@ -11,38 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hopline.engine.level import Level
-from hopline.sampling import Block
+from hopline.engine.need import Need
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import FloatArray, IdArray
-
-
-class Need:
-    """Rows of one level and node type that a batch needs.
-
-    Attributes:
-        level: where they come from.
-        ids: int64 [n] distinct global ids.
-        out: float32 [n, state_dim]; rows that the table had are filled already.
-        missing: int64 [m] positions in `ids` to compute; None means all of them.
-        compute: int64 [m] ids to compute.
-        own_rows: int64 [m] rows of `compute` one level below (global ids where that level is raw).
-        blocks, rows: for each of the level's links, the sampled edges and their sources' rows one
-            level below (global ids where that level is raw).
-    """
-
-    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "rows")
-
-    def __init__(
-        self, level: Level, ids: IdArray, out: FloatArray, missing: IdArray | None, compute: IdArray
-    ) -> None:
-        self.level = level
-        self.ids = ids
-        self.out = out
-        self.missing = missing
-        self.compute = compute
-        self.own_rows = compute
-        self.blocks: list[Block] = []
-        self.rows: list[IdArray] = []
+from hopline.types import IdArray
 
 
 @dataclass(slots=True)
@@ -72,6 +43,15 @@ def make_plan(
     stages = levels[top]
     current = [(stages[node_type], ids) for node_type, ids in wanted.items()]
     while current:
+        if len(current) == 1 and current[0][0].descent is not None:
+            descent = current[0][0].descent
+            need, num_rows, num_edges = descent.run(current[0][1], as_of)
+            plan.needs.append([need])
+            plan.num_computed += num_rows
+            plan.num_edges += num_edges
+            below = descent.below
+            current = [] if below is None or num_rows == 0 else [(below, below.interner.distinct)]
+            continue
         needs = [_look_up(level, ids, as_of) for level, ids in current if level.runner is not None]
         plan.needs.append(needs)
         current = _descend(plan, needs)
@@ -102,7 +82,7 @@ def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
         for relation, below in level.links:
             block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of)
             need.blocks.append(block)
-            num_edges = block.neighbors.shape[0]
+            num_edges = block.num_edges
             plan.num_edges += num_edges
             if below is not None:
                 _expect(below, num_edges, touched)

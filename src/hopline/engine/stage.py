@@ -11,13 +11,17 @@ import numpy as np
 
 from hopline.artifact import Stage, StageInput
 from hopline.engine.interner import Interner
-from hopline.engine.kernels import add_scaled, gather, pad, pad_rows, reduce_max, reduce_sum
+from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Padded entries (destinations x width) of one call of a block stage.
 _BLOCK_ENTRIES = 16_384
+
+
+#: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
+_Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
 
 
 class StageRunner:
@@ -30,6 +34,10 @@ class StageRunner:
             `self` the key is ""), for inputs without explicit columns.
         feature_dim: columns of the destination's raw features.
         fanouts: edge type key -> neighbours that this layer samples, -1 for all.
+
+    Attributes:
+        pair: set where the stage reads just own rows and an unweighted sum or mean of neighbours, side
+            by side: then `gather_reduce` fills it in one call.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class StageRunner:
             self._rows = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim)
         else:
             self._block = BlockStage(folder / stage.file, stage)
+        self.pair = self._find_pair() if stage.packed else None
 
     def run(
         self,
@@ -74,18 +83,76 @@ class StageRunner:
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
-    ) -> None:
-        """Compute the state of `num_rows` destinations into out (float32 [num_rows, state_dim]).
+    ) -> FloatArray:
+        """Compute the state of `num_rows` destinations, float32 [num_rows, state_dim].
 
         Args:
             own, own_rows: previous-level states [m, d] and the destinations' rows in it, for `self`.
             features, feature_rows: the same for raw features, for `features`.
             views: edge type key -> what the destinations see through it.
+            out: float32 [num_rows, state_dim], filled and returned.
         """
-        if self._rows is not None:
+        if self._rows is None:
+            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
+        elif self.pair is None:
             self._run_rows(self._rows, num_rows, own, own_rows, features, feature_rows, views, out)
         else:
-            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
+            view = views[self.pair[0]]
+            for a in range(0, num_rows, CHUNK_ROWS):
+                b = min(a + CHUNK_ROWS, num_rows)
+                offsets = view.offsets[a : b + 1]
+                out[a:b] = self.run_pair(b - a, own, own_rows[a:b], view.base, view.rows, offsets)
+        return out
+
+    def _find_pair(self) -> _Pair | None:
+        """The arguments of `gather_reduce`, where the stage reads just what that fills."""
+        kinds = {entry.kind: k for k, entry in enumerate(self.stage.inputs)}
+        if len(self.stage.inputs) != 2 or kinds.keys() != {"self", "reduce"}:
+            return None
+        k, j = kinds["self"], kinds["reduce"]
+        entry = self.stage.inputs[j]
+        if entry.reduce not in ("mean", "sum") or entry.weighted:
+            return None
+        (own_first, own_last), (first, last) = self._columns[k], self._columns[j]
+        own_args = (own_first, own_last - own_first, self._places[k][1])
+        mean = entry.reduce == "mean"
+        return entry.edge_type, own_args, mean, first, last - first, self._places[j][1]
+
+    def run_pair(
+        self,
+        num_rows: int,
+        own: FloatArray,
+        own_rows: IdArray,
+        base: FloatArray,
+        rows: IdArray,
+        offsets: IdArray,
+    ) -> FloatArray:
+        """`run` for a stage with a `pair` and at most CHUNK_ROWS destinations.
+
+        Args:
+            base, rows, offsets: as in `EdgeView`.
+
+        Returns: float32 [num_rows, state_dim], the runtime's own buffer until the stage's next run.
+        """
+        assert self._rows is not None
+        assert self.pair is not None
+        _, (own_column, own_width, own_place), mean, column, width, place = self.pair
+        gather_reduce(
+            own,
+            own_rows,
+            own_column,
+            own_width,
+            own_place,
+            base,
+            rows,
+            offsets,
+            mean,
+            column,
+            width,
+            self._rows.inputs[0],
+            place,
+        )
+        return self._rows.run(num_rows)
 
     def _run_rows(
         self,

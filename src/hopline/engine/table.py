@@ -23,7 +23,7 @@ from numba import njit
 
 from hopline.engine.arena import Arena, array_bytes
 from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
-from hopline.types import FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray
 
 _OWNER_BITS = np.int64(40)
 _OWNER_MASK = np.int64((1 << 40) - 1)
@@ -32,7 +32,7 @@ _LOOKUP_AHEAD = 16
 
 
 @njit(nogil=True, cache=True)
-def _read(index, tags, visited, rows, ids, out, missing):  # type: ignore[no-untyped-def]
+def read_rows(index, tags, visited, rows, ids, out, missing):  # type: ignore[no-untyped-def]
     """Copy present rows to out[i]; list positions of the others in `missing`; return how many."""
     n, d = ids.shape[0], rows.shape[1]
     flat = rows.reshape(-1)
@@ -183,7 +183,7 @@ class Table:
         """
         if ids.shape[0] > self._missing.shape[0]:
             self._missing = np.empty(2 * ids.shape[0], np.int64)
-        absent = _read(self._index, self._tags, self._visited, self._rows, ids, out, self._missing)
+        absent = read_rows(self._index, self._tags, self._visited, self._rows, ids, out, self._missing)
         self.num_misses += absent
         self.num_hits += ids.shape[0] - absent
         return self._missing[:absent]
@@ -209,6 +209,11 @@ class Table:
     def clear(self) -> None:
         """Drop all rows."""
         self._index[:] = 0
+
+    @property
+    def arrays(self) -> tuple[AnyArray, ...]:
+        """(index, tags, visited, rows), as `read_rows` takes them."""
+        return self._index, self._tags, self._visited, self._rows
 
     @property
     def num_rows(self) -> int:

@@ -64,29 +64,30 @@ class RowStage:
         self._names = names
         self._output = output
         self._run = self._session._sess.run_with_iobinding
-        self._bindings: dict[int, Any] = {}
+        #: rows -> (binding, the output's first rows)
+        self._bound: dict[int, tuple[Any, FloatArray]] = {}
         self.inputs = [np.zeros((CHUNK_ROWS, w) if w else CHUNK_ROWS, np.float32) for w in widths]
         self.output = np.zeros((CHUNK_ROWS, output_dim), np.float32)
 
     def run(self, num_rows: int) -> FloatArray:
         """Compute the first `num_rows` rows; the view returned is valid until the next call."""
-        binding = self._bindings.get(num_rows)
-        if binding is None:
-            binding = self._bind(num_rows)
+        bound = self._bound.get(num_rows)
+        if bound is None:
+            bound = self._bind(num_rows)
         try:
-            self._run(binding, None)
+            self._run(bound[0], None)
         except Exception as error:  # see `session`
             raise RuntimeFailure(f"{self.path.name} failed in ONNX Runtime: {error}") from error
-        return self.output[:num_rows]
+        return bound[1]
 
-    def _bind(self, num_rows: int) -> Any:
+    def _bind(self, num_rows: int) -> tuple[Any, FloatArray]:
         binding = self._session.io_binding()
         for name, buffer in zip(self._names, self.inputs, strict=True):
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer[:num_rows]))
         out = self.output[:num_rows]
         binding.bind_ortvalue_output(self._output, ort.OrtValue.ortvalue_from_numpy(out))
-        self._bindings[num_rows] = binding._iobinding
-        return binding._iobinding
+        self._bound[num_rows] = binding._iobinding, out
+        return self._bound[num_rows]
 
 
 class BlockStage:

@@ -20,7 +20,6 @@ A time cut (`as_of`) leaves a prefix of the list, since lists are sorted by time
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -113,20 +112,20 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
             taken += 1
     while taken < k:
         # Exact scan: the weights left over, in list order, without those already taken.
-        left: np.float64 = np.float64(0.0)
+        left: float = 0.0
         for e in range(n):
             w = np.float64(weight[start + e])
             for q in range(taken):
                 if positions[at + q] == start + e:
                     w = 0.0
                     break
-            left += w
+            left += float(w)
         if not left > 0.0:
             break
         draw += _ONE
         u = np.float64(mix(node_key + draw * GOLDEN) >> _S11) * _TO_UNIT * left
         chosen = -1
-        running: np.float64 = np.float64(0.0)
+        running: float = 0.0
         for e in range(n):
             w = np.float64(weight[start + e])
             for q in range(taken):
@@ -135,7 +134,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
                     break
             if w > 0.0:
                 chosen = e
-                running += w
+                running += float(w)
                 if running > u:
                     break
         positions[at + taken] = start + chosen
@@ -226,21 +225,6 @@ def count_edges(indptr, nodes, cap):  # type: ignore[no-untyped-def]
     return total
 
 
-@dataclass(slots=True)
-class Block:
-    """One layer's sampled edges of one edge type, destinations in the order asked for.
-
-    Attributes:
-        offsets: int64 [n+1]; edges of destination i are [offsets[i], offsets[i+1]).
-        neighbors: int64 [total] source global ids.
-        positions: int64 [total] positions in the snapshot's edge arrays.
-    """
-
-    offsets: IdArray
-    neighbors: IdArray
-    positions: IdArray
-
-
 class BlockBuffers:
     """Reusable arrays for one block; grown on demand, never shrunk."""
 
@@ -258,6 +242,34 @@ class BlockBuffers:
         if num_edges > self.neighbors.shape[0]:
             self.neighbors = np.empty(2 * num_edges, np.int64)
             self.positions = np.empty(2 * num_edges, np.int64)
+
+
+class Block:
+    """One layer's sampled edges of one edge type, destinations in the order asked for.
+
+    Attributes:
+        offsets: int64 [n+1]; edges of destination i are [offsets[i], offsets[i+1]).
+        num_edges: sampled edges.
+        neighbors: int64 [num_edges] source global ids.
+        positions: int64 [num_edges] positions in the snapshot's edge arrays.
+    """
+
+    __slots__ = ("_buffers", "num_edges", "offsets")
+
+    def __init__(self, buffers: BlockBuffers, num_nodes: int, num_edges: int) -> None:
+        self._buffers = buffers
+        self.num_edges = num_edges
+        self.offsets = buffers.offsets[: num_nodes + 1]
+
+    @property
+    def neighbors(self) -> IdArray:
+        """A view, made when asked for."""
+        return self._buffers.neighbors[: self.num_edges]
+
+    @property
+    def positions(self) -> IdArray:
+        """A view, made when asked for: most stages read no edge data."""
+        return self._buffers.positions[: self.num_edges]
 
 
 class Sampler:
@@ -304,6 +316,11 @@ class Sampler:
             frozen(_or_empty(adjacency.weight, np.float32)),
         )
 
+    @property
+    def arrays(self) -> tuple[AnyArray | int, ...]:
+        """(indptr, indices, time, cumweight, weight, fanout, mode), as `sample` takes them."""
+        return (*self._arrays, self.fanout, self._mode)
+
     def bound(self, nodes: IdArray) -> int:
         """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
         if self.fanout >= 0:
@@ -318,7 +335,10 @@ class Sampler:
             buffers: where the block's arrays live; valid until their next use.
             as_of: only edges with time <= as_of; without effect on edge types without times.
         """
-        buffers.reserve(nodes.shape[0], self.bound(nodes))
+        num_nodes = nodes.shape[0]
+        num_edges = num_nodes * self.fanout if self.fanout >= 0 else self.bound(nodes)
+        if num_nodes >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
+            buffers.reserve(num_nodes, num_edges)
         total = sample(
             *self._arrays,
             nodes,
@@ -330,9 +350,7 @@ class Sampler:
             buffers.positions,
             buffers.neighbors,
         )
-        return Block(
-            buffers.offsets[: nodes.shape[0] + 1], buffers.neighbors[:total], buffers.positions[:total]
-        )
+        return Block(buffers, num_nodes, total)
 
 
 def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:

@@ -1,0 +1,73 @@
+"""scripts/check_docs.py passes, and would notice."""
+
+import pytest
+
+
+def test_the_documentation_is_complete_and_current(check_docs):
+    assert check_docs.problems() == []
+
+
+def test_every_kind_of_route_is_found(check_docs):
+    found = check_docs.routes(check_docs.HTTP_SOURCE.read_text())
+    assert {
+        "/",
+        "/v1/models/<model>/score",
+        "/v1/models/<model>/versions/<version>/score",
+        "/v2/health/live",
+        "/v2/models/<model>",
+        "/v2/models/<model>/infer",
+        "/v2/models/<model>/versions/<version>/stats",
+        "/v2/repository/models/<model>/unload",
+    } <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("page", "cut", "said"),
+    [
+        ("docs/index.md", "`hopline.Client`", "public name"),
+        ("docs/http-api.md", "`/v2/models/<model>/stats`", "route"),
+        ("docs/grpc-api.md", "`ModelStreamInfer`", "method"),
+        ("docs/operations.md", "`hopline_queue_rows`", "metric"),
+    ],
+)
+def test_what_is_left_out_is_named(check_docs, page, cut, said):
+    texts = {name: file.read_text() for name, file in check_docs.pages().items()}
+    texts[page] = texts[page].replace(cut, "")
+    found = list(check_docs.check_mentions(texts))
+    assert len(found) == 1
+    assert said in found[0]
+    assert cut in found[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](absent.md)", "[a](docs/index.md#absent)", "[a](#absent)", "# A\n\n[a](#b)"]
+)
+def test_a_link_to_nowhere_is_named(check_docs, text):
+    assert len(list(check_docs.check_links({"README.md": text}))) == 1
+
+
+def test_links_to_headings_and_the_web_are_fine(check_docs):
+    text = "[a](docs/bad-input.md#over-http) [b](https://example.org)\n```\n[c](absent.md)\n```\n"
+    assert list(check_docs.check_links({"README.md": text})) == []
+
+
+@pytest.mark.parametrize("tag", ["python3", "python norun", "python no-run extra"])
+def test_an_unknown_tag_is_named(check_docs, tag):
+    found = list(check_docs.check_blocks({"a.md": f"```{tag}\n1\n```\n"}))
+    assert found == [f"a.md:2: tag {tag!r}; `python` or `python no-run` is right"]
+
+
+def test_a_syntax_error_is_named_with_its_line(check_docs):
+    found = list(check_docs.check_blocks({"a.md": "text\n\n```python\na = 1\nb = = 2\n```\n"}))
+    assert [line.partition(":")[2].partition(":")[0] for line in found] == ["5"]
+
+
+def test_an_option_that_a_command_lacks_is_named(check_docs):
+    text = "```bash\nhopline serve --graph g --grahp h\nhopline sreve\n```\n"
+    found = list(check_docs.check_commands({"a.md": text}))
+    assert ["--grahp" in found[0], "sreve" in found[1]] == [True, True]
+
+
+def test_anchors_are_those_of_github(check_docs):
+    text = "# `Code` and, more!\n## Same\n## Same\n```\n# no heading\n```\n"
+    assert check_docs.anchors(text) == {"code-and-more", "same", "same-1"}

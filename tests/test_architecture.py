@@ -1,0 +1,102 @@
+"""Rules of the house that a test can hold: what imports cost, what is public, how long files are."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hopline
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "hopline"
+FILES = sorted(SOURCE.rglob("*.py"))
+LONGEST = 500
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_hopline_loads_only_what_it_names():
+    """Cost is told by modules, not seconds: the machine may be busy."""
+    code = "import sys; before = set(sys.modules); import hopline; print(*set(sys.modules) - before)"
+    loaded = python(code).split()
+    assert {"hopline", "hopline.errors"} <= set(loaded)
+    assert [name for name in loaded if name.startswith("hopline.") and name != "hopline.errors"] == []
+    assert not {"numpy", "numba", "torch", "grpc", "httpx", "onnxruntime"} & set(loaded)
+
+
+def test_import_hopline_has_no_side_effects():
+    code = """
+import logging, signal, sys, threading, warnings
+def state():
+    return (
+        threading.active_count(), list(logging.root.handlers), signal.getsignal(signal.SIGINT),
+        list(warnings.filters), sys.excepthook,
+    )
+before = state()
+import hopline
+print(before == state())
+"""
+    assert python(code) == "True"
+
+
+def test_all_names_exactly_the_public_names():
+    lazy = set(hopline._LAZY)
+    eager = {
+        name
+        for name, value in vars(hopline).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", "").startswith("hopline.")
+        and name not in lazy
+    }
+    assert set(hopline.__all__) == lazy | eager | {"__version__"}
+    assert sorted(hopline.__all__) == hopline.__all__
+
+
+@pytest.mark.parametrize("name", hopline.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(hopline, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hopline.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["hopline.server", "hopline.service", "hopline.transports.http"])
+def test_the_server_needs_no_torch(module):
+    absent = ("torch", "torch_geometric", "onnx", "onnxscript")
+    assert python(f"import {module}, sys; print([m for m in {absent} if m in sys.modules])") == "[]"
+
+
+def test_a_long_file_says_why():
+    for file in FILES:
+        text = file.read_text()
+        if text.count("\n") > LONGEST:
+            header = ast.get_docstring(ast.parse(text)) or ""
+            assert "long because" in header, f"{file.relative_to(ROOT)} is long; its header must say why"
+
+
+def test_most_files_are_short():
+    lengths = sorted(file.read_text().count("\n") for file in FILES if file.read_text())
+    assert lengths[len(lengths) // 2] < 150
+
+
+def test_every_module_says_what_it_knows():
+    silent = [
+        file.relative_to(ROOT).as_posix()
+        for file in FILES
+        if file.name != "__init__.py" and not ast.get_docstring(ast.parse(file.read_text()))
+    ]
+    assert silent == []
+
+
+def test_no_file_is_a_drawer():
+    drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+    assert [path for path in SOURCE.rglob("*") if path.stem in drawers] == []
