@@ -5,6 +5,7 @@ Each line is "<seeds per call> <calls>"; the answer is one JSON line of microsec
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -22,6 +23,8 @@ def main() -> None:
     scorer = Scorer(Path(sys.argv[1]), num_threads=1)
     num_nodes = len(scorer.features)
     rng = np.random.default_rng(1)
+    gc.collect()
+    gc.freeze()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         num_seeds, calls = map(int, line.split())
@@ -34,7 +37,9 @@ def main() -> None:
             parts.append(timed_parts(scorer, torch.from_numpy(rng.integers(0, num_nodes, num_seeds))))
         sample, gather, layers = (1e6 * np.median(column) for column in zip(*parts, strict=True))
         whole = 1e6 * float(np.median(total))
-        print(json.dumps({"total": whole, "sample": sample, "gather": gather, "layers": layers}), flush=True)
+        print(
+            json.dumps({"total": whole, "sample": sample, "gather": gather, "layers": layers}), flush=True
+        )
 
 
 @torch.inference_mode()

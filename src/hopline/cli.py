@@ -58,7 +58,7 @@ def main() -> None:
     except HoplineError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript"):
+        if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
 

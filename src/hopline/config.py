@@ -61,7 +61,9 @@ class BatchingConfig:
     max_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
     max_bytes: int = setting(256 * 2**20, "predicted working memory of one batch", minimum=1)
     queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
-    max_queue_rows: int = setting(65_536, "predicted rows waiting before requests are refused", minimum=1)
+    max_queue_rows: int = setting(
+        1_000_000, "predicted rows waiting before requests are refused", minimum=1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class GraphConfig:
     """The graph that is served."""
 
     path: Path | None = setting(None, "folder written by `hopline graph build`")
+    memory: Literal["auto", "mapped", "huge"] = setting(
+        "auto",
+        "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
+        "auto: huge for one worker",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from hopline.engine.arena import Arena, create_shared
 from hopline.engine.model import TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError, ModelNotFound, Unavailable
 from hopline.graph import Graph
-from hopline.graph.residency import prefault
+from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.version import ServedVersion
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -54,6 +54,9 @@ class Service:
         """
         began = time.perf_counter()
         graph = Graph.open(_needed(self.config.graph.path, "graph.path"))
+        memory = self.config.graph.memory
+        if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
+            graph = in_huge_pages(graph)
         prefault(graph)
         found = find_models(self.config)
         plans = plan_tables(self.config, graph, [spec for _, spec in found])
@@ -61,7 +64,7 @@ class Service:
         self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
         for (folder, spec), plan in zip(found, plans, strict=True):
             tables = plan.build(arena, self.config.worker.index)
-            model = load_model(folder, spec, graph, tables)
+            model = load_model(folder, spec, graph, tables, self.config.compute.threads)
             metrics = self.metrics.model(spec.name, spec.version)
             served = ServedVersion(model, self.config, metrics, self._executor)
             served.warm_up()

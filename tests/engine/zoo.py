@@ -112,7 +112,7 @@ class Case:
         if fanout is not None:
             import msgspec
 
-            fanouts = {key: (fanout,) * spec.num_layers for key in spec.fanouts}
+            fanouts = dict.fromkeys(spec.fanouts, (fanout,) * spec.num_layers)
             spec = msgspec.structs.replace(spec, fanouts=fanouts, max_degree=max_degree)
         plan = TablePlan(spec, self.graph, 2**26 if tables else 0)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))

@@ -63,9 +63,7 @@ class Rig:
         self.seen.append([item.value for item in batch])
         if any(item.value == "bug" for item in batch):
             raise ZeroDivisionError("a bug")
-        return [
-            BadRequest("odd one out") if item.value == "bad" else item.value**2 for item in batch
-        ]
+        return [BadRequest("odd one out") if item.value == "bad" else item.value**2 for item in batch]
 
     def ask(self, value, **kwargs):
         item = Asked(value, asyncio.get_running_loop().create_future(), **kwargs)
@@ -93,9 +91,7 @@ async def test_cancelled_request_leaves_batch_mates_served(where, position):
     futures = [rig.ask(i) for i in range(5)]
     futures[position].cancel()
     answers = await asyncio.gather(*futures, return_exceptions=True)
-    assert [a for i, a in enumerate(answers) if i != position] == [
-        i * i for i in range(5) if i != position
-    ]
+    assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
     assert isinstance(answers[position], asyncio.CancelledError)
     assert rig.record.outcomes.count("cancelled") == 1
     await rig.settle()
@@ -110,9 +106,7 @@ async def test_request_cancelled_while_it_is_computed_leaves_batch_mates_served(
     futures[position].cancel()
     rig.gate.set()
     answers = await asyncio.gather(*futures, return_exceptions=True)
-    assert [a for i, a in enumerate(answers) if i != position] == [
-        i * i for i in range(5) if i != position
-    ]
+    assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
     await rig.settle()
 
 
@@ -123,9 +117,7 @@ async def test_failing_request_fails_alone(where, position):
     values = [i if i != position else "bad" for i in range(5)]
     answers = await asyncio.gather(*[rig.ask(v) for v in values], return_exceptions=True)
     assert isinstance(answers[position], BadRequest)
-    assert [a for i, a in enumerate(answers) if i != position] == [
-        i * i for i in range(5) if i != position
-    ]
+    assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
     assert len(rig.seen) == 1
     await rig.settle()
 
@@ -138,9 +130,7 @@ async def test_request_that_breaks_the_whole_batch_fails_alone(where, position):
     answers = await asyncio.gather(*[rig.ask(v) for v in values], return_exceptions=True)
     assert isinstance(answers[position], RuntimeFailure)
     assert "ZeroDivisionError: a bug" in str(answers[position])
-    assert [a for i, a in enumerate(answers) if i != position] == [
-        i * i for i in range(5) if i != position
-    ]
+    assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
     await rig.settle()
 
 

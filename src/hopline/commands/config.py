@@ -12,6 +12,8 @@ from rich.table import Table
 
 from hopline.config import config_table, load_config, process_env, show_config
 
+_CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
+
 app = typer.Typer(help="Show every setting and where it comes from.", no_args_is_help=True)
 
 
@@ -31,9 +33,9 @@ def show(
     if as_json:
         typer.echo(json.dumps(values, indent=1, default=str))
         return
-    table = Table("setting", "value", "type", "environment", "what it does")
+    table = Table("setting", "value", "type", "what it does", caption=_CAPTION)
     for row in config_table():
         value = values[row.path]
         shown = f"[bold]{value}[/bold]" if value != row.default else str(value)
-        table.add_row(row.path, shown, row.type, row.env, row.help)
+        table.add_row(row.path, shown, row.type, row.help)
     Console().print(table)

@@ -72,7 +72,11 @@ class Answerer:
             if request.inline:
                 try:
                     nodes = parse_inline(
-                        self.model.graph, node_type, request.inline, self.max_inline_neighbors
+                        self.model.graph,
+                        node_type,
+                        request.inline,
+                        self.max_inline_neighbors,
+                        self.model.reads_attr,
                     )
                     inline[m] = self.model.inline_states(nodes, as_of)
                 except HoplineError as error:

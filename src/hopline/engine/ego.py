@@ -36,7 +36,7 @@ class EgoModel:
         output_names: what it can answer; there is no embedding apart from the logits.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec, graph: Graph) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, threads: int = 1) -> None:
         from hopline.runtimes.torch import WholeModel
 
         check_schema(spec, graph)
@@ -49,9 +49,10 @@ class EgoModel:
         self.output_names = (
             names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
         )
+        self.reads_attr: frozenset[str] = frozenset()
         described = msgspec.json.decode((folder / "whole.json").read_bytes())
         self._relations: list[str] = described.get("relations", [])
-        self._whole = WholeModel(folder, spec)
+        self._whole = WholeModel(folder, spec, threads=threads)
         self._buffers = BlockBuffers()
         self._samplers: list[dict[str, Sampler]] = [
             {

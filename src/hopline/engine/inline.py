@@ -7,7 +7,7 @@ nodes of the same request. Known nodes never see an inline node, so nothing that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,9 +56,16 @@ class InlineNodes:
 
 
 def parse_inline(
-    graph: Graph, node_type: str, nodes: Sequence[InlineNode], max_neighbors: int
+    graph: Graph,
+    node_type: str,
+    nodes: Sequence[InlineNode],
+    max_neighbors: int,
+    reads_attr: Collection[str],
 ) -> InlineNodes:
     """Check inline nodes against the graph.
+
+    Args:
+        reads_attr: edge types whose attributes the model reads; others may be left out.
 
     Raises:
         BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
@@ -85,6 +92,11 @@ def parse_inline(
                     "(limits.max_inline_neighbors)"
                 )
             lists[key][i] = wanted
+        for what in ("edge_attr", "edge_weight"):
+            for key in getattr(node, what):
+                key = _edge_type(key, incoming, f"inline[{i}].{what}", node_type)
+                if getattr(incoming[key], what.removeprefix("edge_")) is None:
+                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has none in this graph")
     missing: list[ExternalId] = []
     edges = {}
     for key, adjacency in incoming.items():
@@ -100,7 +112,7 @@ def parse_inline(
             if adjacency.weight is not None
             else NO_FLOATS,
             _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
-            if adjacency.attr is not None
+            if adjacency.attr is not None and key in reads_attr
             else None,
         )
     if missing:
@@ -245,7 +257,8 @@ def _features(graph: Graph, node_type: str, nodes: Sequence[InlineNode]) -> Floa
     rows = np.empty((len(nodes), dim), np.float32)
     for i, node in enumerate(nodes):
         try:
-            row = np.asarray(node.features, np.float32)
+            with np.errstate(over="ignore"):
+                row = np.asarray(node.features, np.float32)
         except (TypeError, ValueError):
             raise BadRequest(f"inline[{i}].features: must be {dim} numbers") from None
         if row.shape != (dim,):
@@ -254,7 +267,9 @@ def _features(graph: Graph, node_type: str, nodes: Sequence[InlineNode]) -> Floa
             )
         if not np.isfinite(row).all():
             column = int(np.flatnonzero(~np.isfinite(row))[0])
-            raise BadRequest(f"inline[{i}].features[{column}] is {row[column]}; it must be a finite number")
+            raise BadRequest(
+                f"inline[{i}].features[{column}] is {row[column]} as float32; it must be finite"
+            )
         rows[i] = row
     return rows
 

@@ -157,7 +157,14 @@ class Level:
     """
 
     def __init__(
-        self, folder: Path, spec: ModelSpec, graph: Graph, level: int, node_type: str, table: Table | None
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        graph: Graph,
+        level: int,
+        node_type: str,
+        table: Table | None,
+        threads: int = 1,
     ) -> None:
         stage = spec.levels[level][node_type]
         self.level = level
@@ -198,6 +205,7 @@ class Level:
             widths,
             int(graph.nodes[node_type].features.shape[1]),
             {key: relation.sampler.fanout for key, relation in self.relations.items()},
+            threads,
         )
 
     def link(self, below: dict[str, Level]) -> None:

@@ -89,11 +89,13 @@ class Model:
         spec: its model.json.
         graph: the snapshot it answers about.
         tables: from `TablePlan.build`; empty serves without embedding tables.
+        threads: of the runtime.
 
     Attributes:
         state_dim: columns of a row of `states` of the head's node type.
         num_hops: message-passing layers.
         output_names: what it can answer.
+        reads_attr: edge types whose attributes it reads.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -106,6 +108,7 @@ class Model:
         spec: ModelSpec,
         graph: Graph,
         tables: Mapping[tuple[int, str], Table] | None = None,
+        threads: int = 1,
     ) -> None:
         check_schema(spec, graph)
         self.spec = spec
@@ -119,7 +122,7 @@ class Model:
         self.levels: list[dict[str, Level]] = [
             {
                 node_type: Level(
-                    folder, spec, graph, number, node_type, self.tables.get((number, node_type))
+                    folder, spec, graph, number, node_type, self.tables.get((number, node_type)), threads
                 )
                 for node_type in stages
             }
@@ -133,6 +136,13 @@ class Model:
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
         self.output_names = out_of.output_names(spec.task)
+        self.reads_attr = frozenset(
+            entry.edge_type
+            for stages in spec.levels
+            for stage in stages.values()
+            for entry in stage.inputs
+            if entry.kind == "edge_attr"
+        )
         self._head: RowStage | None = None
         if head.file is not None:
             dims = [final[head.node_type].state_dim]
@@ -140,7 +150,7 @@ class Model:
             if head.kind == "link":
                 dims.append(final[head.dst_node_type or head.node_type].state_dim)
                 names = ["h_src", "h_dst"]
-            self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim)
+            self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
     def plan(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> Plan:
         """Plan the final states of distinct global ids, node type -> int64 [n]."""
@@ -186,9 +196,13 @@ class Model:
 
 
 def load_model(
-    folder: Path, spec: ModelSpec, graph: Graph, tables: Mapping[tuple[int, str], Table] | None = None
+    folder: Path,
+    spec: ModelSpec,
+    graph: Graph,
+    tables: Mapping[tuple[int, str], Table] | None = None,
+    threads: int = 1,
 ) -> Model | EgoModel:
     """Load a model version on the runtime that it was packaged for; see `Model`."""
     if spec.runtime == "torch":
-        return EgoModel(folder, spec, graph)
-    return Model(folder, spec, graph, tables)
+        return EgoModel(folder, spec, graph, threads)
+    return Model(folder, spec, graph, tables, threads)

@@ -34,6 +34,7 @@ class StageRunner:
             `self` the key is ""), for inputs without explicit columns.
         feature_dim: columns of the destination's raw features.
         fanouts: edge type key -> neighbours that this layer samples, -1 for all.
+        threads: of the runtime.
 
     Attributes:
         pair: set where the stage reads just own rows and an unweighted sum or mean of neighbours, side
@@ -41,7 +42,13 @@ class StageRunner:
     """
 
     def __init__(
-        self, folder: Path, stage: Stage, widths: dict[str, int], feature_dim: int, fanouts: dict[str, int]
+        self,
+        folder: Path,
+        stage: Stage,
+        widths: dict[str, int],
+        feature_dim: int,
+        fanouts: dict[str, int],
+        threads: int = 1,
     ) -> None:
         assert stage.file is not None
         self.stage = stage
@@ -69,9 +76,9 @@ class StageRunner:
             if stage.packed:
                 self._places = [(0, sum(widths_in[:k])) for k in range(len(names))]
                 names, widths_in = ["x"], [sum(widths_in)]
-            self._rows = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim)
+            self._rows = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
         else:
-            self._block = BlockStage(folder / stage.file, stage)
+            self._block = BlockStage(folder / stage.file, threads)
         self.pair = self._find_pair() if stage.packed else None
 
     def run(

@@ -7,14 +7,18 @@ reading the row, for as many requests as the graph has pages.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import os
+
+import numpy as np
 
 from hopline.graph.snapshot import Graph
 from hopline.types import AnyArray
 
 #: Linux 5.14; Python 3.11 has no name for it.
 _MADV_POPULATE_READ = 22
+_HUGE_PAGE = 2 << 20
 
 
 def prefault(graph: Graph, max_share: float = 0.5) -> int:
@@ -25,9 +29,7 @@ def prefault(graph: Graph, max_share: float = 0.5) -> int:
 
     Returns: bytes mapped; 0 where the graph is too large or the kernel too old.
     """
-    arrays: list[AnyArray] = [nodes.features for nodes in graph.nodes.values()]
-    for adjacency in graph.edges.values():
-        arrays += [adjacency.indptr, adjacency.indices]
+    arrays = _hot(graph)
     total = sum(array.nbytes for array in arrays)
     if total > max_share * _available_bytes():
         return 0
@@ -54,3 +56,47 @@ def _available_bytes() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_huge_pages(graph: Graph, max_share: float = 0.25) -> Graph:
+    """The same graph with features and adjacency copied into huge pages of this process.
+
+    Random rows over 4 KiB pages are bound by address translation: reading 512-byte rows went 1.5 times
+    as fast from 2 MiB pages (docs/log.md). Files and shared memory rarely get them, so the copy is
+    private, which suits a server of one worker.
+
+    Args:
+        max_share: of the available memory; a larger graph is returned as it is.
+    """
+    if sum(array.nbytes for array in _hot(graph)) > max_share * _available_bytes():
+        return graph
+    nodes = {
+        name: dataclasses.replace(part, features=_copy(part.features)) for name, part in graph.nodes.items()
+    }
+    edges = {
+        key: dataclasses.replace(part, indptr=_copy(part.indptr), indices=_copy(part.indices))
+        for key, part in graph.edges.items()
+    }
+    copy = Graph(graph.schema, nodes, edges, path=graph.path)
+    copy.__dict__["version"] = graph.version  # the content is the same; hashing it anew takes seconds
+    return copy
+
+
+def _hot(graph: Graph) -> list[AnyArray]:
+    """What every request reads."""
+    arrays: list[AnyArray] = [nodes.features for nodes in graph.nodes.values()]
+    for adjacency in graph.edges.values():
+        arrays += [adjacency.indptr, adjacency.indices]
+    return arrays
+
+
+def _copy(array: AnyArray) -> AnyArray:
+    if array.nbytes < _HUGE_PAGE:
+        return array
+    size = -(-array.nbytes // _HUGE_PAGE) * _HUGE_PAGE
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    copied = np.frombuffer(region, array.dtype, array.size).reshape(array.shape)
+    copied[...] = array
+    copied.flags.writeable = False
+    return copied

@@ -58,6 +58,7 @@ class ServedVersion:
         self.output_names = model.output_names
         self.default_outputs = default_outputs(task)
         self._answerer = Answerer(model, self.default_outputs, config.limits.max_inline_neighbors)
+        self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         self._rows_per_seed = _rows_per_seed(model)
         self._row_bytes = 4 * max(
             stage.state_dim for level in model.spec.levels for stage in level.values()
@@ -106,11 +107,14 @@ class ServedVersion:
         """
         try:
             num_seeds = self._check(request)
+            now = time.monotonic()
             deadline = request.deadline
             if deadline is None:
-                deadline = time.monotonic() + self._limits.default_timeout_ms / 1e3
-            elif deadline <= time.monotonic():
+                deadline = now + self._limits.default_timeout_ms / 1e3
+            elif deadline <= now:
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
+            else:
+                deadline = min(deadline, now + self._limits.max_timeout_ms / 1e3)
             rows = max(num_seeds, int(num_seeds * self._rows_per_seed))
             future: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
             self.batcher.submit(QueuedRequest(request, future, rows, rows * self._row_bytes, deadline))
@@ -126,6 +130,11 @@ class ServedVersion:
                 raise BadRequest(
                     f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
                 )
+        if request.as_of is not None and not self._has_times:
+            raise BadRequest(
+                f"as_of: no edge type that model {self.name!r} reads has times in graph "
+                f"{self.model.graph.version}; leave as_of out"
+            )
         if self.model.spec.head.kind == "link":
             return self._check_pairs(request)
         if request.pairs is not None:
@@ -165,13 +174,15 @@ class ServedVersion:
         metrics.batch_rows.observe(num_items)
         for waited in queue_s:
             metrics.queue.observe(waited)
+            metrics.total.observe(waited + compute_s)
         self.num_batches += 1
         self.queue_s += sum(queue_s)
         self.success_s += num_items * compute_s
         self.last_inference_ms = int(time.time() * 1e3)
-        hits = sum(table.num_hits for table in self.model.tables.values())
-        misses = sum(table.num_misses for table in self.model.tables.values())
-        metrics.table_hits.value, metrics.table_misses.value = float(hits), float(misses)
+        for table in self.model.tables.values():
+            metrics.table_hits.inc(table.num_hits)
+            metrics.table_misses.inc(table.num_misses)
+            table.num_hits = table.num_misses = 0
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Count ended requests."""

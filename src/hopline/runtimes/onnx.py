@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from hopline.artifact import Stage
 from hopline.errors import ArtifactError, RuntimeFailure
 from hopline.types import AnyArray, FloatArray
 
@@ -49,6 +48,7 @@ class RowStage:
     Args:
         names: the file's inputs. widths: columns of each; 0 for a one-dimensional input.
         output, output_dim: the file's output.
+        threads: of ONNX Runtime; answers are bit-equal for one number of threads.
 
     Attributes:
         inputs: one float32 [CHUNK_ROWS, width] buffer ([CHUNK_ROWS] for width 0) for each input, to be
@@ -57,10 +57,16 @@ class RowStage:
     """
 
     def __init__(
-        self, path: Path, names: list[str], widths: list[int], output: str, output_dim: int
+        self,
+        path: Path,
+        names: list[str],
+        widths: list[int],
+        output: str,
+        output_dim: int,
+        threads: int = 1,
     ) -> None:
         self.path = path
-        self._session = session(path)
+        self._session = session(path, threads)
         self._names = names
         self._output = output
         self._run = self._session._sess.run_with_iobinding
@@ -93,9 +99,9 @@ class RowStage:
 class BlockStage:
     """A stage with padded-block inputs, whose shapes vary from call to call."""
 
-    def __init__(self, path: Path, stage: Stage) -> None:
+    def __init__(self, path: Path, threads: int = 1) -> None:
         self.path = path
-        self._run = session(path)._sess.run
+        self._run = session(path, threads)._sess.run
 
     def run(self, feeds: dict[str, AnyArray]) -> FloatArray:
         """Compute `h` float32 [n, state_dim] from named inputs."""

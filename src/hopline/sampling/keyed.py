@@ -26,6 +26,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hopline.errors import ArtifactError
 from hopline.intrinsics import prefetch
 from hopline.types import AnyArray, IdArray
 
@@ -117,7 +118,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
             w = np.float64(weight[start + e])
             for q in range(taken):
                 if positions[at + q] == start + e:
-                    w = 0.0
+                    w = np.float64(0.0)
                     break
             left += float(w)
         if not left > 0.0:
@@ -130,7 +131,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
             w = np.float64(weight[start + e])
             for q in range(taken):
                 if positions[at + q] == start + e:
-                    w = 0.0
+                    w = np.float64(0.0)
                     break
             if w > 0.0:
                 chosen = e
@@ -283,7 +284,7 @@ class Sampler:
         max_degree: hard cap for fanout -1 and above; None means no cap.
 
     Raises:
-        ValueError: the mode needs times or weights that the adjacency lacks.
+        ArtifactError: the mode needs times or weights that the adjacency lacks.
     """
 
     def __init__(
@@ -295,11 +296,11 @@ class Sampler:
         max_degree: int | None = None,
     ) -> None:
         if mode not in MODES:
-            raise ValueError(f"sampling mode is {mode!r}; one of {', '.join(MODES)} is right")
+            raise ArtifactError(f"sampling mode is {mode!r}; one of {', '.join(MODES)} is right")
         if mode == "recent" and adjacency.time is None:
-            raise ValueError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
+            raise ArtifactError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
         if mode == "weighted" and adjacency.cumweight is None:
-            raise ValueError(f"sampling 'weighted' needs edge weights, which {adjacency.key} lacks")
+            raise ArtifactError(f"sampling 'weighted' needs edge weights, which {adjacency.key} lacks")
         if max_degree is not None:
             fanout = max_degree if fanout < 0 else min(fanout, max_degree)
         self.adjacency = adjacency

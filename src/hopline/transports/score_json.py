@@ -66,8 +66,14 @@ def decode_score(body: bytes) -> ScoreBody:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from None
+        text = str(error)
+        if "unknown field" in text:
+            fields = InlineBody.__struct_fields__ if "$.inline" in text else ScoreBody.__struct_fields__
+            text = f"{text}; the fields are {', '.join(fields)}"
+        raise BadRequest(text) from None
     except msgspec.DecodeError as error:
+        if not body.strip():
+            raise BadRequest('the body is empty; send JSON such as {"nodes": [42]}') from None
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
