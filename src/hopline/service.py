@@ -41,6 +41,8 @@ class Service:
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
         #: model name -> version -> served; the last version is the one that serves.
         self._models: dict[str, dict[str, ServedVersion]] = {}
+        #: model name -> the version that serves
+        self._serving: dict[str, ServedVersion] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._ready = False
         self._draining = False
@@ -69,6 +71,7 @@ class Service:
             served = ServedVersion(model, self.config, metrics, self._executor)
             served.warm_up()
             self._models.setdefault(spec.name, {})[spec.version] = served
+            self._serving[spec.name] = served
             self.metrics.queue_rows(spec.name).set_function(partial(self._queued_rows, spec.name))
         self._ready = True
         log.info(
@@ -108,6 +111,10 @@ class Service:
         Raises:
             HoplineError: it was refused at once.
         """
+        if request.version is None and not self._draining:
+            served = self._serving.get(request.model)
+            if served is not None:
+                return served.submit(request)
         return self._resolve(request.model, request.version).submit(request)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -152,7 +159,7 @@ class Service:
         if self._draining and not even_draining:
             raise Unavailable("the server is shutting down")
         if version is None:
-            return next(reversed(versions.values()))
+            return self._serving[name]
         served = versions.get(version)
         if served is None:
             raise ModelNotFound(

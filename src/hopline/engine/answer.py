@@ -52,12 +52,41 @@ class Answerer:
         Raises:
             HoplineError: the batch failed as a whole.
         """
+        plain = self._answer_plain(requests)
+        if plain is not None:
+            return plain
         outcomes: list[Outcome | None] = [None] * len(requests)
         for as_of, members in _by_time(requests):
             link = self.model.spec.head.kind == "link"
             answer = self._answer_pairs if link else self._answer_nodes
             answer(requests, members, as_of, outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def _answer_plain(self, requests: Sequence[ScoreRequest]) -> list[Outcome] | None:
+        """The usual batch: known nodes, present graph, default outputs. None where it is not one."""
+        head = self.model.spec.head
+        for request in requests:
+            if request.inline or request.outputs or request.as_of is not None:
+                return None
+        if head.kind == "link":
+            return None
+        flat = _all_at_once(self.model.graph.nodes[head.node_type].ids, [r.nodes for r in requests])
+        if flat is None or not _all_known(flat):
+            return None
+        states, rows = self._states({head.node_type: flat}, NO_CUT)
+        found = self.model.outputs(self.default_outputs, states[head.node_type])
+        numbers = rows[head.node_type]
+        if numbers is not None:
+            found = {name: values[numbers] for name, values in found.items()}
+        if len(requests) == 1:
+            return [self._result(found, None)]
+        results: list[Outcome] = []
+        at = 0
+        for request in requests:
+            end = at + len(request.nodes)
+            results.append(self._result({name: values[at:end] for name, values in found.items()}, None))
+            at = end
+        return results
 
     def _answer_nodes(
         self, requests: Sequence[ScoreRequest], members: list[int], as_of: int, outcomes: list[Any]

@@ -89,6 +89,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count many values, for a third of the price of one by one."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.sum += value
+
     def state(self) -> list[float]:
         """The sum, then the counts."""
         return [self.sum, *self.counts]
@@ -176,12 +183,12 @@ class ModelMetrics:
         self.table_hits = metrics.table_hits(model, version)
         self.table_misses = metrics.table_misses(model, version)
 
-    def outcome(self, code: str) -> None:
-        """Count one finished request: "ok" or a HoplineError's code or "cancelled"."""
+    def outcome(self, code: str, count: int = 1) -> None:
+        """Count finished requests: "ok" or a HoplineError's code or "cancelled"."""
         child = self._known.get(code)
         if child is None:
             child = self._known[code] = self._outcomes(*self._labels, code)
-        child.value += 1  # type: ignore[union-attr]
+        child.value += count  # type: ignore[union-attr]
 
 
 class Metrics:

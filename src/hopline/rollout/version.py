@@ -53,6 +53,9 @@ class ServedVersion:
         self.name = model.spec.name
         self.version = model.spec.version
         self._limits = config.limits
+        self._max_nodes = config.limits.max_nodes_per_request
+        self._default_timeout_s = config.limits.default_timeout_ms / 1e3
+        self._is_link = model.spec.head.kind == "link"
         self._metrics = metrics
         task = model.spec.task
         self.output_names = model.output_names
@@ -77,6 +80,7 @@ class ServedVersion:
             executor,
             self,
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = 0.0
         self.last_inference_ms = 0
@@ -106,17 +110,25 @@ class ServedVersion:
             DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
         """
         try:
-            num_seeds = self._check(request)
+            if request.inline or request.outputs or request.as_of is not None or self._is_link:
+                num_seeds = self._check(request)
+            else:  # the usual request, without a detour
+                num_seeds = len(request.nodes)
+                if not 0 < num_seeds <= self._max_nodes or request.pairs is not None:
+                    self._check(request)
             now = time.monotonic()
             deadline = request.deadline
             if deadline is None:
-                deadline = now + self._limits.default_timeout_ms / 1e3
+                deadline = now + self._default_timeout_s
             elif deadline <= now:
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._limits.max_timeout_ms / 1e3)
-            rows = max(num_seeds, int(num_seeds * self._rows_per_seed))
-            future: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
+            rows = int(num_seeds * self._rows_per_seed)
+            loop = self._loop
+            if loop is None:
+                loop = self._loop = asyncio.get_running_loop()
+            future: asyncio.Future[ScoreResult] = loop.create_future()
             self.batcher.submit(QueuedRequest(request, future, rows, rows * self._row_bytes, deadline))
         except HoplineError as error:
             self.outcome(error.code)
@@ -172,9 +184,8 @@ class ServedVersion:
         metrics = self._metrics
         metrics.compute.observe(compute_s)
         metrics.batch_rows.observe(num_items)
-        for waited in queue_s:
-            metrics.queue.observe(waited)
-            metrics.total.observe(waited + compute_s)
+        metrics.queue.observe_all(queue_s)
+        metrics.total.observe_all([waited + compute_s for waited in queue_s])
         self.num_batches += 1
         self.queue_s += sum(queue_s)
         self.success_s += num_items * compute_s
@@ -190,8 +201,8 @@ class ServedVersion:
             self.num_ok += count
         else:
             self.num_failed += count
-        for _ in range(count):
-            self._metrics.outcome(code)
+        if count:
+            self._metrics.outcome(code, count)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""

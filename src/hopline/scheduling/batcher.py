@@ -81,6 +81,7 @@ class Batcher(Generic[I, R]):
         self._run = run
         self.policy = policy
         self.cost = cost
+        self._max_queue_rows = policy.max_queue_rows
         self._executor = executor
         self._observer = observer
         self._clock = clock
@@ -113,7 +114,10 @@ class Batcher(Generic[I, R]):
         """
         if self._closed:
             raise Unavailable(self._closed)
-        if not self.policy.admits(self._queued_rows, item.rows):
+        # no call where there is room, which is nearly always
+        if self._queued_rows + item.rows > self._max_queue_rows and not self.policy.admits(
+            self._queued_rows, item.rows
+        ):
             wait = self.cost.predict_us(self._queued_rows) / 1e6
             raise Overloaded(
                 f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "

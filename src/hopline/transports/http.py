@@ -56,6 +56,34 @@ class Route:
     oip: bool
 
 
+def scored(request: ScoreRequest, id_line: bytes, result: ScoreResult) -> Response:
+    """The response of a score request."""
+    return Response(encode_result(result, request), 200, b"application/json", id_line)
+
+
+class Scoring(Pending):
+    """A score request that waits: the hot path's own Pending, without closures."""
+
+    __slots__ = ("_app", "_id_line", "_request")
+
+    def __init__(
+        self, app: HttpApp, request: ScoreRequest, id_line: bytes, future: asyncio.Future[ScoreResult]
+    ) -> None:
+        self._app = app
+        self._request = request
+        self._id_line = id_line
+        self.future = future
+
+    def finish(self, future: asyncio.Future[ScoreResult]) -> Response:
+        """The response of the finished future; never raises."""
+        try:
+            response = scored(self._request, self._id_line, future.result())
+        except (Exception, asyncio.CancelledError) as error:
+            return self._app.failed(error, self._id_line, oip=False)
+        self._app.count_ok()
+        return response
+
+
 class HttpApp:
     """The application: a `Handler` for connections.
 
@@ -94,7 +122,7 @@ class HttpApp:
                 request.body = decompress(encoding, request.body, self._max_body_bytes)
             answer = route.handle(request, id_line)
         except Exception as error:
-            return self._failed(error, id_line, oip=route.oip)
+            return self.failed(error, id_line, oip=route.oip)
         if type(answer) is Response:
             self._count(answer.status)
         return answer
@@ -117,11 +145,8 @@ class HttpApp:
         scoring = score_request(model, version, body, deadline, id_line[14:-2].decode())
         future = self._submit(scoring)
         if future.done():
-            return self._scored(scoring, id_line, future.result())
-        return self._wait(future, functools.partial(self._scored, scoring, id_line), id_line, oip=False)
-
-    def _scored(self, scoring: ScoreRequest, id_line: bytes, result: ScoreResult) -> Response:
-        return Response(encode_result(result, scoring), 200, b"application/json", id_line)
+            return scored(scoring, id_line, future.result())
+        return Scoring(self, scoring, id_line, future)
 
     def _infer(
         self, model: str, version: str | None, request: Request, id_line: bytes
@@ -158,7 +183,7 @@ class HttpApp:
             try:
                 response = respond(done.result())
             except (Exception, asyncio.CancelledError) as error:
-                return self._failed(error, id_line, oip=oip)
+                return self.failed(error, id_line, oip=oip)
             self._count(response.status)
             return response
 
@@ -325,11 +350,16 @@ class HttpApp:
         self._count(405)
         return plain_error(405, text, b"%ballow: %b\r\n" % (id_line, allowed), oip=route.oip)
 
-    def _failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
+    def failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
+        """The response of a request that failed."""
         known: HoplineError = as_hopline_error(error, id_line[14:-2].decode())
         response = error_response(known, id_line, oip=oip)
         self._count(response.status)
         return response
+
+    def count_ok(self) -> None:
+        """Count an answer with status 200."""
+        self._ok.value += 1
 
     def _count(self, status: int) -> None:
         if status == 200:

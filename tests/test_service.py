@@ -1,0 +1,206 @@
+"""The service on a real graph and model: what every transport relies on."""
+
+import asyncio
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from hopline.config import load_config
+from hopline.errors import (
+    ArtifactCorrupted,
+    ArtifactError,
+    BadRequest,
+    ConfigError,
+    DeadlineExceeded,
+    ModelNotFound,
+    RequestTooLarge,
+    SchemaMismatch,
+    Unavailable,
+)
+from hopline.service import Service, share_tables
+from hopline.types import ScoreRequest
+from tests.engine import zoo
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A repository with versions 1, 2 and 10 of one model, and its graph, saved."""
+    from hopline.packaging import package
+
+    root = tmp_path_factory.mktemp("service")
+    graph = zoo.homogeneous(1).save(root / "graph")
+    zoo.torch.manual_seed(0)
+    module = zoo.Sage().eval()
+    options = {"name": "sage", "fanouts": [4, 3, 5], "task": "multiclass", "check_nodes": 60}
+    package(module, graph, root / "models", version="2", **options)
+    for version in ("1", "10"):
+        folder = root / "models" / "sage" / version
+        shutil.copytree(root / "models" / "sage" / "2", folder)
+        text = (folder / "model.json").read_text().replace('"version": "2"', f'"version": "{version}"')
+        (folder / "model.json").write_text(text)
+    return root
+
+
+def config(places, **settings):
+    overrides = {"graph.path": places / "graph", "models.repository": places / "models"}
+    return load_config(overrides={**overrides, **settings})
+
+
+@pytest.fixture
+async def service(places):
+    service = Service(config(places, **{"limits.max_nodes_per_request": 50}))
+    await service.start()
+    yield service
+    service.begin_drain()
+    await service.drain(5)
+    await service.close()
+
+
+async def test_the_newest_version_serves_and_others_can_be_asked_for(service):
+    assert (await service.score(ScoreRequest("sage", nodes=["n1"]))).version == "10"
+    assert (await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))).version == "1"
+    assert service.describe("sage").versions == ("1", "2", "10")
+
+
+async def test_concurrent_requests_get_what_they_get_alone(service):
+    ids = [f"n{i}" for i in range(60)]
+    alone = [(await service.score(ScoreRequest("sage", nodes=[i]))).outputs["probabilities"] for i in ids]
+    together = await asyncio.gather(*[service.score(ScoreRequest("sage", nodes=[i])) for i in ids])
+    assert all((a == b.outputs["probabilities"]).all() for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "message"),
+    [
+        (ScoreRequest("nobody", nodes=["n1"]), ModelNotFound, "there are: sage"),
+        (ScoreRequest("sage", nodes=["n1"], version="7"), ModelNotFound, "there are: 1, 2, 10"),
+        (ScoreRequest("sage"), BadRequest, "names no nodes"),
+        (ScoreRequest("sage", nodes=["n1"] * 51), RequestTooLarge, "51 nodes in one request; at most 50"),
+        (ScoreRequest("sage", nodes=["n1"], outputs=("x",)), BadRequest, "embedding, logits"),
+        (ScoreRequest("sage", pairs=(["n1"], ["n2"])), BadRequest, "not with pairs"),
+        (ScoreRequest("sage", nodes=["n1"], deadline=1.0), DeadlineExceeded, "had passed"),
+        (ScoreRequest("sage", nodes=[1]), BadRequest, "strings"),
+    ],
+)
+async def test_bad_requests_are_named(service, request_, kind, message):
+    with pytest.raises(kind, match=message):
+        await service.score(request_)
+    assert (await service.score(ScoreRequest("sage", nodes=["n1"]))).version == "10"
+
+
+async def test_draining_refuses_new_requests_and_finishes_admitted_ones(places):
+    service = Service(config(places))
+    await service.start()
+    admitted = [service.score_now(ScoreRequest("sage", nodes=[f"n{i}"])) for i in range(20)]
+    service.begin_drain()
+    with pytest.raises(Unavailable):
+        service.score_now(ScoreRequest("sage", nodes=["n1"]))
+    assert not service.ready()
+    assert await service.drain(5)
+    assert all(future.result().version == "10" for future in admitted)
+    await service.close()
+
+
+async def test_requests_computed_on_a_thread_answer_the_same(places, service):
+    threaded = Service(config(places, **{"compute.inline_cost_us": 0}))
+    await threaded.start()
+    request = ScoreRequest("sage", nodes=[f"n{i}" for i in range(40)])
+    a, b = await threaded.score(request), await service.score(request)
+    assert (a.outputs["probabilities"] == b.outputs["probabilities"]).all()
+    threaded.begin_drain()
+    assert await threaded.drain(5)
+    await threaded.close()
+
+
+async def test_workers_share_one_table(places):
+    shared, descriptors = share_tables(config(places, **{"server.workers": 2}))
+    try:
+        workers = [
+            Service(shared.replace(worker__index=i, worker__count=2, table__memory_bytes=2**26))
+            for i in range(2)
+        ]
+        for worker in workers:
+            await worker.start()
+        nodes = [f"n{i}" for i in range(zoo.N)]
+        first = await workers[0].score(ScoreRequest("sage", nodes=nodes))
+        tables = workers[1]._serving["sage"].model.tables
+        before = {key: table.num_rows for key, table in tables.items()}
+        second = await workers[1].score(ScoreRequest("sage", nodes=nodes))
+        assert (first.outputs["probabilities"] == second.outputs["probabilities"]).all()
+        # every row was there already: the second worker wrote none
+        assert {key: table.num_rows for key, table in tables.items()} == before
+        for worker in workers:
+            worker.begin_drain()
+            await worker.drain(5)
+            await worker.close()
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"graph.path": None}, "graph.path: not set"),
+        ({"models.repository": None}, "models.repository: not set"),
+        ({"models.names": ("sage", "other")}, "'other' is not in"),
+    ],
+)
+async def test_missing_settings_fail_at_start_with_their_name(places, settings, message):
+    values = {"graph.path": places / "graph", "models.repository": places / "models", **settings}
+    with pytest.raises(ConfigError, match=message):
+        await Service(load_config(overrides=values)).start()
+
+
+def spoil(places, tmp_path, change):
+    copy = tmp_path / "models"
+    shutil.copytree(places / "models", copy)
+    change(copy / "sage" / "10")
+    return config(places, **{"models.repository": copy})
+
+
+async def test_a_changed_file_is_refused_by_its_hash(places, tmp_path):
+    def change(folder):
+        file = next((folder / "layers").iterdir())
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+    with pytest.raises(ArtifactCorrupted, match="sha256"):
+        await Service(spoil(places, tmp_path, change)).start()
+
+
+async def test_a_missing_file_is_named(places, tmp_path):
+    settings = spoil(places, tmp_path, lambda folder: (folder / "head.onnx").unlink())
+    with pytest.raises(ArtifactCorrupted, match=r"head.onnx: listed in model.json but absent"):
+        await Service(settings).start()
+
+
+async def test_a_newer_format_says_what_to_do(places, tmp_path):
+    def change(folder):
+        text = (folder / "model.json").read_text()
+        assert '"format": 1' in text or '"format"' not in text
+        spec = text.replace('"format": 1', '"format": 99') if '"format": 1' in text else '{"format": 99,' + text[1:]
+        (folder / "model.json").write_text(spec)
+
+    with pytest.raises(ArtifactError, match="upgrade hopline"):
+        await Service(spoil(places, tmp_path, change)).start()
+
+
+async def test_a_model_of_another_graph_is_refused_with_each_difference(places, tmp_path):
+    from hopline.graph import Graph
+
+    Graph.from_edges([[0], [1]], np.zeros((2, 5), np.float32)).save(tmp_path / "other")
+    with pytest.raises(SchemaMismatch, match="5 features"):
+        await Service(config(places, **{"graph.path": tmp_path / "other"})).start()
+
+
+async def test_start_is_quick_once_kernels_are_compiled(places):
+    service = Service(config(places))
+    began = time.perf_counter()
+    await service.start()
+    assert time.perf_counter() - began < 30  # not a benchmark: only that nothing is compiled anew for ever
+    await service.close()
