@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -182,9 +181,8 @@ async def test_a_missing_file_is_named(places, tmp_path):
 async def test_a_newer_format_says_what_to_do(places, tmp_path):
     def change(folder):
         text = (folder / "model.json").read_text()
-        assert '"format": 1' in text or '"format"' not in text
-        spec = text.replace('"format": 1', '"format": 99') if '"format": 1' in text else '{"format": 99,' + text[1:]
-        (folder / "model.json").write_text(spec)
+        assert '"format": 1,' in text
+        (folder / "model.json").write_text(text.replace('"format": 1,', '"format": 99,'))
 
     with pytest.raises(ArtifactError, match="upgrade hopline"):
         await Service(spoil(places, tmp_path, change)).start()
@@ -196,11 +194,3 @@ async def test_a_model_of_another_graph_is_refused_with_each_difference(places, 
     Graph.from_edges([[0], [1]], np.zeros((2, 5), np.float32)).save(tmp_path / "other")
     with pytest.raises(SchemaMismatch, match="5 features"):
         await Service(config(places, **{"graph.path": tmp_path / "other"})).start()
-
-
-async def test_start_is_quick_once_kernels_are_compiled(places):
-    service = Service(config(places))
-    began = time.perf_counter()
-    await service.start()
-    assert time.perf_counter() - began < 30  # not a benchmark: only that nothing is compiled anew for ever
-    await service.close()

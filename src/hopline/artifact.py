@@ -124,7 +124,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding: tuple[int, int] | None = None
 
 
-class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class ModelSpec(msgspec.Struct, frozen=True):
     """The content of model.json.
 
     Attributes:

@@ -243,7 +243,6 @@ def bad_inline():
         ({**good, "features": [0.0] * 5}, BadRequest, r"inline\[0\].features: shape \[5\]"),
         ({**good, "features": [0.0] * 5 + [float("nan")]}, BadRequest, r"features\[5\] is nan"),
         ({**good, "features": ["a"] * 6}, BadRequest, "must be 6 numbers"),
-        ({**good, "neighbors": {"": ["n1", "nobody"]}, "edge_attr": {}}, BadRequest, "edge attributes"),
         (
             {**good, "neighbors": {"": ["n1", "nobody"]}, "edge_attr": {"": [[0.0, 0.0]] * 2}},
             NodeNotFound,
@@ -269,6 +268,15 @@ def test_bad_inline_nodes_are_named(cases, fields, kind, message):
     assert re.search(message, str(outcomes[1]))
     assert not isinstance(outcomes[0], Exception)
     assert not isinstance(outcomes[2], Exception)
+
+
+def test_edge_attributes_of_an_unseen_node_are_needed_only_where_the_model_reads_them(cases):
+    node = InlineNode([0.0] * 6, {"": ["n1"]})
+    (read,) = cases["gat"].answerer(False).answer([ScoreRequest("gat", inline=[node])])
+    assert isinstance(read, BadRequest)
+    assert "has 2 edge attributes" in str(read)
+    (unread,) = cases["sage"].answerer(False).answer([ScoreRequest("sage", inline=[node])])
+    assert not isinstance(unread, Exception)
 
 
 def test_model_that_does_not_fit_the_graph_is_refused_naming_each_difference(cases):

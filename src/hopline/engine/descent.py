@@ -1,8 +1,8 @@
 """One step of a plan in one compiled call, for levels that read one edge type.
 
-Looks rows up, samples neighbours of those that are missing and numbers what they read, with the very
-kernels that the general step calls one by one. For a single request the calls, not the work, are what
-costs: 3 calls of 3 to 6 µs against one of 5 (docs/log.md).
+Samples neighbours, numbers what that reads one level below and looks it up in that level's table,
+with the very kernels that the general step calls one by one. For a single request the calls, not the
+work, are what costs (docs/log.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from numba import njit
 from hopline.engine.kernels import intern
 from hopline.engine.need import Need
 from hopline.engine.table import read_rows
-from hopline.sampling.keyed import NO_CUT, Block, sample
+from hopline.sampling import Block
+from hopline.sampling.keyed import NO_CUT, sample
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:
@@ -24,15 +25,7 @@ if TYPE_CHECKING:
 
 @njit(nogil=True, cache=True)
 def descend(  # type: ignore[no-untyped-def]
-    index,
-    tags,
-    visited,
-    kept,
-    use_table,
-    ids,
-    out,
-    missing,
-    compute,
+    nodes,
     indptr,
     indices,
     time,
@@ -51,33 +44,32 @@ def descend(  # type: ignore[no-untyped-def]
     values,
     distinct,
     rows,
+    use_table,
+    index,
+    tags,
+    visited,
+    kept,
+    out,
+    missing,
+    compute,
 ):
-    """`read_rows`, `sample` and `intern` in a row; arguments as there.
+    """`sample`, `intern` and `read_rows` in a row; arguments as there.
 
     Args:
-        use_table: look up at all.
-        compute: int64 [>= n], filled with the missing ids where some rows are kept.
+        nodes: int64 [n], whose neighbours to sample.
         numbered: number own ids and neighbours.
+        use_table: look the numbered ids up; `index` to `out` are of the level below.
+        compute: int64 [>= distinct ids], filled with the ids that are not kept.
 
-    Returns: (missing rows, sampled edges, distinct ids).
+    Returns: (sampled edges, distinct ids, distinct ids that are not kept).
     """
-    absent = ids.shape[0]
-    wanted = ids
-    if use_table:
-        absent = read_rows(index, tags, visited, kept, ids, out, missing)
-        if absent == 0:
-            return 0, 0, 0
-        if absent < ids.shape[0]:
-            for i in range(absent):
-                compute[i] = ids[missing[i]]
-            wanted = compute[:absent]
     total = sample(
         indptr,
         indices,
         time,
         cumweight,
         weight,
-        wanted,
+        nodes,
         fanout,
         mode,
         as_of,
@@ -86,36 +78,40 @@ def descend(  # type: ignore[no-untyped-def]
         positions,
         neighbors,
     )
-    count = 0
-    if numbered:
-        count = intern(wanted, neighbors[:total], True, shift, keys, values, distinct, 0, rows)
-    return absent, total, count
+    if not numbered:
+        return total, 0, 0
+    count = intern(nodes, neighbors[:total], True, shift, keys, values, distinct, 0, rows)
+    if not use_table:
+        return total, count, count
+    ids = distinct[:count]
+    absent = read_rows(index, tags, visited, kept, ids, out, missing)
+    if absent < count:
+        for i in range(absent):
+            compute[i] = ids[missing[i]]
+    return total, count, absent
 
 
+_NO_IDS: IdArray = np.empty(0, np.int64)
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
-_NO_TABLE: tuple[Any, ...] = (
-    np.empty(0, np.int32),
-    np.empty(0, np.int64),
-    np.empty(0, np.uint8),
-    _NO_ROWS,
-)
+_NO_TABLE: tuple[Any, ...] = (np.empty(0, np.int32), _NO_IDS, np.empty(0, np.uint8), _NO_ROWS)
+_NO_INTERNER: tuple[Any, ...] = (0, _NO_IDS, np.empty(0, np.int32), _NO_IDS, _NO_IDS)
 
 
 class Descent:
-    """The compiled step of one level.
+    """The compiled step from one level to the one below.
 
     Args:
-        level: with one link, of a bounded fanout; its own rows and its neighbours' come from the same
-            level below, or both are raw.
+        relation: the level's only one, of a bounded fanout.
+        below: where own rows and neighbours both come from; None where they are raw features.
     """
 
-    def __init__(self, level: Level, relation: Relation, below: Level | None) -> None:
-        self._level = level
+    def __init__(self, relation: Relation, below: Level | None) -> None:
         self._relation = relation
-        self.below = below
-        self._table = _NO_TABLE if level.table is None else level.table.arrays
-        self._has_table = level.table is not None
+        self._below = below
         self._sampler = relation.sampler.arrays
+        self._fanout = relation.sampler.fanout
+        self._table = _NO_TABLE if below is None or below.table is None else below.table.arrays
+        self._has_table = below is not None and below.table is not None
         self._missing = np.empty(64, np.int64)
         self._compute = np.empty(64, np.int64)
 
@@ -126,64 +122,56 @@ class Descent:
             return False
         return not level.reads_self or level.links[0][1] is level.own_below
 
-    def run(self, ids: IdArray, as_of: int) -> tuple[Need, int, int]:
-        """Plan `ids` (int64 [n], distinct).
+    def run(self, need: Need, as_of: int) -> tuple[Need | None, int]:
+        """Sample for `need` (with rows to compute) and say what that reads.
 
-        Returns: (the need, rows to compute, sampled edges); the level below holds the numbered ids.
+        Returns: (the need one level below, or None where that is raw; sampled edges).
         """
-        level, relation, below = self._level, self._relation, self.below
-        sampler, buffers = relation.sampler, relation.buffers
-        n = ids.shape[0]
-        num_edges = n * sampler.fanout
+        below, buffers = self._below, self._relation.buffers
+        nodes = need.compute
+        n = nodes.shape[0]
+        num_edges = n * self._fanout
         if n >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
             buffers.reserve(n, num_edges)
-        if n > self._missing.shape[0]:
-            self._missing = np.empty(2 * n, np.int64)
-            self._compute = np.empty(2 * n, np.int64)
-        use_table = self._has_table and as_of == NO_CUT
-        out = level.out(n) if use_table else _NO_ROWS
-        interner = _NO_INTERNER if below is None else below.interner.start(n + num_edges)
-        absent, total, count = descend(
-            *self._table,
-            use_table,
-            ids,
-            out,
-            self._missing,
-            self._compute,
+        interner, out, use_table = _NO_INTERNER, _NO_ROWS, False
+        if below is not None:
+            bound = n + num_edges
+            interner = below.interner.start(bound)
+            use_table = self._has_table and as_of == NO_CUT
+            if use_table:
+                out = below.out(bound)
+                if bound > self._missing.shape[0]:
+                    self._missing = np.empty(2 * bound, np.int64)
+                    self._compute = np.empty(2 * bound, np.int64)
+        total, count, absent = descend(
+            nodes,
             *self._sampler,
             as_of,
-            sampler.key,
+            self._relation.sampler.key,
             buffers.offsets,
             buffers.positions,
             buffers.neighbors,
             below is not None,
             *interner,
+            use_table,
+            *self._table,
+            out,
+            self._missing,
+            self._compute,
         )
-        if use_table:
-            assert level.table is not None
-            level.table.num_misses += absent
-            level.table.num_hits += n - absent
-        if absent == n:
-            need = Need(level, ids, out, None, ids)
-        else:
-            need = Need(level, ids, out, self._missing[:absent], self._compute[:absent])
-            if absent == 0:
-                return need, 0, 0
-        need.blocks.append(Block(buffers, absent, total))
+        need.blocks.append(Block(buffers, n, total))
         if below is None:
             need.rows.append(buffers.neighbors)
-        else:
-            below.interner.set_count(count)
-            rows = interner[4]
-            need.own_rows = rows
-            need.rows.append(rows[absent:])
-        return need, absent, total
-
-
-_NO_INTERNER: tuple[Any, ...] = (
-    0,
-    np.empty(0, np.int64),
-    np.empty(0, np.int32),
-    np.empty(0, np.int64),
-    np.empty(0, np.int64),
-)
+            return None, total
+        rows = interner[4]
+        need.own_rows = rows
+        need.rows.append(rows[n:])
+        ids = interner[3][:count]
+        if use_table:
+            assert below.table is not None
+            below.table.num_misses += absent
+            below.table.num_hits += count - absent
+            if absent < count:
+                missing, compute = self._missing[:absent], self._compute[:absent]
+                return Need(below, ids, out[:count], missing, compute), total
+        return Need(below, ids, _NO_ROWS, None, ids), total

@@ -29,8 +29,7 @@ class Interner:
     def start(self, bound: int) -> tuple[int, IdArray, NDArray[np.int32], IdArray, IdArray]:
         """Forget everything and expect at most `bound` ids (with repetitions) in all.
 
-        Returns: (shift, keys, values, distinct, rows) for a caller that runs `intern` itself and then
-            says `set_count`.
+        Returns: (shift, keys, values, distinct, rows), for a caller that runs `intern` itself.
         """
         bits = max(6, (2 * bound).bit_length())
         if 1 << bits > self._keys.shape[0]:
@@ -43,10 +42,6 @@ class Interner:
         self._count = self._used = 0
         self._fresh = True
         return self._shift, self._keys, self._values, self._distinct, self._rows
-
-    def set_count(self, count: int) -> None:
-        """How many distinct ids a caller of `intern` found."""
-        self._count = count
 
     def add(self, ids: IdArray, more: IdArray = _NO_IDS) -> IdArray:
         """Number `ids` and then `more` (int64 [n] in all).

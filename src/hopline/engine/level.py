@@ -219,7 +219,7 @@ class Level:
         if self.reads_self:
             self.own_below = computed(self.node_type)
         if Descent.suits(self):
-            self.descent = Descent(self, *self.links[0])
+            self.descent = Descent(*self.links[0])
 
     def out(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, state_dim] for all rows asked for."""

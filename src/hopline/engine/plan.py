@@ -41,20 +41,21 @@ def make_plan(
     """
     plan = Plan([], as_of)
     stages = levels[top]
-    current = [(stages[node_type], ids) for node_type, ids in wanted.items()]
-    while current:
-        if len(current) == 1 and current[0][0].descent is not None:
-            descent = current[0][0].descent
-            need, num_rows, num_edges = descent.run(current[0][1], as_of)
-            plan.needs.append([need])
+    needs = [_look_up(stages[node_type], ids, as_of) for node_type, ids in wanted.items()]
+    needs = [need for need in needs if need.level.runner is not None]
+    while needs:
+        plan.needs.append(needs)
+        if len(needs) == 1 and needs[0].level.descent is not None:
+            need = needs[0]
+            num_rows = need.compute.shape[0]
+            if num_rows == 0:
+                break
+            next_need, num_edges = needs[0].level.descent.run(need, as_of)
             plan.num_computed += num_rows
             plan.num_edges += num_edges
-            below = descent.below
-            current = [] if below is None or num_rows == 0 else [(below, below.interner.distinct)]
-            continue
-        needs = [_look_up(level, ids, as_of) for level, ids in current if level.runner is not None]
-        plan.needs.append(needs)
-        current = _descend(plan, needs)
+            needs = [] if next_need is None else [next_need]
+        else:
+            needs = [_look_up(level, ids, as_of) for level, ids in _descend(plan, needs)]
     return plan
 
 
