@@ -100,12 +100,12 @@ def test_bad_relations(edge_type, match):
         Graph.from_pyg(Data(edge_index=EDGES, num_nodes=3, edge_type=edge_type), num_relations=3)
 
 
+# torch says at its first use in a process that CSR is in beta.
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_transposed_sparse_adjacency():
     dense = torch.zeros(3, 3)
     dense[EDGES[1], EDGES[0]] = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    with pytest.warns(UserWarning, match="Sparse"):
-        # torch says at its first use that CSR is in beta.
-        adjacency = dense.to_sparse_csr()
+    adjacency = dense.to_sparse_csr()
     data = Data(num_nodes=3)
     data.adj_t = adjacency
     graph = Graph.from_pyg(data)

@@ -21,7 +21,7 @@ from hopline.types import ScoreRequest, ScoreResult
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b"", "truncated"),
+        (b"", "the body is empty"),
         (b'{"nodes":[1,]}', "byte 12"),
         (b'{"nodes":[1', "truncated"),
         (b'{"nodez":[1]}', "unknown field `nodez`"),
