@@ -10,6 +10,8 @@ import ctypes
 import dataclasses
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 
@@ -97,6 +99,11 @@ def _copy(array: AnyArray) -> AnyArray:
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE)
     copied = np.frombuffer(region, array.dtype, array.size).reshape(array.shape)
-    copied[...] = array
+    # Most of the time goes into zeroing pages, which threads share.
+    parts = min(8, os.cpu_count() or 1)
+    ends = np.linspace(0, array.shape[0], parts + 1).astype(int)
+    slices = [slice(first, last) for first, last in pairwise(ends)]
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(lambda rows: np.copyto(copied[rows], array[rows]), slices))
     copied.flags.writeable = False
     return copied
