@@ -188,6 +188,20 @@ async def test_a_newer_format_says_what_to_do(places, tmp_path):
         await Service(spoil(places, tmp_path, change)).start()
 
 
+async def test_a_time_cut_that_could_cut_nothing_is_refused(tmp_path):
+    from hopline.packaging import package
+
+    timeless = zoo.heterogeneous().save(tmp_path / "graph")
+    options = {"fanouts": [4, 3], "task": "multiclass", "target": "user", "check_nodes": 60}
+    package(zoo.Hetero().eval(), timeless, tmp_path / "models", name="people", **options)
+    service = Service(config(tmp_path))
+    await service.start()
+    with pytest.raises(BadRequest, match="as_of: no edge type"):
+        await service.score(ScoreRequest("people", nodes=[1], as_of=5))
+    assert (await service.score(ScoreRequest("people", nodes=[1]))).version == "1"
+    await service.close()
+
+
 async def test_a_model_of_another_graph_is_refused_with_each_difference(places, tmp_path):
     from hopline.graph import Graph
 

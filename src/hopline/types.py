@@ -51,7 +51,7 @@ class InlineNode:
 class ScoreRequest(msgspec.Struct, frozen=True):
     """One scoring request, whatever transport brought it.
 
-    A msgspec struct, since one is made for each request: 0.2 µs where a frozen dataclass takes 3.
+    A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
 
     Exactly one of these is asked for: `nodes` and/or `inline` (node models), or `pairs` (link
     models). Answer rows are in request order: nodes first, then inline nodes.

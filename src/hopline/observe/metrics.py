@@ -163,7 +163,7 @@ class ModelMetrics:
     """The children of one model version, bound once so that updates cost one addition.
 
     Attributes:
-        queue, sample, fetch, compute, post, total: seconds of each stage of a request or batch.
+        queue, compute, total: seconds of each stage of a request or batch.
         batch_rows: seeds of each batch.
         table_hits, table_misses: rows found and not found in the embedding table.
     """
@@ -174,10 +174,7 @@ class ModelMetrics:
         self._known: dict[str, Child] = {}
         stage = metrics.stage_seconds
         self.queue = stage(model, version, "queue")
-        self.sample = stage(model, version, "sample")
-        self.fetch = stage(model, version, "fetch")
         self.compute = stage(model, version, "compute")
-        self.post = stage(model, version, "post")
         self.total = stage(model, version, "total")
         self.batch_rows = metrics.batch_rows(model, version)
         self.table_hits = metrics.table_hits(model, version)
