@@ -93,13 +93,15 @@ async def test_bad_requests_are_named(service, request_, kind, message):
 async def test_draining_refuses_new_requests_and_finishes_admitted_ones(places):
     service = Service(config(places))
     await service.start()
-    admitted = [service.score_now(ScoreRequest("sage", nodes=[f"n{i}"])) for i in range(20)]
+    outcomes = []
+    for i in range(20):
+        service.submit(ScoreRequest("sage", nodes=[f"n{i}"]), outcomes.append)
     service.begin_drain()
     with pytest.raises(Unavailable):
-        service.score_now(ScoreRequest("sage", nodes=["n1"]))
+        service.submit(ScoreRequest("sage", nodes=["n1"]), outcomes.append)
     assert not service.ready()
     assert await service.drain(5)
-    assert all(future.result().version == "10" for future in admitted)
+    assert [outcome.version for outcome in outcomes] == ["10"] * 20
     await service.close()
 
 

@@ -19,12 +19,12 @@ from hopline.artifact import ModelSpec, read_spec
 from hopline.config import Config
 from hopline.engine.arena import Arena, create_shared
 from hopline.engine.model import TablePlan, load_model
-from hopline.errors import ArtifactError, ConfigError, ModelNotFound, Unavailable
+from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFound, Unavailable
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.version import ServedVersion
-from hopline.types import ModelInfo, ScoreRequest, ScoreResult
+from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -105,25 +105,39 @@ class Service:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def score_now(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
-        """Queue a request; the future ends with its answer. Cancelling the future withdraws it.
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """Hand a request in; `deliver` is called with its outcome from the event loop.
 
         Raises:
-            HoplineError: it was refused at once.
+            HoplineError: it was refused at once; nothing is delivered.
         """
         if request.version is None and not self._draining:
             served = self._serving.get(request.model)
             if served is not None:
-                return served.submit(request)
-        return self._resolve(request.model, request.version).submit(request)
+                return served.submit(request, deliver)
+        return self._resolve(request.model, request.version).submit(request, deliver)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Answer one request.
+        """Answer one request; cancelling withdraws it.
 
         Raises:
             HoplineError: of any kind; see errors.py.
         """
-        return await self.score_now(request)
+        future: asyncio.Future[ScoreResult] = asyncio.get_running_loop().create_future()
+
+        def deliver(outcome: ScoreResult | HoplineError) -> None:
+            if future.done():  # cancelled, and this coroutine has not run since
+                return
+            if isinstance(outcome, HoplineError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        ticket = self.submit(request, deliver)
+        try:
+            return await future
+        finally:
+            ticket.cancel()  # nothing once it is answered
 
     def live(self) -> bool:
         """Whether the process works at all."""

@@ -6,9 +6,9 @@ Ids come in three kinds, always qualified: `external_ids` are the caller's (inte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -48,7 +48,7 @@ class InlineNode:
     edge_weight: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ScoreRequest(msgspec.Struct, frozen=True):
+class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     """One scoring request, whatever transport brought it.
 
     A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
@@ -85,7 +85,7 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     degraded: Literal["allow", "refuse"] = "allow"
 
 
-class ScoreResult(msgspec.Struct, frozen=True):
+class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     """The answer to one request.
 
     Attributes:
@@ -106,6 +106,18 @@ class ScoreResult(msgspec.Struct, frozen=True):
     missing: NDArray[np.bool_] | None = None
     degraded: tuple[str, ...] = ()
     timings_ms: Mapping[str, float] = {}
+
+
+#: Takes the outcome of a request: a `ScoreResult`, or a `HoplineError` in its place.
+Deliver: TypeAlias = Callable[[Any], object]
+
+
+class Ticket(Protocol):
+    """A request that was handed in."""
+
+    def cancel(self) -> object:
+        """Withdraw it: its outcome is not delivered, and not computed where that can be spared."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,13 @@ class Asked:
     num_bytes: int = 1
     deadline: float = INF
     enqueued: float = 0.0
+    ended: bool = False
+
+    def deliver(self, outcome):
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 class Record:
@@ -46,6 +53,7 @@ class Rig:
         self.pool = ThreadPoolExecutor(1)
         self.record = Record()
         self.seen = []
+        self.items = []
         self.gate = threading.Event()
         self.gate.set()
         self.fixed_clock = None
@@ -68,7 +76,12 @@ class Rig:
     def ask(self, value, **kwargs):
         item = Asked(value, asyncio.get_running_loop().create_future(), **kwargs)
         self.batcher.submit(item)
+        self.items.append(item)
         return item.future
+
+    def withdraw(self, future):
+        self.batcher.withdraw(next(item for item in self.items if item.future is future))
+        future.cancel()
 
     async def settle(self):
         await asyncio.wait_for(self.batcher.join(), 5)
@@ -89,7 +102,7 @@ async def test_waiting_requests_share_a_batch_and_get_their_own_answers(where):
 async def test_cancelled_request_leaves_batch_mates_served(where, position):
     rig = Rig(where)
     futures = [rig.ask(i) for i in range(5)]
-    futures[position].cancel()
+    rig.withdraw(futures[position])
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
     assert isinstance(answers[position], asyncio.CancelledError)
@@ -103,7 +116,7 @@ async def test_request_cancelled_while_it_is_computed_leaves_batch_mates_served(
     rig.gate.clear()
     futures = [rig.ask(i) for i in range(5)]
     await asyncio.sleep(0.01)  # the batch is on the thread now
-    futures[position].cancel()
+    rig.withdraw(futures[position])
     rig.gate.set()
     answers = await asyncio.gather(*futures, return_exceptions=True)
     assert [a for i, a in enumerate(answers) if i != position] == [i * i for i in range(5) if i != position]
@@ -162,6 +175,27 @@ async def test_deadline_is_kept_while_a_batch_blocks_the_thread(queued):
     rig.gate.set()
     if queued:
         assert await blocking == 9
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+async def test_answer_that_cannot_be_delivered_costs_the_others_nothing(where):
+    rig = Rig(where)
+    futures = [rig.ask(i) for i in range(3)]
+    futures[1].set_result("taken")  # delivering raises
+    assert await asyncio.gather(*futures) == [0, "taken", 4]
+    await rig.settle()
+
+
+async def test_withdrawn_request_is_counted_once_and_never_delivered():
+    rig = Rig(LOOP)
+    futures = [rig.ask(i) for i in range(3)]
+    rig.withdraw(futures[1])
+    rig.batcher.withdraw(rig.items[1])
+    await asyncio.gather(futures[0], futures[2])
+    rig.batcher.withdraw(rig.items[0])  # too late
+    assert rig.seen == [[0, 2]]
+    assert sorted(rig.record.outcomes) == ["cancelled", "ok", "ok"]
     await rig.settle()
 
 

@@ -89,8 +89,9 @@ def statuses(path: bytes, bodies: list[bytes], headers: dict[bytes, bytes]) -> l
         for body in bodies:
             answer = asked(Request(b"POST", path, dict(headers), body))
             if isinstance(answer, Pending):
-                await asyncio.wait([answer.future])
-                answer = answer.finish(answer.future)
+                while answer.response is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                answer = answer.response
             found.append(answer.status)
         return found
 

@@ -279,3 +279,93 @@ async def test_a_client_that_does_not_read_stops_being_read(host: Host) -> None:
     for _ in range(200):
         assert (await connection.answer())[0] == 200
     connection.close()
+
+
+async def status(connection: Connection, data: bytes) -> int:
+    connection.send(data)
+    return (await connection.answer())[0]
+
+
+async def test_a_known_head_is_answered_as_a_parsed_one(host: Host) -> None:
+    connection = await host.connect()
+    bodies = [b'{"nodes":[%d]}' % n for n in (1, 2, 3)]
+    connection.send(post(bodies[0]))
+    first = await connection.answer()
+    assert len(host.endpoint.known_heads) == 1
+    others = []
+    for body in bodies[1:]:
+        connection.send(post(body))
+        others.append(await connection.answer())
+    assert len(host.endpoint.known_heads) == 1
+    fresh = await host.connect()
+    host.endpoint.known_heads.clear()
+    for body, (code, headers, answered) in zip(bodies, [first, *others], strict=True):
+        host.endpoint.known_heads.clear()
+        fresh.send(post(body))
+        parsed = await fresh.answer()
+        assert (code, answered) == (parsed[0], parsed[2])
+        assert headers.keys() == parsed[1].keys()
+
+
+async def test_a_known_head_with_its_body_in_pieces(host: Host) -> None:
+    connection = await host.connect()
+    assert await status(connection, post(SCORE)) == 200
+    whole = post(SCORE)
+    for cut in (1, len(whole) - len(SCORE) - 1, len(whole) - len(SCORE), len(whole) - 1):
+        connection.send(whole[:cut])
+        await connection.writer.drain()
+        await asyncio.sleep(0.01)
+        assert await status(connection, whole[cut:]) == 200
+    # and a whole one after an unfinished one belongs to that one's body
+    connection.send(whole[:-1])
+    await asyncio.sleep(0.01)
+    connection.send(whole)
+    assert (await connection.answer())[0] == 400  # the body ends in "P", which is not JSON
+    connection.close()
+
+
+async def test_known_heads_pipelined(host: Host) -> None:
+    connection = await host.connect()
+    assert await status(connection, post(SCORE)) == 200
+    connection.send(post(b'{"nodes":[1],"as_of":30}', b"slow", b"x-request-id: r0\r\n"))
+    connection.send(post(SCORE) * 3)
+    answers = [await connection.answer() for _ in range(4)]
+    assert [answer[0] for answer in answers] == [200] * 4
+    assert answers[0][1]["x-request-id"] == "r0"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "body"),
+    [
+        (
+            b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"d\r\n%b\r\n0\r\n\r\n" % SCORE,
+        ),
+        (post(SCORE, headers=b"connection: close\r\n")[: -len(SCORE)], SCORE),
+        (post(SCORE, version=b"1.0")[: -len(SCORE)], SCORE),
+        (post(SCORE, headers=b"x-long: %b\r\n" % (b"x" * 5000))[: -len(SCORE)], SCORE),
+    ],
+)
+async def test_heads_that_are_not_remembered(host: Host, request_: bytes, body: bytes) -> None:
+    connection = await host.connect()
+    assert await status(connection, request_ + body) == 200
+    assert not host.endpoint.known_heads
+
+
+async def test_known_heads_are_bounded(host: Host) -> None:
+    connection = await host.connect()
+    for n in range(1100):
+        assert await status(connection, post(SCORE, headers=b"x-request-id: r%d\r\n" % n)) == 200
+        assert len(host.endpoint.known_heads) <= 512
+    connection.close()
+
+
+async def test_a_known_head_answers_with_its_own_request_id(host: Host) -> None:
+    connection = await host.connect()
+    ids = set()
+    for _ in range(5):
+        connection.send(post(SCORE))
+        ids.add((await connection.answer())[1]["x-request-id"])
+    assert len(ids) == 5
+    connection.close()

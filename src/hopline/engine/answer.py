@@ -80,11 +80,14 @@ class Answerer:
             found = {name: values[numbers] for name, values in found.items()}
         if len(requests) == 1:
             return [self._result(found, None)]
+        spec, version = self.model.spec, self.model.graph.version
         results: list[Outcome] = []
+        pairs = list(found.items())
         at = 0
         for request in requests:
             end = at + len(request.nodes)
-            results.append(self._result({name: values[at:end] for name, values in found.items()}, None))
+            own = {name: values[at:end] for name, values in pairs}
+            results.append(ScoreResult(spec.name, spec.version, version, own))
             at = end
         return results
 

@@ -110,6 +110,10 @@ class RangeIds(IdIndex):
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Ids in [0, N) are their own row numbers."""
+        if type(external_ids) is list and len(external_ids) == 1 and type(external_ids[0]) is int:
+            # The usual request; the general way costs it four times as much.
+            row = external_ids[0]
+            return np.array((row if 0 <= row < self._num_nodes else -1,), np.int64)
         wanted, known = id_values.wanted_ints(external_ids)
         found: IdArray = hash_table.range_find(self._num_nodes, wanted)
         return found if known is None else np.where(known, found, -1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hopline.config import Config
@@ -21,19 +20,24 @@ from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTo
 from hopline.observe.metrics import ModelMetrics
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import BatchPolicy, CostModel
-from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    """A request in a version's queue; see `scheduling.batcher.Item`."""
+class QueuedRequest(msgspec.Struct, eq=False, gc=False):
+    """A request in a version's queue; see `scheduling.batcher.Item`. To its sender, a `Ticket`."""
 
     request: ScoreRequest
-    future: asyncio.Future[ScoreResult]
+    deliver: Deliver
+    batcher: Batcher[Any, ScoreResult]
     rows: int
     num_bytes: int
     deadline: float
     enqueued: float = 0.0
+    ended: bool = False
+
+    def cancel(self) -> None:
+        """Withdraw the request; nothing is delivered any more."""
+        self.batcher.withdraw(self)
 
 
 class ServedVersion:
@@ -80,7 +84,6 @@ class ServedVersion:
             executor,
             self,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = 0.0
         self.last_inference_ms = 0
@@ -102,8 +105,8 @@ class ServedVersion:
                 if isinstance(outcome, HoplineError):
                     raise outcome
 
-    def submit(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
-        """Check a request and queue it.
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> QueuedRequest:
+        """Check a request and queue it; `deliver` is called with its outcome.
 
         Raises:
             BadRequest, RequestTooLarge: it can never be answered; nothing was queued.
@@ -125,15 +128,12 @@ class ServedVersion:
             else:
                 deadline = min(deadline, now + self._limits.max_timeout_ms / 1e3)
             rows = int(num_seeds * self._rows_per_seed)
-            loop = self._loop
-            if loop is None:
-                loop = self._loop = asyncio.get_running_loop()
-            future: asyncio.Future[ScoreResult] = loop.create_future()
-            self.batcher.submit(QueuedRequest(request, future, rows, rows * self._row_bytes, deadline))
+            item = QueuedRequest(request, deliver, self.batcher, rows, rows * self._row_bytes, deadline)
+            self.batcher.submit(item)
         except HoplineError as error:
             self.outcome(error.code)
             raise
-        return future
+        return item
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""

@@ -27,7 +27,16 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.observe.metrics import Metrics
-from hopline.types import AnyArray, ExternalId, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import (
+    AnyArray,
+    Deliver,
+    ExternalId,
+    ModelInfo,
+    ScoreRequest,
+    ScoreResult,
+    TensorInfo,
+    Ticket,
+)
 
 #: Integer ids from 0 to this, and string ids "n0", "n1", …, exist.
 NUM_NODES = 1_000_000
@@ -150,14 +159,19 @@ class FakeService:
             }
         ]
 
-    def score_now(self, request: ScoreRequest) -> asyncio.Future[ScoreResult]:
-        """Answer at once where nothing waits."""
-        loop = asyncio.get_running_loop()
-        if request.model == "slow":
-            return loop.create_task(self.score(request))
-        future: asyncio.Future[ScoreResult] = loop.create_future()
-        future.set_result(self._answer(request))
-        return future
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """Deliver before returning where nothing waits."""
+        if request.model != "slow":
+            deliver(self._answer(request))
+            return _Answered()
+
+        def done(task: asyncio.Task[ScoreResult]) -> None:
+            if not task.cancelled():
+                deliver(task.exception() or task.result())
+
+        task = asyncio.get_running_loop().create_task(self.score(request))
+        task.add_done_callback(done)
+        return task
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer, after the wait that model `slow` asks for."""
@@ -257,6 +271,11 @@ class FakeService:
         if features.shape != (3,) or not np.isfinite(features).all():
             raise BadRequest(f"inline features must be 3 finite numbers, not shape {features.shape}")
         return sum(len(ids) for ids in node.neighbors.values())
+
+
+class _Answered:
+    def cancel(self) -> None:
+        """Too late."""
 
 
 def _as_list(ids: Any) -> list[Any]:

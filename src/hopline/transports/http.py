@@ -26,13 +26,13 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_connection import Pending, Request, Response
+from hopline.transports.http_connection import JSON, Pending, Request, Response
 from hopline.transports.http_errors import encode_json, error_response, plain_error
-from hopline.transports.interface import ScoringService, submitter
+from hopline.transports.interface import ScoringService
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
-from hopline.types import ScoreRequest, ScoreResult
+from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
@@ -56,32 +56,77 @@ class Route:
     oip: bool
 
 
-def scored(request: ScoreRequest, id_line: bytes, result: ScoreResult) -> Response:
-    """The response of a score request."""
-    return Response(encode_result(result, request), 200, b"application/json", id_line)
-
-
 class Scoring(Pending):
-    """A score request that waits: the hot path's own Pending, without closures."""
+    """A score request that waits; takes its outcome from the service."""
 
-    __slots__ = ("_app", "_id_line", "_request")
+    __slots__ = ("_app", "_id_line", "_request", "ticket")
 
-    def __init__(
-        self, app: HttpApp, request: ScoreRequest, id_line: bytes, future: asyncio.Future[ScoreResult]
-    ) -> None:
+    def __init__(self, app: HttpApp, request: ScoreRequest, id_line: bytes) -> None:
+        self.connection = None
+        self.response = None
+        self.ticket: Ticket | None = None
         self._app = app
         self._request = request
         self._id_line = id_line
-        self.future = future
 
-    def finish(self, future: asyncio.Future[ScoreResult]) -> Response:
-        """The response of the finished future; never raises."""
+    def deliver(self, outcome: ScoreResult | HoplineError) -> None:
+        """Make the response; never raises."""
+        self.ticket = None  # it holds this object: without a cycle nothing waits for the collector
         try:
-            response = scored(self._request, self._id_line, future.result())
-        except (Exception, asyncio.CancelledError) as error:
-            return self._app.failed(error, self._id_line, oip=False)
-        self._app.count_ok()
-        return response
+            if isinstance(outcome, HoplineError):
+                raise outcome
+            response = self.respond(outcome)
+        except Exception as error:
+            response = self._app.failed(error, self._id_line, oip=self.is_oip)
+        else:
+            self._app.count_ok()
+        self.answer(response)
+
+    def cancel(self) -> None:
+        """Withdraw the request."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel()
+
+    is_oip = False
+
+    def respond(self, result: ScoreResult) -> Response:
+        """The response of an answered request."""
+        return Response(encode_result(result, self._request), 200, JSON, self._id_line)
+
+
+class Inferring(Scoring):
+    """The same in the Open Inference Protocol."""
+
+    __slots__ = ("infer",)
+    is_oip = True
+    infer: InferBody
+
+    def respond(self, result: ScoreResult) -> Response:
+        """The response of an answered request."""
+        return encode_infer(self.infer, result, self._id_line)
+
+
+class Working(Pending):
+    """Any other work that takes time: a task, and what to answer when it is done."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, app: HttpApp, task: asyncio.Future[Any], response: Response, id_line: bytes) -> None:
+        super().__init__()
+        self._task = task
+
+        def done(task: asyncio.Future[Any]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            self.answer(response if error is None else app.failed(error, id_line, oip=True))
+
+        task.add_done_callback(done)
+
+    def cancel(self) -> None:
+        """Stop the work."""
+        self._task.cancel()
 
 
 class HttpApp:
@@ -99,7 +144,7 @@ class HttpApp:
         self.draining = False
         self._service = service
         self._max_body_bytes = config.server.max_body_bytes
-        self._submit = submitter(service)
+        self._submit = service.submit
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count()
@@ -143,10 +188,9 @@ class HttpApp:
         if header is not None or body.timeout_ms is not None:
             deadline = deadline_after(body.timeout_ms, header, time.monotonic())
         scoring = score_request(model, version, body, deadline, id_line[14:-2].decode())
-        future = self._submit(scoring)
-        if future.done():
-            return scored(scoring, id_line, future.result())
-        return Scoring(self, scoring, id_line, future)
+        waiting = Scoring(self, scoring, id_line)
+        waiting.ticket = self._submit(scoring, waiting.deliver)
+        return waiting
 
     def _infer(
         self, model: str, version: str | None, request: Request, id_line: bytes
@@ -163,31 +207,10 @@ class HttpApp:
             id_line[14:-2].decode(),
             deadline,
         )
-        future = self._submit(scoring)
-        if future.done():
-            return self._inferred(infer, id_line, future.result())
-        return self._wait(future, functools.partial(self._inferred, infer, id_line), id_line, oip=True)
-
-    def _inferred(self, infer: InferBody, id_line: bytes, result: ScoreResult) -> Response:
-        return encode_infer(infer, result, id_line)
-
-    def _wait(
-        self,
-        future: asyncio.Future[Any],
-        respond: Callable[[Any], Response],
-        id_line: bytes,
-        *,
-        oip: bool,
-    ) -> Pending:
-        def finish(done: asyncio.Future[Any]) -> Response:
-            try:
-                response = respond(done.result())
-            except (Exception, asyncio.CancelledError) as error:
-                return self.failed(error, id_line, oip=oip)
-            self._count(response.status)
-            return response
-
-        return Pending(future, finish)
+        waiting = Inferring(self, scoring, id_line)
+        waiting.infer = infer
+        waiting.ticket = self._submit(scoring, waiting.deliver)
+        return waiting
 
     # Health and description
 
@@ -263,7 +286,7 @@ class HttpApp:
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
         task = asyncio.ensure_future(change(model))
-        return self._wait(task, lambda _: Response(b"{}", headers=id_line), id_line, oip=True)
+        return Working(self, task, Response(b"{}", headers=id_line), id_line)
 
     # Routing
 

@@ -5,26 +5,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from hopline.observe.metrics import Metrics
-from hopline.types import ModelInfo, ScoreRequest, ScoreResult
-
-#: Hands in a request. A future that is already done means the answer took no wait; cancelling the
-#: future withdraws the request. May raise a HoplineError at once.
-Submit: TypeAlias = "Callable[[ScoreRequest], asyncio.Future[ScoreResult]]"
+from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 
 class ScoringService(Protocol):
     """The transport-neutral API.
 
-    A service may also have `score_now(request) -> asyncio.Future[ScoreResult]`, which spares a task
-    for each request, and coroutines `load(name)` and `unload(name)`.
+    A service may also have coroutines `load(name)` and `unload(name)`.
     """
 
     metrics: Metrics
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """Hand a request in; `deliver` is called once with its outcome, unless the ticket is cancelled.
+
+        It is called on the event loop, maybe before this returns.
+
+        Raises: HoplineError of any kind; then nothing is delivered.
+        """
+        ...
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer one request; may be cancelled at any await.
@@ -55,16 +58,3 @@ class ScoringService(Protocol):
     def statistics(self, name: str) -> Sequence[dict[str, Any]]:
         """Counters for each version, in the form of the protocol's ModelStatistics message."""
         ...
-
-
-def submitter(service: ScoringService) -> Submit:
-    """The cheapest way to hand requests to `service`: its own futures, else a task each."""
-    own: Submit | None = getattr(service, "score_now", None)
-    if own is not None:
-        return own
-    loop = asyncio.get_running_loop()
-
-    def submit(request: ScoreRequest) -> asyncio.Future[ScoreResult]:
-        return loop.create_task(service.score(request))
-
-    return submit

@@ -34,7 +34,7 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True):
     edge_weight: list[float] | dict[str, list[float]] = []
 
 
-class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The body of a score request: `ScoreRequest` in JSON.
 
     Attributes:
@@ -139,10 +139,12 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
 def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     """The answer's body; rows of unknown nodes are null and their ids are listed in `missing`."""
     missing = result.missing
-    if missing is None and not result.degraded:
-        parts = [b'"%b":%b' % (name.encode(), encode_rows(array)) for name, array in result.outputs.items()]
+    if missing is None and not result.degraded:  # the usual answer, without a detour
         head = _answer_head(result.model, result.version, result.graph_version)
-        return b'%b"outputs":{%b},"degraded":[]}' % (head, b",".join(parts))
+        try:
+            return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
+        except orjson.JSONEncodeError:  # strings, or rows that do not lie one after the other
+            pass
     parts = [
         b'"%b":%b' % (name.encode(), encode_rows(array) if missing is None else _with_nulls(array, missing))
         for name, array in result.outputs.items()
