@@ -30,8 +30,8 @@ from numba import njit
 from benchmarks.hopline_server import TABLE_BYTES, prepare
 from benchmarks.machine import commit, machine
 from benchmarks.workload import FULL, SMALL, ensure
+from hopline.arena import Arena
 from hopline.artifact import read_spec
-from hopline.engine.arena import Arena
 from hopline.engine.kernels import gather, reduce_sum
 from hopline.engine.model import Model, TablePlan
 from hopline.graph import Graph

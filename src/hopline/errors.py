@@ -13,7 +13,11 @@
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
     │   └── SchemaMismatch                 the model does not fit the graph: each difference named
     ├── GraphError (ValueError)            a graph that cannot be built or opened
-    ├── FeatureNotFound (LookupError)      a feature row is absent
+    ├── FeatureStoreError (RuntimeError)   a feature store refuses, or answers what cannot be used
+    │   ├── FeatureStoreUnavailable        it cannot be asked now; worth another try
+    │   ├── FeatureGroupNotFound (LookupError)  it has no such group
+    │   ├── FeatureSchemaMismatch          its rows are not what the model was packaged for
+    │   └── FeatureNotFound (LookupError)  a feature row is absent
     ├── PackagingError (ValueError)        a model that cannot be packaged
     │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
     │   └── ParityError                    packaged and PyG answers differ (says which stage)
@@ -138,7 +142,31 @@ class GraphError(HoplineError, ValueError):
     code = "graph_error"
 
 
-class FeatureNotFound(HoplineError, LookupError):
+class FeatureStoreError(HoplineError, RuntimeError):
+    """A feature store refuses, or answers what cannot be used; asking again will not help."""
+
+    code = "feature_store_error"
+
+
+class FeatureStoreUnavailable(FeatureStoreError):
+    """A feature store cannot be asked now: no connection, too slow, overloaded."""
+
+    code = "feature_store_unavailable"
+
+
+class FeatureGroupNotFound(FeatureStoreError, LookupError):
+    """A store has no feature group of that name; the message lists what there is."""
+
+    code = "feature_group_not_found"
+
+
+class FeatureSchemaMismatch(FeatureStoreError):
+    """The rows of a store are not what the model was packaged for: each difference is named."""
+
+    code = "feature_schema_mismatch"
+
+
+class FeatureNotFound(FeatureStoreError, LookupError):
     """A feature row is absent (a short result is never returned)."""
 
     code = "feature_not_found"

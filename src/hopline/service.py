@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hopline.arena import Arena, create_shared
 from hopline.artifact import ModelSpec, read_spec
 from hopline.config import Config
-from hopline.engine.arena import Arena, create_shared
 from hopline.engine.model import TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFound, Unavailable
 from hopline.graph import Graph

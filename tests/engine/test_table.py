@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.engine.arena import Arena, create_shared
+from hopline.arena import Arena, create_shared
 from hopline.engine.table import Table
 
 N, DIM = 200, 6

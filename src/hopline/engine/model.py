@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
-from hopline.engine.arena import Arena
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.inline import InlineNodes, inline_states

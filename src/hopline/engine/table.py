@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hopline.engine.arena import Arena, array_bytes
+from hopline.arena import Arena, array_bytes
 from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
 from hopline.types import AnyArray, FloatArray, IdArray
 
