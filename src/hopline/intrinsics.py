@@ -38,6 +38,16 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return signature, codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typingctx: Any, address: Any) -> Any:
+    """An int64 address as a pointer, for `carray`. Whoever keeps the address keeps its array alive."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
+
+
 def _fence(ordering: str) -> Any:
     def fence(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -9,7 +9,7 @@ from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge, SchemaMism
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
 
-NODE_MODELS = ["sage", "gcn", "gat", "hetero"]
+NODE_MODELS = ["sage", "plain", "gcn", "gat", "hetero"]
 ALL = [*NODE_MODELS, "link"]
 
 

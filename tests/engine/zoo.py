@@ -44,6 +44,21 @@ class Sage(nn.Module):
         return self.out(torch.cat([h3, h1], dim=-1))
 
 
+class Plain(nn.Module):
+    """What most people serve: every layer an own row and a mean or sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = SAGEConv(6, 16)
+        self.b = SAGEConv(16, 12, aggr="sum")
+        self.c = SAGEConv(12, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        h2 = self.b(self.a(x, edge_index).relu(), edge_index).relu()
+        return self.out(self.c(h2, edge_index).relu())
+
+
 class Gcn(nn.Module):
     def __init__(self):
         super().__init__()
@@ -203,6 +218,7 @@ def build(repository: Path) -> dict[str, Case]:
     g = homogeneous(1)
     plans = [
         ("sage", Sage(), g, [4, 3, 5], {"task": "multiclass"}),
+        ("plain", Plain(), g, [4, 3, 5], {"task": "multiclass"}),
         ("gcn", Gcn(), g, [4, 3], {"task": "binary"}),
         ("gat", Gat(), g, [4, 3], {"task": "multiclass"}),
         ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),

@@ -14,6 +14,7 @@ import numpy as np
 from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
+from hopline.engine.chain import Chain
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.inline import InlineNodes, inline_states
@@ -132,6 +133,7 @@ class Model:
             for level in above.values():
                 level.link(below)
         head = spec.head
+        self._chain = Chain.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
@@ -161,7 +163,11 @@ class Model:
         return execute(plan, self.features)
 
     def final_states(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, FloatArray]:
-        """`plan` and `states` in one."""
+        """`plan` and `states` in one, by the shortest way."""
+        if self._chain is not None and len(wanted) == 1:
+            node_type, ids = next(iter(wanted.items()))
+            if node_type == self.spec.head.node_type and ids.shape[0] <= self._chain.max_seeds:
+                return {node_type: self._chain.run(ids, as_of)}
         return execute(make_plan(self.levels, self.spec.num_layers, wanted, as_of), self.features)
 
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:

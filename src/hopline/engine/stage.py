@@ -37,6 +37,7 @@ class StageRunner:
         threads: of the runtime.
 
     Attributes:
+        row_stage: the runtime, where every input has one row for each destination.
         pair: set where the stage reads just own rows and an unweighted sum or mean of neighbours, side
             by side: then `gather_reduce` fills it in one call.
     """
@@ -62,7 +63,7 @@ class StageRunner:
                 self._columns.append((0, feature_dim))
             else:
                 self._columns.append((0, widths.get(entry.edge_type, 0)))
-        self._rows: RowStage | None = None
+        self.row_stage: RowStage | None = None
         self._block: BlockStage | None = None
         #: For row stages, where each input lies: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
@@ -76,7 +77,7 @@ class StageRunner:
             if stage.packed:
                 self._places = [(0, sum(widths_in[:k])) for k in range(len(names))]
                 names, widths_in = ["x"], [sum(widths_in)]
-            self._rows = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
+            self.row_stage = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
         else:
             self._block = BlockStage(folder / stage.file, threads)
         self.pair = self._find_pair() if stage.packed else None
@@ -99,10 +100,10 @@ class StageRunner:
             views: edge type key -> what the destinations see through it.
             out: float32 [num_rows, state_dim], filled and returned.
         """
-        if self._rows is None:
+        if self.row_stage is None:
             self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
         elif self.pair is None:
-            self._run_rows(self._rows, num_rows, own, own_rows, features, feature_rows, views, out)
+            self._run_rows(self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out)
         else:
             view = views[self.pair[0]]
             for a in range(0, num_rows, CHUNK_ROWS):
@@ -141,7 +142,7 @@ class StageRunner:
 
         Returns: float32 [num_rows, state_dim], the runtime's own buffer until the stage's next run.
         """
-        assert self._rows is not None
+        assert self.row_stage is not None
         assert self.pair is not None
         _, (own_column, own_width, own_place), mean, column, width, place = self.pair
         gather_reduce(
@@ -156,10 +157,10 @@ class StageRunner:
             mean,
             column,
             width,
-            self._rows.inputs[0],
+            self.row_stage.inputs[0],
             place,
         )
-        return self._rows.run(num_rows)
+        return self.row_stage.run(num_rows)
 
     def _run_rows(
         self,

@@ -216,6 +216,16 @@ class Table:
         return self._index, self._tags, self._visited, self._rows
 
     @property
+    def queue_arrays(self) -> tuple[AnyArray, AnyArray]:
+        """(queue, links) of this worker's partition, as `_write` takes them."""
+        return self._queue, self._links
+
+    @property
+    def first_slot(self) -> int:
+        """Of this worker's partition."""
+        return self._first
+
+    @property
     def num_rows(self) -> int:
         """Slots of this worker's partition that have been used."""
         return int(self._queue[0])

@@ -1,0 +1,346 @@
+"""Small batches of the usual model, with one compiled call between two calls of the runtime.
+
+A model is a *chain* when each level reads one edge type, of bounded fanout, through a stage of own rows
+and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Then planning from the seeds
+down to raw features is one call, and going up is one call a level: keep what the runtime has computed,
+gather what it computes next. `plan.py` and `execute.py` do the same for every model and every size, with
+the same kernels; for one seed their calls, not their work, are what costs (docs/log.md).
+
+Arguments would cost as much as calls (0.1 µs for each array), so what the kernels read lies in *frames*:
+a row of int64 for each level, of addresses and sizes. Python keeps the arrays behind them alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import carray, njit
+
+from hopline.engine.kernels import gather_reduce, intern
+from hopline.engine.table import _write, read_rows
+from hopline.intrinsics import pointer
+from hopline.runtimes.onnx import CHUNK_ROWS
+from hopline.sampling.keyed import NO_CUT, sample
+from hopline.types import AnyArray, FloatArray, IdArray
+
+if TYPE_CHECKING:
+    from hopline.engine.level import Level
+
+#: Seeds of a batch, and sampled edges that they may have at one level: larger ones go the general way.
+_MAX_SEEDS = 256
+_MAX_EDGES = 1 << 18
+
+# Places of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
+(
+    INDPTR_AT, NUM_INDPTR, INDICES_AT, NUM_EDGES, IS_WIDE, TIME_AT, NUM_TIMES, CUMWEIGHT_AT, NUM_CUMWEIGHTS,
+    WEIGHT_AT, NUM_WEIGHTS, FANOUT, MODE, KEY,
+    OFFSETS_AT, POSITIONS_AT, NEIGHBORS_AT,
+    KEYS_AT, VALUES_AT, ROWS_AT, CAPACITY,
+    IDS_AT, OUT_AT, MISSING_AT, COMPUTE_AT, STATE_DIM,
+    HAS_TABLE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
+    NUM_OWN_SLOTS,
+    OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE,
+    BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
+    NUM_IDS, NUM_COMPUTE,
+    NUM_PLACES,
+) = range(56)  # fmt: skip
+
+
+@njit(inline="always")
+def _ints(address, count):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), (count,), np.int64)
+
+
+@njit(inline="always")
+def _matrix(address, rows, columns):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), (rows, columns), np.float32)
+
+
+@njit(nogil=True, cache=True)
+def _sample(f, nodes, as_of):  # type: ignore[no-untyped-def]
+    """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
+    indptr = _ints(f[INDPTR_AT], f[NUM_INDPTR])
+    time = _ints(f[TIME_AT], f[NUM_TIMES])
+    cumweight = carray(pointer(f[CUMWEIGHT_AT]), (f[NUM_CUMWEIGHTS],), np.float64)
+    weight = carray(pointer(f[WEIGHT_AT]), (f[NUM_WEIGHTS],), np.float32)
+    bound = nodes.shape[0] * f[FANOUT]
+    offsets = _ints(f[OFFSETS_AT], nodes.shape[0] + 1)
+    positions = _ints(f[POSITIONS_AT], bound)
+    neighbors = _ints(f[NEIGHBORS_AT], bound)
+    key = np.uint64(f[KEY])
+    if f[IS_WIDE]:
+        wide = _ints(f[INDICES_AT], f[NUM_EDGES])
+        return sample(
+            indptr, wide, time, cumweight, weight, nodes, f[FANOUT], f[MODE], as_of, key,
+            offsets, positions, neighbors,
+        )  # fmt: skip
+    indices = carray(pointer(f[INDICES_AT]), (f[NUM_EDGES],), np.int32)
+    return sample(
+        indptr, indices, time, cumweight, weight, nodes, f[FANOUT], f[MODE], as_of, key,
+        offsets, positions, neighbors,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _table(f):  # type: ignore[no-untyped-def]
+    """The arrays (index, tags, visited, rows) of a level's table."""
+    total = f[NUM_SLOTS]
+    return (
+        carray(pointer(f[INDEX_AT]), (f[NUM_NODES],), np.int32),
+        _ints(f[TAGS_AT], total),
+        carray(pointer(f[VISITED_AT]), (total,), np.uint8),
+        _matrix(f[KEPT_AT], total, f[STATE_DIM]),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _look_up(f, use_tables):  # type: ignore[no-untyped-def]
+    """Fill the rows that the table has; list what is to be computed."""
+    n = f[NUM_IDS]
+    ids = _ints(f[IDS_AT], n)
+    compute = _ints(f[COMPUTE_AT], n)
+    if not (use_tables and f[HAS_TABLE]):
+        f[NUM_COMPUTE] = n
+        for i in range(n):
+            compute[i] = ids[i]
+        return
+    index, tags, visited, kept = _table(f)
+    missing = _ints(f[MISSING_AT], n)
+    absent = read_rows(index, tags, visited, kept, ids, _matrix(f[OUT_AT], n, f[STATE_DIM]), missing)
+    f[NUM_COMPUTE] = absent
+    for i in range(absent):
+        compute[i] = ids[missing[i]]
+
+
+@njit(nogil=True, cache=True)
+def _gather(frames, k, a, b):  # type: ignore[no-untyped-def]
+    """Fill the runtime's input with what the rows [a, b) to compute of level k read."""
+    f = frames[k]
+    n = f[NUM_COMPUTE]
+    offsets = _ints(f[OFFSETS_AT], n + 1)
+    total = offsets[n]
+    target = _matrix(f[INPUT_AT], CHUNK_ROWS, f[INPUT_DIM])
+    if k == 0:
+        own = _matrix(f[OWN_AT], f[NUM_OWN], f[OWN_DIM])
+        own_rows = _ints(f[COMPUTE_AT], n)
+        base = _matrix(f[BASE_AT], f[NUM_BASE], f[BASE_DIM])
+        rows = _ints(f[NEIGHBORS_AT], total)
+    else:
+        below = frames[k - 1]
+        own = _matrix(below[OUT_AT], below[NUM_IDS], below[STATE_DIM])
+        base = own
+        everyone = _ints(f[ROWS_AT], n + total)
+        own_rows = everyone[:n]
+        rows = everyone[n:]
+    gather_reduce(
+        own, own_rows[a:b], f[OWN_COLUMN], f[OWN_WIDTH], f[OWN_PLACE],
+        base, rows, offsets[a : b + 1], f[MEAN] != 0, f[COLUMN], f[WIDTH], target, f[PLACE],
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
+    """Keep the runtime's output, which is the rows [a, b) to compute."""
+    n, dim = f[NUM_IDS], f[STATE_DIM]
+    computed = _matrix(f[OUTPUT_AT], b - a, dim)
+    out = _matrix(f[OUT_AT], n, dim)
+    all_of_them = f[NUM_COMPUTE] == n
+    missing = _ints(f[MISSING_AT], n)
+    for i in range(b - a):
+        source = computed[i]
+        target = out[a + i if all_of_them else missing[a + i]]
+        for c in range(dim):
+            target[c] = source[c]
+    if use_tables and f[HAS_TABLE]:
+        index, tags, visited, kept = _table(f)
+        compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
+        links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
+        queue = _ints(f[QUEUE_AT], 4)
+        _write(index, tags, visited, kept, compute[a:b], computed, f[FIRST_SLOT], queue, links)
+
+
+@njit(nogil=True, cache=True)
+def descend(frames, seeds, as_of, use_tables):  # type: ignore[no-untyped-def]
+    """Plan the batch, and gather for the first call of the runtime.
+
+    Args:
+        frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
+        seeds: int64 [n] distinct ids.
+
+    Returns: the lowest level that has rows to compute; the number of levels where none has.
+    """
+    top = frames.shape[0] - 1
+    ids = _ints(frames[top, IDS_AT], seeds.shape[0])
+    for i in range(seeds.shape[0]):
+        ids[i] = seeds[i]
+    frames[top, NUM_IDS] = seeds.shape[0]
+    for k in range(top, -1, -1):
+        f = frames[k]
+        _look_up(f, use_tables)
+        n = f[NUM_COMPUTE]
+        if n == 0:
+            for below in range(k):
+                frames[below, NUM_IDS] = 0
+                frames[below, NUM_COMPUTE] = 0
+            lowest = k + 1
+            break
+        nodes = _ints(f[COMPUTE_AT], n)
+        total = _sample(f, nodes, as_of)
+        lowest = 0
+        if k > 0:
+            # Small batches use a small part of the hash, which stays in cache.
+            shift = 58
+            while (np.int64(1) << (64 - shift)) < 2 * (n + total):
+                shift -= 1
+            frames[k - 1, NUM_IDS] = intern(
+                nodes,
+                _ints(f[NEIGHBORS_AT], total),
+                True,
+                shift,
+                _ints(f[KEYS_AT], f[CAPACITY]),
+                carray(pointer(f[VALUES_AT]), (f[CAPACITY],), np.int32),
+                _ints(frames[k - 1, IDS_AT], n + total),
+                0,
+                _ints(f[ROWS_AT], n + total),
+            )
+    if lowest <= top:
+        _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]))
+    return lowest
+
+
+@njit(nogil=True, cache=True)
+def climb(frames, k, a, b, use_tables):  # type: ignore[no-untyped-def]
+    """Keep the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
+    _store(frames[k], a, b, use_tables)
+    if b < frames[k, NUM_COMPUTE]:
+        _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]))
+    elif k + 1 < frames.shape[0]:
+        _gather(frames, k + 1, 0, min(CHUNK_ROWS, frames[k + 1, NUM_COMPUTE]))
+
+
+class Chain:
+    """The levels of a chain, bottom first.
+
+    Args:
+        levels: see the module; `Chain.of` finds them.
+        features: node type -> float32 [N, d].
+
+    Attributes:
+        max_seeds: of a batch that goes this way.
+    """
+
+    def __init__(self, levels: list[Level], features: Mapping[str, FloatArray], max_seeds: int) -> None:
+        self.max_seeds = max_seeds
+        self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
+        self._frames = np.zeros((len(levels), NUM_PLACES), np.int64)
+        self._num_ids = self._frames[:, NUM_IDS]
+        self._num_compute = self._frames[:, NUM_COMPUTE]
+        self._alive: list[AnyArray] = []
+        self._outs: list[FloatArray] = []
+        self._runs: list[Any] = []
+        capacity = max_seeds
+        for k in range(len(levels) - 1, -1, -1):
+            below = levels[k - 1] if k else None
+            capacity = self._fill(k, levels[k], below, capacity, features)
+        self._outs.reverse()
+        self._runs.reverse()
+
+    @staticmethod
+    def of(levels: list[dict[str, Level]], node_type: str, features: Mapping[str, FloatArray]) -> Chain | None:
+        """The chain that ends in the last level of `node_type`, None where the model is not one."""
+        chain: list[Level] = []
+        level: Level | None = levels[-1][node_type]
+        max_seeds, edges = _MAX_SEEDS, 1
+        while level is not None:
+            if level.descent is None or level.runner is None or level.runner.pair is None:
+                return None
+            chain.append(level)
+            relation, level = level.links[0]
+            edges *= relation.sampler.fanout + 1
+            max_seeds = min(max_seeds, _MAX_EDGES // edges)
+        return Chain(chain[::-1], features, max_seeds) if max_seeds else None
+
+    def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
+        """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
+
+        A time cut neither reads nor fills tables: their rows are about the present graph.
+        """
+        frames = self._frames
+        use_tables = as_of == NO_CUT
+        lowest = descend(frames, ids, as_of, use_tables)
+        counts = self._num_compute.tolist()
+        if use_tables:
+            asked = self._num_ids.tolist()
+            for k, table in self._tables:
+                table.num_misses += counts[k]
+                table.num_hits += asked[k] - counts[k]
+        top = len(counts) - 1
+        num_seeds = ids.shape[0]
+        for k in range(lowest, top + 1):
+            run, count = self._runs[k], counts[k]
+            a = 0
+            while a < count:
+                b = min(a + CHUNK_ROWS, count)
+                out: FloatArray = run(b - a)
+                if k == top and b - a == num_seeds and not frames[k, HAS_TABLE]:
+                    return out  # nothing to keep and nothing to add
+                climb(frames, k, a, b, use_tables)
+                a = b
+        return self._outs[top][:num_seeds]
+
+    def _fill(
+        self, k: int, level: Level, below: Level | None, capacity: int, features: Mapping[str, FloatArray]
+    ) -> int:
+        """Make a level's frame; returns the rows that the level below must have room for."""
+        relation = level.links[0][0]
+        sampler = relation.sampler
+        runner = level.runner
+        assert runner is not None
+        assert runner.pair is not None
+        assert runner.row_stage is not None
+        stage = runner.row_stage
+        edges = capacity * sampler.fanout
+        rows_below = capacity + edges
+        bits = max(6, (2 * rows_below).bit_length())
+        indptr, indices, time, cumweight, weight, fanout, mode = sampler.arrays
+        _, (own_column, own_width, own_place), mean, column, width, place = runner.pair
+        own = features[level.node_type] if below is None else stage.inputs[0]
+        base = features[relation.source] if below is None else stage.inputs[0]
+        out = np.empty((capacity, level.stage.state_dim), np.float32)
+        self._outs.append(out)
+        self._runs.append(stage.run)
+        values = {
+            INDPTR_AT: indptr, NUM_INDPTR: len(indptr), INDICES_AT: indices, NUM_EDGES: len(indices),
+            IS_WIDE: indices.itemsize == 8, TIME_AT: time, NUM_TIMES: len(time),
+            CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
+            WEIGHT_AT: weight, NUM_WEIGHTS: len(weight), FANOUT: fanout, MODE: mode,
+            KEY: int(sampler.key.astype(np.int64)),
+            OFFSETS_AT: np.empty(capacity + 1, np.int64), POSITIONS_AT: np.empty(max(1, edges), np.int64),
+            NEIGHBORS_AT: np.empty(max(1, edges), np.int64),
+            KEYS_AT: np.empty(1 << bits, np.int64), VALUES_AT: np.empty(1 << bits, np.int32),
+            ROWS_AT: np.empty(rows_below, np.int64), CAPACITY: 1 << bits,
+            IDS_AT: np.empty(capacity, np.int64), OUT_AT: out, MISSING_AT: np.empty(capacity, np.int64),
+            COMPUTE_AT: np.empty(capacity, np.int64), STATE_DIM: level.stage.state_dim,
+            OWN_AT: own, NUM_OWN: own.shape[0], OWN_DIM: own.shape[1], OWN_COLUMN: own_column,
+            OWN_WIDTH: own_width, OWN_PLACE: own_place, BASE_AT: base, NUM_BASE: base.shape[0],
+            BASE_DIM: base.shape[1], MEAN: mean, COLUMN: column, WIDTH: width, PLACE: place,
+            INPUT_AT: stage.inputs[0], INPUT_DIM: stage.inputs[0].shape[1], OUTPUT_AT: stage.output,
+        }  # fmt: skip
+        if level.table is not None:
+            table = level.table
+            index, tags, visited, kept = table.arrays
+            queue, links = table.queue_arrays
+            values |= {
+                HAS_TABLE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
+                KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: table.first_slot, QUEUE_AT: queue,
+                LINKS_AT: links, NUM_OWN_SLOTS: links.shape[1],
+            }  # fmt: skip
+        for at, value in values.items():
+            if isinstance(value, np.ndarray):
+                assert value.flags.c_contiguous
+                self._alive.append(value)
+                value = value.ctypes.data
+            self._frames[k, at] = value
+        return rows_below
