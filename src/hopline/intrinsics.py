@@ -1,4 +1,4 @@
-"""Processor instructions that Numba has no name for: prefetch and memory fences.
+"""Processor instructions that Numba has no name for: prefetch, compare-and-swap and memory fences.
 
 Knows LLVM, nothing of graphs. Random rows of a large matrix are bound by memory latency: asking for
 a row a few iterations before it is read raised one core's rate from 3.4 to 5.5 GB/s (docs/log.md).
@@ -46,6 +46,23 @@ def pointer(typingctx: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, desired: Any) -> Any:
+    """Set `array.flat[index]` to `desired` if it is `expected`, in one step for all processes; did it?
+
+    Of a C-contiguous array of integers. Also a full fence.
+    """
+    signature = types.boolean(array, types.int64, array.dtype, array.dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        address = builder.gep(struct.data, [args[1]])
+        outcome = builder.cmpxchg(address, args[2], args[3], "seq_cst", "seq_cst")
+        return builder.extract_value(outcome, 1)
+
+    return signature, codegen
 
 
 def _fence(ordering: str) -> Any:

@@ -70,6 +70,7 @@ class Service:
             metrics = self.metrics.model(spec.name, spec.version)
             served = ServedVersion(model, self.config, metrics, self._executor)
             served.warm_up()
+            self.metrics.before_reading(served.record)
             self._models.setdefault(spec.name, {})[spec.version] = served
             self._serving[spec.name] = served
             self.metrics.queue_rows(spec.name).set_function(partial(self._queued_rows, spec.name))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hopline.config import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_connection import Pending, Request
+from hopline.transports.http_messages import Pending, Request
 
 KEYS = [
     "nodes", "inline", "pairs", "outputs", "as_of", "on_missing", "timeout_ms", "version", "degraded",

@@ -248,7 +248,9 @@ class Chain:
         self._runs.reverse()
 
     @staticmethod
-    def of(levels: list[dict[str, Level]], node_type: str, features: Mapping[str, FloatArray]) -> Chain | None:
+    def of(
+        levels: list[dict[str, Level]], node_type: str, features: Mapping[str, FloatArray]
+    ) -> Chain | None:
         """The chain that ends in the last level of `node_type`, None where the model is not one."""
         chain: list[Level] = []
         level: Level | None = levels[-1][node_type]

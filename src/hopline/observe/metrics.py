@@ -201,6 +201,7 @@ class Metrics:
         self._directory = Path(directory) if directory else None
         self._slot = slot
         self._models: dict[tuple[str, str], ModelMetrics] = {}
+        self._before_reading: list[Callable[[], object]] = []
         per_model = ("model", "version")
         self.requests = self.counter(
             "hopline_requests_total", "Finished requests by outcome.", (*per_model, "outcome")
@@ -246,10 +247,15 @@ class Metrics:
             found = self._models[name, version] = ModelMetrics(self, name, version)
         return found
 
+    def before_reading(self, update: Callable[[], object]) -> None:
+        """Call `update` before numbers are read: what counts apart then brings its counts in."""
+        self._before_reading.append(update)
+
     def flush(self) -> None:
         """Let the other workers see this one's numbers; nothing with one worker."""
         if self._directory is None:
             return
+        self._update()
         saved = [
             _Saved(family.name, labels, child.state())
             for family in self._families.values()
@@ -263,12 +269,18 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text of all workers."""
         families: Iterable[Family] = self._families.values()
-        if self._directory is not None:
+        if self._directory is None:
+            self._update()
+        else:
             self.flush()
             families = self._merged()
         return "".join(
             render_family(family.name, family.help, family.kind, family.samples()) for family in families
         ).encode()
+
+    def _update(self) -> None:
+        for update in self._before_reading:
+            update()
 
     def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
         known = self._families.setdefault(family.name, family)

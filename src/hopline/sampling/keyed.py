@@ -20,7 +20,7 @@ A time cut (`as_of`) leaves a prefix of the list, since lists are sorted by time
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numba import njit
@@ -318,7 +318,7 @@ class Sampler:
         )
 
     @property
-    def arrays(self) -> tuple[AnyArray | int, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         """(indptr, indices, time, cumweight, weight, fanout, mode), as `sample` takes them."""
         return (*self._arrays, self.fanout, self._mode)
 

@@ -26,8 +26,8 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_connection import JSON, Pending, Request, Response
 from hopline.transports.http_errors import encode_json, error_response, plain_error
+from hopline.transports.http_messages import JSON, Pending, Request, Response
 from hopline.transports.interface import ScoringService
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
 from hopline.transports.pages import index_page
@@ -62,7 +62,7 @@ class Scoring(Pending):
     __slots__ = ("_app", "_id_line", "_request", "ticket")
 
     def __init__(self, app: HttpApp, request: ScoreRequest, id_line: bytes) -> None:
-        self.connection = None
+        self.receiver = None
         self.response = None
         self.ticket: Ticket | None = None
         self._app = app

@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import httptools
+
+from hopline.transports.http_messages import KnownHead, Pending, Request, Response
 
 #: A request line and headers together; nginx and Apache allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
@@ -27,7 +29,6 @@ MAX_PIPELINED = 16
 #: Below this, copying head and body into one buffer is cheaper than two writes.
 _JOIN_BYTES = 64 * 1024
 
-JSON = b"application/json"
 _KEEP = b"connection: keep-alive\r\n"
 _LAST = b"connection: close\r\n"
 #: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
@@ -41,86 +42,6 @@ _PARSED_ANEW = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
-
-
-class Request:
-    """One request, whole.
-
-    Attributes:
-        method: b"GET", …
-        target: path and query as sent.
-        headers: lower-case name -> value; of repeated headers the last. Shared by requests with the
-            same head: not to be changed.
-        body: all of it.
-        connection: the header line that its answer has to carry: none, keep-alive (asked for by
-            HTTP/1.0) or close.
-    """
-
-    __slots__ = ("body", "connection", "headers", "method", "target")
-
-    def __init__(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: dict[bytes, bytes],
-        body: bytes = b"",
-        connection: bytes = b"",
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = body
-        self.connection = connection
-
-
-class KnownHead(NamedTuple):
-    """A head that was parsed before; fields as in `Request`."""
-
-    method: bytes
-    target: bytes
-    headers: dict[bytes, bytes]
-    body_bytes: int
-    connection: bytes
-
-
-class Response:
-    """One answer.
-
-    Attributes:
-        headers: further header lines, each ending in CRLF.
-    """
-
-    __slots__ = ("body", "content_type", "headers", "status")
-
-    def __init__(
-        self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: bytes = b""
-    ) -> None:
-        self.body = body
-        self.status = status
-        self.content_type = content_type
-        self.headers = headers
-
-
-class Pending:
-    """An answer that has to be waited for: the application calls `answer`, once.
-
-    Subclasses say in `cancel` how to withdraw the request; it is called when the client goes away.
-    """
-
-    __slots__ = ("connection", "response")
-
-    def __init__(self) -> None:
-        self.connection: HttpConnection | None = None
-        self.response: Response | None = None
-
-    def answer(self, response: Response) -> None:
-        """Send the response, at its turn."""
-        self.response = response
-        if self.connection is not None:
-            self.connection.answered(self)
-
-    def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
 
 
 #: The application. Must not raise: every failure is a Response.
@@ -269,7 +190,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.clear()
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.connection = None
+            pending.receiver = None
             pending.cancel()
         # The parser holds bound methods of this object; without this the pair waits for the collector.
         self._parser = None
@@ -403,15 +324,16 @@ class HttpConnection(asyncio.Protocol):
             return
         self._current = request
         self._pending = answer
-        answer.connection = self
+        answer.receiver = self._answered
 
-    def answered(self, pending: Pending) -> None:
-        """Called by `Pending`: send its response and go on."""
+    def _answered(self, pending: Pending) -> None:
+        """Send the response that has come, and go on."""
         request = self._current
         assert pending is self._pending
         assert request is not None
         assert pending.response is not None
         self._pending = None
+        pending.receiver = None
         self._send(request, pending.response)
         self._current = None
         if self._waiting or self._paused:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from hopline import errors
-from hopline.transports.http_connection import Response
+from hopline.transports.http_messages import Response
 
 HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.HoplineError: 500,

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest
-from hopline.transports.http_connection import Response
 from hopline.transports.http_errors import encode_json
+from hopline.transports.http_messages import Response
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
 from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
