@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from hopline.arena import create_shared
 from hopline.config import load_config
 from hopline.errors import (
     ArtifactCorrupted,
@@ -19,7 +20,7 @@ from hopline.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from hopline.service import Service, share_tables
+from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 
@@ -117,7 +118,8 @@ async def test_requests_computed_on_a_thread_answer_the_same(places, service):
 
 
 async def test_workers_share_one_table(places):
-    shared, descriptors = share_tables(config(places, **{"server.workers": 2}))
+    fd = create_shared()
+    shared = config(places, **{"server.workers": 2}).replace(worker__table_fd=fd)
     try:
         workers = [
             Service(shared.replace(worker__index=i, worker__count=2, table__memory_bytes=2**26))
@@ -138,8 +140,7 @@ async def test_workers_share_one_table(places):
             await worker.drain(5)
             await worker.close()
     finally:
-        for fd in descriptors:
-            os.close(fd)
+        os.close(fd)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Arena:
 
     Args:
         num_bytes: size of the region.
-        fd: file descriptor of a memfd of at least that size; None maps private memory.
+        fd: file descriptor of a memfd, which is made so large; None maps private memory.
     """
 
     def __init__(self, num_bytes: int, fd: int | None = None) -> None:
@@ -30,6 +30,8 @@ class Arena:
         if fd is None:
             self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
+            if os.fstat(fd).st_size < self.num_bytes:
+                os.ftruncate(fd, self.num_bytes)  # another process may do the same: the size is the same
             self._map = mmap.mmap(fd, self.num_bytes)
         # Random rows over 4 KiB pages are bound by TLB misses; the kernel may still decline.
         self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -57,8 +59,8 @@ def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def create_shared(num_bytes: int) -> int:
+def create_shared(num_bytes: int = 0) -> int:
     """A new memfd of `num_bytes`, inheritable by child processes; returns its descriptor."""
-    fd = os.memfd_create("hopline-table", 0)
-    os.ftruncate(fd, max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN))
+    fd = os.memfd_create("hopline-shared", 0)
+    os.ftruncate(fd, -(-num_bytes // _ALIGN) * _ALIGN)
     return fd

@@ -308,6 +308,22 @@ def _suggestion(path: str) -> str:
     return guess
 
 
+def needed_folder(config: Config, path: Literal["graph.path", "models.repository"]) -> Path:
+    """The folder that a server cannot do without.
+
+    Raises:
+        ConfigError: it is not set, or not there.
+    """
+    section, _, key = path.partition(".")
+    folder: Path | None = getattr(getattr(config, section), key)
+    flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
+    if folder is None:
+        raise ConfigError(f"{path}: not set; give {flag} or set it in hopline.toml")
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: {folder} is not a folder")
+    return folder
+
+
 def _check_tls(config: Config) -> None:
     for name, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
         path = getattr(config.tls, name)

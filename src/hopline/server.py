@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config import Config
@@ -36,18 +36,13 @@ _POLL_S = 0.005
 #: From the last accepted connection to its first request, in seconds: a round trip and some.
 _SETTLE_S = 0.1
 
-#: Called once before workers start: may put what workers share (a memfd, say) into the config and names
-#: the descriptors that they inherit.
-Prepare = Callable[[Config], tuple[Config, Sequence[int]]]
 
-
-def run(config: Config, *, service: str = DEFAULT_SERVICE, prepare: Prepare | None = None) -> int:
+def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         config: resolved.
         service: "module:attribute" of a class taking the config; see transports/interface.py.
-        prepare: see `Prepare`; called also with one worker.
 
     Returns: the process's exit code, 0 after an orderly end.
     Raises: HoplineError: it could not start.
@@ -55,13 +50,10 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE, prepare: Prepare | No
     from hopline.observe.logs import configure_logs
 
     configure_logs(config.log)
-    descriptors: Sequence[int] = ()
-    if prepare is not None:
-        config, descriptors = prepare(config)
     if config.server.workers > 1:
         from hopline.supervisor import run_workers
 
-        return run_workers(config, service=service, descriptors=descriptors)
+        return run_workers(config, service=service)
     return run_process(config, service, announce)
 
 

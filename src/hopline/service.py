@@ -9,15 +9,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hopline.arena import Arena, create_shared
+from hopline.arena import Arena
 from hopline.artifact import ModelSpec, read_spec
-from hopline.config import Config
+from hopline.config import Config, needed_folder
 from hopline.engine.model import TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFound, Unavailable
 from hopline.graph import Graph
@@ -55,7 +54,7 @@ class Service:
             GraphError, ArtifactError: what cannot be opened, and why.
         """
         began = time.perf_counter()
-        graph = Graph.open(_needed(self.config.graph.path, "graph.path"))
+        graph = Graph.open(needed_folder(self.config, "graph.path"))
         memory = self.config.graph.memory
         if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
             graph = in_huge_pages(graph)
@@ -200,7 +199,7 @@ def find_models(config: Config) -> list[tuple[Path, ModelSpec]]:
         ConfigError: no repository, or a named model is not in it.
         ArtifactError: an artifact that cannot be used.
     """
-    repository = _needed(config.models.repository, "models.repository")
+    repository = needed_folder(config, "models.repository")
     there = sorted(path.name for path in repository.iterdir() if path.is_dir() and path.name[0] != ".")
     names = list(config.models.names) or there
     found = []
@@ -221,32 +220,6 @@ def plan_tables(config: Config, graph: Graph, specs: list[ModelSpec]) -> list[Ta
     """How the table budget is divided: evenly among versions, the same in every worker."""
     share = config.table.memory_bytes // max(1, len(specs))
     return [TablePlan(spec, graph, share, config.worker.count) for spec in specs]
-
-
-def share_tables(config: Config) -> tuple[Config, Sequence[int]]:
-    """Create the table memory that all workers map; see `server.Prepare`.
-
-    Returns: the config that names it, and the descriptors that workers must inherit.
-    """
-    if config.server.workers == 1:
-        return config, ()
-    graph = Graph.open(_needed(config.graph.path, "graph.path"))
-    specs = [spec for _, spec in find_models(config)]
-    counted = config.replace(worker__count=config.server.workers)
-    num_bytes = sum(plan.num_bytes for plan in plan_tables(counted, graph, specs))
-    if num_bytes == 0:
-        return config, ()
-    fd = create_shared(num_bytes)
-    return config.replace(worker__table_fd=fd), (fd,)
-
-
-def _needed(path: Path | None, name: str) -> Path:
-    flag = {"graph.path": "--graph", "models.repository": "--repository"}[name]
-    if path is None:
-        raise ConfigError(f"{name}: not set; give {flag} or set it in hopline.toml")
-    if not path.is_dir():
-        raise ConfigError(f"{name}: {path} is not a folder")
-    return path
 
 
 def _version_order(folder: Path) -> list[tuple[int, int, str]]:

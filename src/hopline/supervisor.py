@@ -32,13 +32,12 @@ _FIRST_BACKOFF_S, _LAST_BACKOFF_S, _STEADY_S = 0.1, 10.0, 30.0
 _WORKER = (sys.executable, "-P", "-c", "from hopline.supervisor import worker_main; worker_main()")
 
 
-def run_workers(config: Config, *, service: str = DEFAULT_SERVICE, descriptors: Sequence[int] = ()) -> int:
+def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     """Supervise `config.server.workers` processes until SIGTERM or SIGINT.
 
     Args:
         config: for all workers; ports of 0 are made real here.
         service: as for `server.run`.
-        descriptors: inherited by every worker under the same numbers.
 
     Returns: 0 after an orderly end, 1 when the workers could not start.
     Raises: ConfigError: a port is taken.
@@ -50,11 +49,19 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE, descriptors: 
     if settings.grpc_port >= 0:
         grpc = reserve(settings.host, settings.grpc_port, "server.grpc_port")
         changes["server__grpc_port"] = grpc.getsockname()[1]
+    # Empty: the first worker that knows how much it takes makes it so large.
+    tables = os.memfd_create("hopline-tables", 0)
     try:
         with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
-            shared = config.replace(**changes, worker__count=settings.workers, worker__metrics_dir=folder)
-            return asyncio.run(Supervisor(shared, service, descriptors).run())
+            shared = config.replace(
+                **changes,
+                worker__count=settings.workers,
+                worker__metrics_dir=folder,
+                worker__table_fd=tables,
+            )
+            return asyncio.run(Supervisor(shared, service, (tables,)).run())
     finally:
+        os.close(tables)
         http.close()
         if grpc is not None:
             grpc.close()

@@ -86,21 +86,16 @@ def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     assert "tls.cert_file" in error
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_prepared_descriptors_reach_the_service(workers: int, tmp_path: Path) -> None:
+def test_workers_get_one_memory_for_their_tables(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = f"""
-import os, sys
+    code = """
+import sys
 from hopline.config import Config
 from hopline.server import run
-def prepare(config):
-    fd = os.memfd_create("t")
-    os.write(fd, b"shared")
-    return config.replace(worker__table_fd=fd), [fd]
-config = Config().replace(server__http_port=0, server__grpc_port=-1, server__workers={workers})
-sys.exit(run(config, service="tests.server.descriptors:Reads", prepare=prepare))
+config = Config().replace(server__http_port=0, server__grpc_port=-1, server__workers=2)
+sys.exit(run(config, service="tests.server.descriptors:Reads"))
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOPLINE_TEST_OUT": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
@@ -111,5 +106,6 @@ sys.exit(run(config, service="tests.server.descriptors:Reads", prepare=prepare))
         process.terminate()
         process.wait(20)
         process.stdout.close()  # type: ignore[union-attr]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [str(n) for n in range(workers)]
-    assert all(path.read_bytes() == b"shared" for path in tmp_path.iterdir())
+    inodes = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(inodes) == 2
+    assert len(set(inodes)) == 1

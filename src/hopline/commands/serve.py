@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hopline.config import Config, load_config, process_env
+from hopline.config import Config, load_config, needed_folder, process_env
 from hopline.errors import ConfigError
 
 _DEFAULT_FILE = Path("hopline.toml")
@@ -39,7 +39,6 @@ def serve(
 ) -> None:
     """Serve the models of a repository on a graph, over HTTP and gRPC."""
     from hopline import server
-    from hopline.service import share_tables
 
     overrides = {
         "graph.path": graph,
@@ -50,7 +49,11 @@ def serve(
         "server.grpc_port": grpc_port,
         "server.workers": workers,
     }
-    raise typer.Exit(server.run(resolve_config(config, overrides, settings or []), prepare=share_tables))
+    resolved = resolve_config(config, overrides, settings or [])
+    # Told here, once, rather than by every worker.
+    needed_folder(resolved, "graph.path")
+    needed_folder(resolved, "models.repository")
+    raise typer.Exit(server.run(resolved))
 
 
 def resolve_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> Config:
