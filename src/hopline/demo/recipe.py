@@ -152,8 +152,8 @@ def packaged_scores(folder: Path, global_ids: IdArray) -> FloatArray:
     model = Model(artifact, read_spec(artifact), Graph.open(folder / "graph"))
     found = []
     for at in range(0, len(global_ids), _CHUNK):
-        plan = model.plan({"node": global_ids[at : at + _CHUNK]})
-        found.append(model.outputs(("probabilities",), model.states(plan)["node"])["probabilities"])
+        states = model.final_states({"node": global_ids[at : at + _CHUNK]})["node"]
+        found.append(model.outputs(("probabilities",), states)["probabilities"])
     return np.concatenate(found)
 
 

@@ -6,10 +6,11 @@ nothing but its own look-up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,12 +18,28 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
-from hopline.errors import BadRequest, HoplineError, NodeNotFound
+from hopline.engine.source import Overlay, RowsAbsent
+from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, NodeNotFound
 from hopline.graph import IdIndex
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
 
-Outcome = ScoreResult | HoplineError
+Outcome = ScoreResult | HoplineError | RowsAbsent
+
+
+class Supply(NamedTuple):
+    """What was fetched for one request, and whether that is all that will come.
+
+    Attributes:
+        overlays: rows by node type.
+        is_last: True answers with what there is, or says that it cannot.
+        why: what kept rows away, for the error of a request that refuses less than full quality.
+    """
+
+    overlays: Mapping[str, Sequence[Overlay]] = {}
+    is_last: bool = False
+    why: str = ""
+
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
 #: Unknown ids that a message lists; the error's `missing` has them all.
@@ -61,6 +78,93 @@ class Answerer:
             answer = self._answer_pairs if link else self._answer_nodes
             answer(requests, members, as_of, outcomes)
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def answer_supplied(
+        self, requests: Sequence[ScoreRequest], supplies: Sequence[Supply]
+    ) -> list[Outcome]:
+        """The same for a model with sources; a request whose rows are not all there gets `RowsAbsent`.
+
+        Requests that have all they read are answered together, at full quality; those that must do
+        without something are answered apart, so that nobody else's answer is touched.
+
+        Raises:
+            HoplineError: the batch failed as a whole.
+        """
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        together = list(range(len(requests)))
+        try:
+            self._together(requests, supplies, together, outcomes)
+        except RowsAbsent as found:
+            if len(requests) == 1:
+                outcomes[0] = self._answer_without(requests[0], supplies[0], found)
+            else:
+                full = [m for m in together if not self._lacks(requests[m], supplies[m])]
+                for m in together:
+                    if m not in full:
+                        outcomes[m] = self.answer_supplied([requests[m]], [supplies[m]])[0]
+                try:
+                    if full:
+                        self._together(requests, supplies, full, outcomes)
+                except RowsAbsent:  # another process has taken a row's place meanwhile
+                    for m in full:
+                        outcomes[m] = self.answer_supplied([requests[m]], [supplies[m]])[0]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _together(
+        self,
+        requests: Sequence[ScoreRequest],
+        supplies: Sequence[Supply],
+        members: list[int],
+        outcomes: list[Outcome | None],
+    ) -> None:
+        overlays: dict[str, list[Overlay]] = {}
+        for m in members:
+            for node_type, rows in supplies[m].overlays.items():
+                overlays.setdefault(node_type, []).extend(rows)
+        assert isinstance(self.model, Model)
+        self.model.supply(overlays)
+        found = self.answer([requests[m] for m in members])
+        for m, outcome in zip(members, found, strict=True):
+            outcomes[m] = outcome
+
+    def _lacks(self, request: ScoreRequest, supply: Supply) -> bool:
+        """Whether rows that a request reads are not there."""
+        assert isinstance(self.model, Model)
+        if request.inline:
+            return True  # told apart only by answering it alone
+        head = self.model.spec.head
+        sides = (request.nodes,) if request.pairs is None else request.pairs
+        types = (head.node_type, head.dst_node_type or head.node_type)
+        wanted: dict[str, IdArray] = {}
+        for node_type, external in zip(types, sides, strict=False):
+            try:
+                ids = self.model.graph.nodes[node_type].ids.lookup(external)
+            except BadRequest:
+                return False
+            wanted[node_type] = np.unique(np.concatenate([wanted.get(node_type, _NO_IDS), ids[ids >= 0]]))
+        self.model.supply(supply.overlays)
+        return bool(self.model.absent(wanted, NO_CUT if request.as_of is None else request.as_of))
+
+    def _answer_without(self, request: ScoreRequest, supply: Supply, found: RowsAbsent) -> Outcome:
+        """What a request gets whose rows are not all there."""
+        if not supply.is_last:
+            return found
+        if request.degraded == "refuse":
+            count = sum(ids.shape[0] for ids in found.absent.values())
+            return FeatureStoreUnavailable(
+                f"{count} feature rows could not be had ({supply.why or 'absent'}), and the request "
+                'refuses a degraded answer; ask again, or with "degraded": "allow"'
+            )
+        assert isinstance(self.model, Model)
+        rungs: set[str] = set()
+        self.model.supply(supply.overlays, rungs)
+        try:
+            (outcome,) = self.answer([request])
+        finally:
+            self.model.supply({})
+        if isinstance(outcome, ScoreResult):
+            return msgspec.structs.replace(outcome, degraded=tuple(sorted(rungs)))
+        return outcome
 
     def _answer_plain(self, requests: Sequence[ScoreRequest]) -> list[Outcome] | None:
         """The usual batch: known nodes, present graph, default outputs. None where it is not one."""

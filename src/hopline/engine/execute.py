@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hopline.engine.need import Need
 from hopline.engine.plan import Plan
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray
 
+_NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
-def execute(plan: Plan, features: dict[str, FloatArray]) -> dict[str, FloatArray]:
+
+def execute(plan: Plan, features: dict[str, FloatArray], *, keep: bool = True) -> dict[str, FloatArray]:
     """Compute what `plan` asks for.
 
     Args:
         plan: from `make_plan`; the newest one of its levels.
-        features: node type -> float32 [N, d], C-contiguous, read-only.
+        features: node type -> float32 [N, d], C-contiguous, read-only; for those in the process.
+        keep: put what is computed into the tables.
 
     Returns:
         node type -> float32 [n, d] states of the top level in the order asked for; valid until the
@@ -23,16 +28,18 @@ def execute(plan: Plan, features: dict[str, FloatArray]) -> dict[str, FloatArray
     for needs in reversed(plan.needs):
         for need in needs:
             if need.compute.shape[0]:
-                _compute(need, features, plan.as_of)
+                _compute(need, features, plan.as_of, keep)
             need.level.state = need.out
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: Need, features: dict[str, FloatArray], as_of: int) -> None:
+def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool) -> None:
     level = need.level
     num_rows = need.compute.shape[0]
     assert level.runner is not None
-    raw = features[level.node_type]
+    raw, raw_rows = features.get(level.node_type, _NO_ROWS), need.compute
+    if need.raw is not None:
+        raw, raw_rows = need.raw, np.arange(num_rows)
     own = raw if level.own_below is None else level.own_below.state
     if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
         relation, below = level.links[0]
@@ -45,10 +52,10 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int) -> None:
             base = features[relation.source] if below is None else below.state
             views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
         out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
-        level.runner.run(num_rows, own, need.own_rows, raw, need.compute, views, out)
+        level.runner.run(num_rows, own, need.own_rows, raw, raw_rows, views, out)
     if need.missing is None:
         need.out = out
     else:
         need.out[need.missing] = out
-    if level.table is not None and as_of == NO_CUT:
+    if keep and level.table is not None and as_of == NO_CUT:
         level.table.write(need.compute, out)

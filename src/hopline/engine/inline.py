@@ -7,21 +7,21 @@ nodes of the same request. Known nodes never see an inline node, so nothing that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from hopline.engine.execute import execute
 from hopline.engine.kernels import gcn_coefficients
 from hopline.engine.level import Level, Relation
-from hopline.engine.plan import make_plan
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.graph import Adjacency, Graph
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
+
+States: TypeAlias = Callable[[int, str, IdArray], FloatArray]
 
 
 @dataclass(slots=True)
@@ -126,9 +126,18 @@ def parse_inline(
 
 
 def inline_states(
-    levels: list[dict[str, Level]], features: dict[str, FloatArray], nodes: InlineNodes, as_of: int
+    levels: list[dict[str, Level]],
+    features: dict[str, FloatArray],
+    nodes: InlineNodes,
+    as_of: int,
+    states: States,
 ) -> FloatArray:
-    """Final states of inline nodes, float32 [n, d]."""
+    """Final states of inline nodes, float32 [n, d].
+
+    Args:
+        features: node type -> float32 [N, d], for those in the process.
+        states: level, node type, int64 [n] distinct global ids -> their states float32 [n, d].
+    """
     own: FloatArray = nodes.features
     n = own.shape[0]
     everyone = np.arange(n)
@@ -137,7 +146,7 @@ def inline_states(
         if level.runner is None:
             continue
         views = {
-            key: _view(levels, features, nodes, number, relation, own, as_of)
+            key: _view(levels, features, nodes, number, relation, own, as_of, states)
             for key, relation in level.relations.items()
         }
         out = np.empty((n, level.stage.state_dim), np.float32)
@@ -153,6 +162,7 @@ def _view(
     relation: Relation,
     own: FloatArray,
     as_of: int,
+    states: States,
 ) -> EdgeView:
     edges = nodes.edges[relation.adjacency.key]
     offsets, picked = _sample(relation.sampler, edges)
@@ -160,11 +170,10 @@ def _view(
     known = np.unique(neighbors[neighbors >= 0])
     source = relation.adjacency.src
     below = levels[number - 1][source]
-    if below.runner is None:
+    if below.runner is None and below.source is None:
         base = np.asarray(features[source])[known]
     else:
-        plan = make_plan(levels, number - 1, {source: known}, as_of)
-        base = execute(plan, features)[source] if known.shape[0] else own[:0]
+        base = states(number - 1, source, known) if known.shape[0] else own[:0]
     if source == nodes.node_type:
         base = np.concatenate([base, own]).astype(np.float32, copy=False)
     rows = np.where(neighbors >= 0, np.searchsorted(known, neighbors), known.shape[0] - 1 - neighbors)

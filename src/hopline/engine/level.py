@@ -10,6 +10,7 @@ from hopline.artifact import ModelSpec, Stage
 from hopline.engine.descent import Descent
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
+from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
 from hopline.engine.table import Table
 from hopline.engine.view import NO_FLOATS, EdgeView
@@ -147,6 +148,9 @@ class Level:
     Attributes:
         runner: None where the raw features are the state.
         table: None where rows are not kept.
+        source: where the raw rows come from that are this level's state; None where they are computed, or
+            lie in the process.
+        port: the same for a `features` input.
         relations: edge type key -> relation.
         reads_self: whether the destinations' own previous states are read.
         own_below: where those come from; None means the raw features.
@@ -165,6 +169,7 @@ class Level:
         node_type: str,
         table: Table | None,
         threads: int = 1,
+        source: RowSource | None = None,
     ) -> None:
         stage = spec.levels[level][node_type]
         self.level = level
@@ -173,6 +178,8 @@ class Level:
         self.table = table
         self.interner = Interner()
         self.runner: StageRunner | None = None
+        self.source: RowSource | None = None
+        self.port: RowSource | None = None
         self.own_below: Level | None = None
         self.descent: Descent | None = None
         self.links: list[tuple[Relation, Level | None]] = []
@@ -184,7 +191,11 @@ class Level:
         kinds = {entry.kind for entry in stage.inputs}
         self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
         if stage.file is None:
+            self.source = source
             return
+        if "features" in kinds:
+            self.port = source
+            self._raw = np.empty((64, graph.nodes[node_type].features.shape[1]), np.float32)
         keys = {entry.edge_type for entry in stage.inputs if entry.edge_type}
         for key in sorted(keys):
             adjacency = graph.edges[key]
@@ -213,7 +224,7 @@ class Level:
 
         def computed(node_type: str) -> Level | None:
             found = below[node_type]
-            return None if found.runner is None else found
+            return None if found.runner is None and found.source is None else found
 
         self.links = [(relation, computed(relation.adjacency.src)) for relation in self.relations.values()]
         if self.reads_self:
@@ -232,6 +243,12 @@ class Level:
         if num_rows > self._computed.shape[0]:
             self._computed = np.empty((2 * num_rows, self.stage.state_dim), np.float32)
         return self._computed[:num_rows]
+
+    def raw(self, num_rows: int) -> FloatArray:
+        """A reused float32 [num_rows, dim] for the rows of a port."""
+        if num_rows > self._raw.shape[0]:
+            self._raw = np.empty((2 * num_rows, self._raw.shape[1]), np.float32)
+        return self._raw[:num_rows]
 
 
 def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:

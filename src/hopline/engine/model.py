@@ -19,9 +19,11 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.level import Level
-from hopline.engine.plan import Plan, make_plan
+from hopline.engine.plan import make_plan
 from hopline.engine.schema import check_schema
+from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_without
 from hopline.engine.table import Table
+from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT, frozen
@@ -91,6 +93,7 @@ class Model:
         graph: the snapshot it answers about.
         tables: from `TablePlan.build`; empty serves without embedding tables.
         threads: of the runtime.
+        sources: node type -> where its raw features come from, for those that the graph does not hold.
 
     Attributes:
         state_dim: columns of a row of `states` of the head's node type.
@@ -110,20 +113,32 @@ class Model:
         graph: Graph,
         tables: Mapping[tuple[int, str], Table] | None = None,
         threads: int = 1,
+        sources: Mapping[str, RowSource] | None = None,
     ) -> None:
         check_schema(spec, graph)
         self.spec = spec
         self.graph = graph
         self.tables = dict(tables or {})
+        self.sources = dict(sources or {})
+        self._overlays: Overlays = {}
+        self._rungs: set[str] | None = None
         self.features: dict[str, FloatArray] = {
             # Narrow features are widened once, into memory of this process.
             name: frozen(np.ascontiguousarray(nodes.features, np.float32))
             for name, nodes in graph.nodes.items()
+            if name not in self.sources
         }
         self.levels: list[dict[str, Level]] = [
             {
                 node_type: Level(
-                    folder, spec, graph, number, node_type, self.tables.get((number, node_type)), threads
+                    folder,
+                    spec,
+                    graph,
+                    number,
+                    node_type,
+                    self.tables.get((number, node_type)),
+                    threads,
+                    self.sources.get(node_type),
                 )
                 for node_type in stages
             }
@@ -133,7 +148,7 @@ class Model:
             for level in above.values():
                 level.link(below)
         head = spec.head
-        self._chain = Chain.of(self.levels, head.node_type, self.features)
+        self._chain = None if self.sources else Chain.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
@@ -154,25 +169,58 @@ class Model:
                 names = ["h_src", "h_dst"]
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
-    def plan(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> Plan:
-        """Plan the final states of distinct global ids, node type -> int64 [n]."""
-        return make_plan(self.levels, self.spec.num_layers, wanted, as_of)
+    def supply(self, overlays: Overlays, rungs: set[str] | None = None) -> None:
+        """What the next calls have beside the sources, until this is called again.
 
-    def states(self, plan: Plan) -> dict[str, FloatArray]:
-        """Final states float32 [n, d] by node type, in the plan's order; valid until the next plan."""
-        return execute(plan, self.features)
+        Args:
+            overlays: rows that were fetched.
+            rungs: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
+                the rungs of the degradation ladder added that this took.
+        """
+        self._overlays = overlays
+        self._rungs = rungs
+
+    def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
+        """Rows that computing the final states of distinct ids would miss: node type -> distinct ids."""
+        return complete(make_plan(self.levels, self.spec.num_layers, wanted, as_of), self._overlays)
 
     def final_states(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, FloatArray]:
-        """`plan` and `states` in one, by the shortest way."""
+        """Final states float32 [n, d] of distinct global ids, node type -> int64 [n].
+
+        Valid until the next call.
+
+        Raises:
+            RowsAbsent: a source lacks rows, and `supply` did not allow to do without.
+        """
         if self._chain is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
             if node_type == self.spec.head.node_type and ids.shape[0] <= self._chain.max_seeds:
                 return {node_type: self._chain.run(ids, as_of)}
-        return execute(make_plan(self.levels, self.spec.num_layers, wanted, as_of), self.features)
+        return self._states(self.spec.num_layers, wanted, as_of)
 
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
-        """Final states of nodes that the graph does not have, float32 [n, d]."""
-        return inline_states(self.levels, self.features, nodes, as_of)
+        """Final states of nodes that the graph does not have, float32 [n, d].
+
+        Raises:
+            RowsAbsent: as for `final_states`.
+        """
+
+        def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
+            return self._states(level, {node_type: ids}, as_of)[node_type]
+
+        return inline_states(self.levels, self.features, nodes, as_of, states)
+
+    def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
+        plan = make_plan(self.levels, level, wanted, as_of)
+        keep = True
+        if plan.reads:
+            absent = complete(plan, self._overlays)
+            if absent:
+                if self._rungs is None:
+                    raise RowsAbsent(absent)
+                self._rungs |= do_without(plan)
+                keep = False  # tables hold what anybody would compute
+        return execute(plan, self.features, keep=keep)
 
     def logits(self, *states: FloatArray) -> FloatArray:
         """The head over final states: one array [n, d], or two of them for a link model."""
@@ -207,8 +255,18 @@ def load_model(
     graph: Graph,
     tables: Mapping[tuple[int, str], Table] | None = None,
     threads: int = 1,
+    sources: Mapping[str, RowSource] | None = None,
 ) -> Model | EgoModel:
-    """Load a model version on the runtime that it was packaged for; see `Model`."""
+    """Load a model version on the runtime that it was packaged for; see `Model`.
+
+    Raises:
+        ArtifactError: a model that is served whole reads features that are not in the graph.
+    """
     if spec.runtime == "torch":
+        if sources:
+            raise ArtifactError(
+                f"{spec.name}/{spec.version} is served whole, which needs features in the graph; "
+                f"features.store holds those of {', '.join(sorted(sources))}"
+            )
         return EgoModel(folder, spec, graph, threads)
-    return Model(folder, spec, graph, tables, threads)
+    return Model(folder, spec, graph, tables, threads, sources)

@@ -23,9 +23,10 @@ class Need:
         own_rows: int64 [>= m] rows of `compute` one level below (global ids where that level is raw).
         blocks, rows: for each of the level's links, the sampled edges and their sources' rows one
             level below, int64 [>= edges] (global ids where that level is raw).
+        raw: float32 [>= m, dim], raw rows of `compute` where they come from a source, else None.
     """
 
-    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "rows")
+    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "raw", "rows")
 
     def __init__(
         self, level: Level, ids: IdArray, out: FloatArray, missing: IdArray | None, compute: IdArray
@@ -38,3 +39,4 @@ class Need:
         self.own_rows = compute
         self.blocks: list[Block] = []
         self.rows: list[IdArray] = []
+        self.raw: FloatArray | None = None

@@ -8,12 +8,17 @@ one level below. Nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from hopline.engine.level import Level
 from hopline.engine.need import Need
+from hopline.engine.source import RawRead
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
+
+_NO_IDS: IdArray = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -22,6 +27,7 @@ class Plan:
 
     Attributes:
         needs: for each level from the top down, the needs of its node types.
+        reads: raw rows that come from sources; see `source.complete`.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
     """
@@ -30,6 +36,7 @@ class Plan:
     as_of: int
     num_computed: int = 0
     num_edges: int = 0
+    reads: list[RawRead] = field(default_factory=list)
 
 
 def make_plan(
@@ -41,10 +48,13 @@ def make_plan(
     """
     plan = Plan([], as_of)
     stages = levels[top]
-    needs = [_look_up(stages[node_type], ids, as_of) for node_type, ids in wanted.items()]
-    needs = [need for need in needs if need.level.runner is not None]
+    needs = [_look_up(plan, stages[node_type], ids) for node_type, ids in wanted.items()]
+    needs = [need for need in needs if need.level.runner is not None or need.level.source is not None]
     while needs:
         plan.needs.append(needs)
+        for need in needs:
+            if need.level.port is not None and need.compute.shape[0]:
+                _read_raw(plan, need)
         if len(needs) == 1 and needs[0].level.descent is not None:
             need = needs[0]
             num_rows = need.compute.shape[0]
@@ -54,19 +64,32 @@ def make_plan(
             plan.num_computed += num_rows
             plan.num_edges += num_edges
             needs = [] if next_need is None else [next_need]
+            if next_need is not None and next_need.level.source is not None:
+                needs = [_look_up(plan, next_need.level, next_need.ids)]
         else:
-            needs = [_look_up(level, ids, as_of) for level, ids in _descend(plan, needs)]
+            needs = [_look_up(plan, level, ids) for level, ids in _descend(plan, needs)]
     return plan
 
 
-def _look_up(level: Level, ids: IdArray, as_of: int) -> Need:
+def _look_up(plan: Plan, level: Level, ids: IdArray) -> Need:
     out = level.out(ids.shape[0])
-    if level.table is None or as_of != NO_CUT:
+    if level.source is not None:
+        plan.reads.append(RawRead(level, level.source, ids, out))
+        return Need(level, ids, out, None, _NO_IDS)
+    if level.table is None or plan.as_of != NO_CUT:
         return Need(level, ids, out, None, ids)
     missing = level.table.read(ids, out)
     if missing.shape[0] == ids.shape[0]:
         return Need(level, ids, out, None, ids)
     return Need(level, ids, out, missing, ids[missing])
+
+
+def _read_raw(plan: Plan, need: Need) -> None:
+    """Raw rows of what a level computes, for its `features` input."""
+    level = need.level
+    assert level.port is not None
+    need.raw = level.raw(need.compute.shape[0])
+    plan.reads.append(RawRead(level, level.port, need.compute, need.raw))
 
 
 def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:

@@ -22,7 +22,6 @@ from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import BatchPolicy, CostModel
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
-
 #: Batches whose figures wait to be brought into the metrics.
 _RAN_TOGETHER = 64
 

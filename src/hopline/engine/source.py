@@ -1,0 +1,187 @@
+"""Feature rows that are not in the process: what the engine asks of them, and what it does without them.
+
+Planning reads what is near (`RowSource`, the shared L1). What that lacks is *absent*: the caller fetches
+it and plans again with the rows in hand (`Overlay`), or has the batch computed without them, on the
+lower rungs of the degradation ladder:
+
+- a row that is too old (`stale_features`);
+- without the neighbours whose rows are absent, where others are left (`smaller_fanout`);
+- with the mean row, where a node's own row is absent (`mean_features`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hopline.types import FloatArray, IdArray
+
+if TYPE_CHECKING:
+    from hopline.engine.level import Level
+    from hopline.engine.need import Need
+    from hopline.engine.plan import Plan
+
+STALE, SMALLER, MEAN = "stale_features", "smaller_fanout", "mean_features"
+
+
+class RowSource(Protocol):
+    """Rows of one node type that can be had without waiting."""
+
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+        """Copy rows.
+
+        Args:
+            ids: int64 [n] global ids.
+            out: float32 [n, dim]; row i is filled where ids[i] is there.
+            stale: rows that are too old count as well.
+
+        Returns: int64 [m] positions in `ids` that are not there, valid until the next call.
+        """
+        ...
+
+    def mean(self) -> FloatArray:
+        """The row that stands in for one that nobody has, float32 [dim]."""
+        ...
+
+
+class Overlay:
+    """Rows of one node type that were fetched for a batch: they need not be in L1 when it is computed.
+
+    Args:
+        ids: int64 [n]. values: float32 [n, dim].
+    """
+
+    def __init__(self, ids: IdArray, values: FloatArray) -> None:
+        order = np.argsort(ids, kind="stable")
+        self._ids = ids[order]
+        self._values = values[order]
+
+    def take(self, ids: IdArray, positions: IdArray, out: FloatArray) -> IdArray:
+        """Fill out[positions] where ids[positions] is here; the positions that are left."""
+        if not self._ids.shape[0] or not positions.shape[0]:
+            return positions
+        wanted = ids[positions]
+        at = np.minimum(np.searchsorted(self._ids, wanted), self._ids.shape[0] - 1)
+        here = self._ids[at] == wanted
+        out[positions[here]] = self._values[at[here]]
+        left: IdArray = positions[~here]
+        return left
+
+
+#: Node type -> overlays, of one batch.
+Overlays = Mapping[str, Sequence[Overlay]]
+
+
+class RowsAbsent(Exception):
+    """A batch reads rows that are not near.
+
+    Attributes:
+        absent: node type -> int64 [m] distinct global ids, sorted.
+    """
+
+    def __init__(self, absent: dict[str, IdArray]) -> None:
+        super().__init__(absent)
+        self.absent = absent
+
+
+class RawRead:
+    """Raw rows that a plan reads of a source.
+
+    Attributes:
+        reader: whose state they are (a raw level), or whose `features` input they fill.
+        source: of the rows.
+        ids: int64 [n]. out: float32 [n, dim], filled but for `missing`.
+        missing: int64 [m] positions that are still absent.
+    """
+
+    __slots__ = ("ids", "missing", "out", "reader", "source")
+
+    def __init__(self, reader: Level, source: RowSource, ids: IdArray, out: FloatArray) -> None:
+        self.reader = reader
+        self.source = source
+        self.ids = ids
+        self.out = out
+        self.missing: IdArray = source.read(ids, out).copy()
+
+
+def complete(plan: Plan, overlays: Overlays) -> dict[str, IdArray]:
+    """Fill in what was fetched; node type -> int64 ids that are still absent (distinct, sorted)."""
+    absent: dict[str, list[IdArray]] = {}
+    for read in plan.reads:
+        for overlay in overlays.get(read.reader.node_type, ()):
+            read.missing = overlay.take(read.ids, read.missing, read.out)
+        if read.missing.shape[0]:
+            absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
+    return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}
+
+
+def do_without(plan: Plan) -> set[str]:
+    """Make a plan computable whose rows are not all there; returns the rungs that it stands on."""
+    rungs: set[str] = set()
+    for read in plan.reads:
+        if not read.missing.shape[0]:
+            continue
+        wanted = read.ids[read.missing]
+        rows = np.empty((wanted.shape[0], read.out.shape[1]), np.float32)
+        absent = read.source.read(wanted, rows, stale=True)
+        found = np.ones(wanted.shape[0], np.bool_)
+        found[absent] = False
+        if found.any():
+            rungs.add(STALE)
+            read.out[read.missing[found]] = rows[found]
+            read.missing = read.missing[~found]
+        if read.missing.shape[0]:
+            read.out[read.missing] = read.source.mean()
+    lost = {id(read.reader): read for read in plan.reads if read.missing.shape[0]}
+    for needs in plan.needs if lost else ():
+        for need in needs:
+            if need.compute.shape[0]:
+                rungs |= _compute_without(need, lost)
+    return rungs
+
+
+def _compute_without(need: Need, lost: Mapping[int, RawRead]) -> set[str]:
+    """Drop edges to absent rows; the rungs that this and absent own rows put the need on."""
+    rungs: set[str] = set()
+    level = need.level
+    for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
+        read = lost.get(id(below))
+        if read is not None:
+            left = drop_edges(_lost_rows(read), rows, block.offsets, block.neighbors, block.positions)
+            if left < block.num_edges:
+                rungs.add(SMALLER)
+                block.num_edges = left
+    own = lost.get(id(level.own_below))
+    if own is not None and _lost_rows(own)[need.own_rows[: need.compute.shape[0]]].any():
+        rungs.add(MEAN)
+    if id(level) in lost:  # a `features` input
+        rungs.add(MEAN)
+    return rungs
+
+
+def _lost_rows(read: RawRead) -> NDArray[np.bool_]:
+    lost = np.zeros(read.ids.shape[0], np.bool_)
+    lost[read.missing] = True
+    return lost
+
+
+@njit(nogil=True, cache=True)
+def drop_edges(lost, rows, offsets, neighbors, positions):  # type: ignore[no-untyped-def]
+    """Leave out, in place, the edges whose source row is lost; returns how many are left."""
+    left = 0
+    first = offsets[0]
+    for i in range(offsets.shape[0] - 1):
+        last = offsets[i + 1]
+        for e in range(first, last):
+            if not lost[rows[e]]:
+                rows[left] = rows[e]
+                neighbors[left] = neighbors[e]
+                positions[left] = positions[e]
+                left += 1
+        first = last
+        offsets[i + 1] = left
+    return left
