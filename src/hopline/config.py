@@ -98,6 +98,31 @@ class GraphConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FeaturesConfig:
+    """Features that lie in a store beside the graph."""
+
+    store: str = setting("", "URL of the feature store, such as redis://host:6379/0; empty: in the graph")
+    cache: str = setting("", "URL of a faster store in front of it (L2), written by Hopline")
+    groups: tuple[str, ...] = setting(
+        (), 'feature groups as "<node type>=<group>"; a node type that is not named has a group of its name'
+    )
+    fetch_timeout_ms: float = setting(
+        20.0, "longest that a request waits for rows before it does without", minimum=0.1
+    )
+    memory_bytes: int = setting(
+        256 * 2**20, "memory for rows kept near (L1), shared by all workers", minimum=1
+    )
+    ttl_s: float = setting(600.0, "age at which a kept row is fetched anew", minimum=0.001)
+    ttls: tuple[str, ...] = setting((), 'other ages for some groups, as "<group>=<seconds>"')
+    prewarm_nodes: int = setting(
+        0, "before it is ready, the server fetches and computes so many of the most read nodes", minimum=0
+    )
+    prewarm_file: Path | None = setting(
+        None, "external ids to prewarm instead, one a line, the most asked for first"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsConfig:
     """The models that are served."""
 
@@ -136,6 +161,7 @@ class WorkerConfig:
     count: int = setting(1, "number of workers", hidden=True)
     metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
     table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
+    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +174,7 @@ class Config:
     table: TableConfig = field(default_factory=TableConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -22,6 +22,8 @@ from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFou
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
+from hopline.rollout.prewarm import prewarm
+from hopline.rollout.sources import Sources
 from hopline.rollout.version import ServedVersion
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
@@ -38,6 +40,7 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
+        self.sources = Sources(config, self.metrics)
         #: model name -> version -> served; the last version is the one that serves.
         self._models: dict[str, dict[str, ServedVersion]] = {}
         #: model name -> the version that serves
@@ -55,20 +58,24 @@ class Service:
         """
         began = time.perf_counter()
         graph = Graph.open(needed_folder(self.config, "graph.path"))
+        await self.sources.open(graph)
         memory = self.config.graph.memory
+        own_features = not self.sources.near
         if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
-            graph = in_huge_pages(graph)
-        prefault(graph)
+            graph = in_huge_pages(graph, features=own_features)
+        prefault(graph, features=own_features)
         found = find_models(self.config)
         plans = plan_tables(self.config, graph, [spec for _, spec in found])
         arena = self._arena(sum(plan.num_bytes for plan in plans))
         self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
         for (folder, spec), plan in zip(found, plans, strict=True):
             tables = plan.build(arena, self.config.worker.index)
-            model = load_model(folder, spec, graph, tables, self.config.compute.threads)
+            near = self.sources.near
+            model = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
             metrics = self.metrics.model(spec.name, spec.version)
-            served = ServedVersion(model, self.config, metrics, self._executor)
+            served = ServedVersion(model, self.config, metrics, self._executor, self.sources)
             served.warm_up()
+            await prewarm(served, self.config)
             self.metrics.before_reading(served.record)
             self._models.setdefault(spec.name, {})[spec.version] = served
             self._serving[spec.name] = served
@@ -102,6 +109,7 @@ class Service:
     async def close(self) -> None:
         """Let go of threads; after `drain`."""
         self._ready = False
+        await self.sources.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -51,6 +51,7 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
         changes["server__grpc_port"] = grpc.getsockname()[1]
     # Empty: the first worker that knows how much it takes makes it so large.
     tables = os.memfd_create("hopline-tables", 0)
+    rows = os.memfd_create("hopline-rows", 0)
     try:
         with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
             shared = config.replace(
@@ -58,10 +59,12 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
                 worker__count=settings.workers,
                 worker__metrics_dir=folder,
                 worker__table_fd=tables,
+                worker__rows_fd=rows,
             )
-            return asyncio.run(Supervisor(shared, service, (tables,)).run())
+            return asyncio.run(Supervisor(shared, service, (tables, rows)).run())
     finally:
         os.close(tables)
+        os.close(rows)
         http.close()
         if grpc is not None:
             grpc.close()

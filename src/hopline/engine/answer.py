@@ -24,7 +24,7 @@ from hopline.graph import IdIndex
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
 
-Outcome = ScoreResult | HoplineError | RowsAbsent
+Outcome = ScoreResult | HoplineError
 
 
 class Supply(NamedTuple):
@@ -81,7 +81,7 @@ class Answerer:
 
     def answer_supplied(
         self, requests: Sequence[ScoreRequest], supplies: Sequence[Supply]
-    ) -> list[Outcome]:
+    ) -> list[Outcome | RowsAbsent]:
         """The same for a model with sources; a request whose rows are not all there gets `RowsAbsent`.
 
         Requests that have all they read are answered together, at full quality; those that must do
@@ -90,7 +90,7 @@ class Answerer:
         Raises:
             HoplineError: the batch failed as a whole.
         """
-        outcomes: list[Outcome | None] = [None] * len(requests)
+        outcomes: list[Outcome | RowsAbsent | None] = [None] * len(requests)
         together = list(range(len(requests)))
         try:
             self._together(requests, supplies, together, outcomes)
@@ -115,14 +115,14 @@ class Answerer:
         requests: Sequence[ScoreRequest],
         supplies: Sequence[Supply],
         members: list[int],
-        outcomes: list[Outcome | None],
+        outcomes: list[Outcome | RowsAbsent | None],
     ) -> None:
         overlays: dict[str, list[Overlay]] = {}
         for m in members:
             for node_type, rows in supplies[m].overlays.items():
                 overlays.setdefault(node_type, []).extend(rows)
-        assert isinstance(self.model, Model)
-        self.model.supply(overlays)
+        if isinstance(self.model, Model):
+            self.model.supply(overlays)
         found = self.answer([requests[m] for m in members])
         for m, outcome in zip(members, found, strict=True):
             outcomes[m] = outcome
@@ -145,7 +145,9 @@ class Answerer:
         self.model.supply(supply.overlays)
         return bool(self.model.absent(wanted, NO_CUT if request.as_of is None else request.as_of))
 
-    def _answer_without(self, request: ScoreRequest, supply: Supply, found: RowsAbsent) -> Outcome:
+    def _answer_without(
+        self, request: ScoreRequest, supply: Supply, found: RowsAbsent
+    ) -> Outcome | RowsAbsent:
         """What a request gets whose rows are not all there."""
         if not supply.is_last:
             return found

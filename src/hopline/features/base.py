@@ -56,9 +56,10 @@ class FetchedRows:
         problems: rows that were there but cannot be used (a wrong length, say), in words that name the
             id; their `found` is false. At most MAX_PROBLEMS are spelt out.
         num_invalid: how many such rows there were.
+        invalid: bool [n], which rows these were, where the store tells; else None.
     """
 
-    __slots__ = ("found", "num_invalid", "problems", "values")
+    __slots__ = ("found", "invalid", "num_invalid", "problems", "values")
 
     def __init__(
         self,
@@ -66,11 +67,13 @@ class FetchedRows:
         found: NDArray[np.bool_],
         problems: tuple[str, ...] = (),
         num_invalid: int = 0,
+        invalid: NDArray[np.bool_] | None = None,
     ) -> None:
         self.values = values
         self.found = found
         self.problems = problems
         self.num_invalid = num_invalid
+        self.invalid = invalid
 
 
 MAX_PROBLEMS = 5

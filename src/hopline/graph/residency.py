@@ -23,15 +23,16 @@ _MADV_POPULATE_READ = 22
 _HUGE_PAGE = 2 << 20
 
 
-def prefault(graph: Graph, max_share: float = 0.5) -> int:
+def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> int:
     """Map all pages of features and adjacency, unless they would take too much of the memory there is.
 
     Args:
         max_share: of the available memory; a larger graph is left to be read on demand.
+        features: whether requests read the graph's own features.
 
     Returns: bytes mapped; 0 where the graph is too large or the kernel too old.
     """
-    arrays = _hot(graph)
+    arrays = _hot(graph, features)
     total = sum(array.nbytes for array in arrays)
     if total > max_share * _available_bytes():
         return 0
@@ -60,7 +61,7 @@ def _available_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def in_huge_pages(graph: Graph, max_share: float = 0.25) -> Graph:
+def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = True) -> Graph:
     """The same graph with features and adjacency copied into huge pages of this process.
 
     Random rows over 4 KiB pages are bound by address translation: reading 512-byte rows went 1.5 times
@@ -69,12 +70,15 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25) -> Graph:
 
     Args:
         max_share: of the available memory; a larger graph is returned as it is.
+        features: whether requests read the graph's own features.
     """
-    if sum(array.nbytes for array in _hot(graph)) > max_share * _available_bytes():
+    if sum(array.nbytes for array in _hot(graph, features)) > max_share * _available_bytes():
         return graph
-    nodes = {
-        name: dataclasses.replace(part, features=_copy(part.features)) for name, part in graph.nodes.items()
-    }
+    nodes = dict(graph.nodes)
+    if features:
+        nodes = {
+            name: dataclasses.replace(part, features=_copy(part.features)) for name, part in nodes.items()
+        }
     edges = {
         key: dataclasses.replace(part, indptr=_copy(part.indptr), indices=_copy(part.indices))
         for key, part in graph.edges.items()
@@ -84,9 +88,9 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25) -> Graph:
     return copy
 
 
-def _hot(graph: Graph) -> list[AnyArray]:
+def _hot(graph: Graph, features: bool) -> list[AnyArray]:
     """What every request reads."""
-    arrays: list[AnyArray] = [nodes.features for nodes in graph.nodes.values()]
+    arrays: list[AnyArray] = [nodes.features for nodes in graph.nodes.values()] if features else []
     for adjacency in graph.edges.values():
         arrays += [adjacency.indptr, adjacency.indices]
     return arrays

@@ -12,12 +12,15 @@ import msgspec
 import numpy as np
 
 from hopline.config import Config
-from hopline.engine.answer import Answerer, Outcome
+from hopline.engine.answer import Answerer, Supply
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
+from hopline.engine.source import Overlay, RowsAbsent
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.sources import Sources
+from hopline.rollout.supplier import Supplier
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import BatchPolicy, CostModel
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
@@ -26,8 +29,17 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorI
 _RAN_TOGETHER = 64
 
 
+_NOTHING_YET = Supply()
+
+
 class QueuedRequest(msgspec.Struct, eq=False, gc=False):
-    """A request in a version's queue; see `scheduling.batcher.Item`. To its sender, a `Ticket`."""
+    """A request in a version's queue; see `scheduling.batcher.Item`. To its sender, a `Ticket`.
+
+    Attributes:
+        supply, absent: feature rows that were fetched for it, and those that it lacked when it was last
+            tried.
+        patient_until: when it goes on without them; 0 while it has not waited.
+    """
 
     request: ScoreRequest
     deliver: Deliver
@@ -37,6 +49,9 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     deadline: float
     enqueued: float = 0.0
     ended: bool = False
+    supply: Supply = _NOTHING_YET
+    absent: RowsAbsent | None = None
+    patient_until: float = 0.0
 
     def cancel(self) -> None:
         """Withdraw the request; nothing is delivered any more."""
@@ -51,10 +66,16 @@ class ServedVersion:
         config: limits, batching and compute settings.
         metrics: of this model version.
         executor: runs dear batches.
+        sources: of its features, where they do not lie in the graph.
     """
 
     def __init__(
-        self, model: Model | EgoModel, config: Config, metrics: ModelMetrics, executor: Executor
+        self,
+        model: Model | EgoModel,
+        config: Config,
+        metrics: ModelMetrics,
+        executor: Executor,
+        sources: Sources | None = None,
     ) -> None:
         self.model = model
         self.name = model.spec.name
@@ -87,6 +108,10 @@ class ServedVersion:
             executor,
             self,
         )
+        self._supplier: Supplier | None = None
+        if sources is not None and sources.near:
+            self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3)
+            self._feature_metrics = sources.metrics
         self._ran: list[tuple[int, Sequence[float], float, float]] = []
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = 0.0
@@ -105,7 +130,8 @@ class ServedVersion:
                 request = ScoreRequest(self.name, pairs=(ids, targets), outputs=self.output_names)
             else:
                 request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
-            for outcome in self._answerer.answer([request]):
+            # with what there is: the store's rows come with the first requests
+            for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
                 if isinstance(outcome, HoplineError):
                     raise outcome
 
@@ -138,6 +164,11 @@ class ServedVersion:
             self.outcome(error.code)
             raise
         return item
+
+    async def bring(self, absent: RowsAbsent, overlays: dict[str, list[Overlay]], timeout_s: float) -> bool:
+        """Fetch rows and add them to `overlays`; whether all of them came."""
+        assert self._supplier is not None
+        return not await self._supplier.fetch(absent, overlays, timeout_s)
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""
@@ -180,8 +211,33 @@ class ServedVersion:
                 "(limits.max_nodes_per_request)"
             )
 
-    def _run(self, batch: list[QueuedRequest]) -> Sequence[Outcome]:
-        return self._answerer.answer([item.request for item in batch])
+    def _run(self, batch: list[QueuedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+        if self._supplier is None:
+            return self._answerer.answer([item.request for item in batch])
+        outcomes = self._answerer.answer_supplied(
+            [item.request for item in batch], [item.supply for item in batch]
+        )
+        results: list[ScoreResult | HoplineError | None] = []
+        for item, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, RowsAbsent):
+                item.absent = outcome
+                results.append(None)
+            else:
+                results.append(outcome)
+                if isinstance(outcome, ScoreResult) and outcome.degraded:
+                    self._feature_metrics.degraded(self.name, outcome.degraded)
+        return results
+
+    def postponed(self, item: QueuedRequest) -> None:
+        """Fetch the feature rows that a request lacks, and put it back."""
+
+        def resume(supply: Supply, until: float) -> None:
+            item.supply, item.patient_until = supply, until
+            self.batcher.resume(item)
+
+        assert self._supplier is not None
+        assert item.absent is not None
+        self._supplier.begin(item.absent, item.supply, item.patient_until, resume)
 
     def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
         """Take note of a batch that ran."""

@@ -4,6 +4,9 @@ A batch is what waits when the lane is free. Cheap batches run on the event loop
 would cost more than they do; dear ones run on a thread while the loop goes on accepting. Either way
 one batch of a model runs at a time.
 
+A batch may postpone an item that lacks something (its outcome is None): the observer sees to it and puts
+it back with `resume`; its batch-mates do not wait for it.
+
 A request ends exactly once: with its answer, with an error of its own, by its deadline or by being
 cancelled. None of these touches its batch-mates: the batch's answers are computed apart for each item,
 and when a whole batch fails, its items are tried again one by one.
@@ -66,13 +69,16 @@ class Observer(Protocol):
     def outcome(self, code: str, count: int = 1) -> None:
         """Requests ended: "ok", "cancelled" or an error's code."""
 
+    def postponed(self, item: Any) -> None:
+        """An item lacks something: get it, then call `resume`; called on the event loop."""
+
 
 class Batcher(Generic[I, R]):
     """See the module.
 
     Args:
-        run: computes a batch off or on the loop; returns one outcome for each item, a result or an
-            error. Whatever it raises counts as a failure of the whole batch.
+        run: computes a batch off or on the loop; returns one outcome for each item, a result, an error or
+            None to postpone it. Whatever it raises counts as a failure of the whole batch.
         policy, cost: what to admit, when and where.
         executor: runs dear batches.
         observer: for metrics.
@@ -81,7 +87,7 @@ class Batcher(Generic[I, R]):
 
     def __init__(
         self,
-        run: Callable[[list[I]], Sequence[R | HoplineError]],
+        run: Callable[[list[I]], Sequence[R | HoplineError | None]],
         policy: BatchPolicy,
         cost: CostModel,
         executor: Executor,
@@ -98,6 +104,7 @@ class Batcher(Generic[I, R]):
         self._queue: deque[I] = deque()
         self._running: list[I] = []
         self._queued_rows = 0
+        self._num_postponed = 0
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._until_timed = 1
@@ -107,8 +114,8 @@ class Batcher(Generic[I, R]):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait or run."""
-        return len(self._queue) + len(self._running)
+        """Requests that wait, run or are postponed."""
+        return len(self._queue) + len(self._running) + self._num_postponed
 
     @property
     def queued_rows(self) -> int:
@@ -143,6 +150,19 @@ class Batcher(Generic[I, R]):
             self._schedule()
         elif self.policy.queue_delay_s > 0 and self._queued_rows >= self.policy.max_rows:
             self._scheduled.cancel()
+            self._schedule()
+
+    def resume(self, item: I) -> None:
+        """Put a postponed item back, at the end of the queue; it was admitted long ago."""
+        self._num_postponed -= 1
+        if item.ended:
+            self._rest()
+            return
+        self._queue.append(item)
+        self._queued_rows += item.rows
+        if self._busy:
+            self._watch_deadline(item.deadline)
+        elif self._scheduled is None:
             self._schedule()
 
     def withdraw(self, item: I) -> None:
@@ -218,7 +238,7 @@ class Batcher(Generic[I, R]):
         work = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
         work.add_done_callback(lambda done: self._finish(batch, rows, now, done.result()))
 
-    def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError]:
+    def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError | None]:
         """Run a batch; when it fails as a whole, each item alone. Never raises."""
         try:
             return self._run(batch)
@@ -231,7 +251,7 @@ class Batcher(Generic[I, R]):
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]
 
-    def _timed_outcomes(self, batch: list[I]) -> Sequence[R | HoplineError]:
+    def _timed_outcomes(self, batch: list[I]) -> Sequence[R | HoplineError | None]:
         """The same, and learn what it cost."""
         began = time.thread_time()
         outcomes = self._outcomes(batch)
@@ -239,7 +259,7 @@ class Batcher(Generic[I, R]):
         return outcomes
 
     def _finish(
-        self, batch: list[I], rows: int, started: float, outcomes: Sequence[R | HoplineError]
+        self, batch: list[I], rows: int, started: float, outcomes: Sequence[R | HoplineError | None]
     ) -> None:
         self._busy = False
         self._running = []
@@ -249,6 +269,10 @@ class Batcher(Generic[I, R]):
         num_ok = 0
         for item, outcome in zip(batch, outcomes, strict=True):
             if item.ended:
+                continue
+            if outcome is None:
+                self._num_postponed += 1
+                self._observer.postponed(item)
                 continue
             item.ended = True
             if isinstance(outcome, HoplineError):

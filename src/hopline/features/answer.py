@@ -1,0 +1,108 @@
+"""What a fetch through the client answers: rows, and for each row that is not there, why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.types import FloatArray, IdArray
+
+#: Rows of a flight or an array: those of one caller in order, or wherever they are.
+Rows: TypeAlias = "slice | IdArray"
+#: (float32 [m, dim], positions in the answer or None for all of them, rows of the array).
+Piece: TypeAlias = "tuple[FloatArray, IdArray | None, Rows]"
+
+
+class Reason(IntEnum):
+    """Why a row is not there; FOUND where it is.
+
+    MISSING and INVALID are what the store says of the row. The others say that the store could not be
+    asked: whether it has the row is unknown.
+    """
+
+    FOUND = 0
+    MISSING = 1
+    INVALID = 2
+    TIMEOUT = 3
+    BREAKER_OPEN = 4
+    UNAVAILABLE = 5
+    SCHEMA = 6
+
+    @property
+    def label(self) -> str:
+        """ "missing", "breaker_open" …, as metrics and logs say it."""
+        return self.name.lower()
+
+
+class ClientRows:
+    """The answer to one caller.
+
+    Args:
+        dim: of a row.
+        reasons, complete: as below.
+        pieces: arrays that rows came in, with the positions here (None: all) and the rows there.
+
+    Attributes:
+        reasons: uint8 [n], a `Reason` each.
+        complete: whether every row is there.
+    """
+
+    __slots__ = ("_dim", "_pieces", "_values", "complete", "reasons")
+
+    def __init__(
+        self, dim: int, reasons: NDArray[np.uint8], complete: bool, pieces: Sequence[Piece] = ()
+    ) -> None:
+        self.reasons = reasons
+        self.complete = complete
+        self._dim = dim
+        self._pieces = pieces
+        self._values: FloatArray | None = None
+
+    @property
+    def values(self) -> FloatArray:
+        """float32 [n, dim], C-contiguous, in request order; zeros where a row is not there.
+
+        It may be shared with other callers: do not write to it. Rows of a shared flight are copied out
+        only here, since callers whose `on_rows` keeps them seldom look.
+        """
+        if self._values is None:
+            self._values = self._gather()
+            self._pieces = ()
+        return self._values
+
+    @property
+    def found(self) -> NDArray[np.bool_]:
+        """bool [n]: whether row i is there."""
+        return np.equal(self.reasons, Reason.FOUND)
+
+    @property
+    def asked(self) -> NDArray[np.bool_]:
+        """bool [n]: whether it is known of row i what the store has; false where it could not be asked."""
+        return np.less_equal(self.reasons, Reason.INVALID)
+
+    @property
+    def why(self) -> dict[str, int]:
+        """Rows by reason for those that are not there: {"timeout": 3}; empty where all are."""
+        if self.complete:
+            return {}
+        counts = np.bincount(self.reasons, minlength=len(Reason))
+        return {reason.label: int(counts[reason]) for reason in Reason if reason and counts[reason]}
+
+    @staticmethod
+    def nothing(num_rows: int, dim: int, reason: Reason) -> ClientRows:
+        """No row at all, for one reason."""
+        return ClientRows(dim, np.full(num_rows, reason, np.uint8), num_rows == 0)
+
+    def _gather(self) -> FloatArray:
+        pieces = self._pieces
+        if len(pieces) == 1 and pieces[0][1] is None:
+            whole: FloatArray = pieces[0][0][pieces[0][2]]
+            return whole
+        values = np.zeros((self.reasons.shape[0], self._dim), np.float32)
+        for piece, where, rows in pieces:
+            values[slice(None) if where is None else where] = piece[rows]
+        return values

@@ -1,0 +1,97 @@
+"""Who fetches a row: single flight among the processes of a host.
+
+One 64-bit word for each node in shared memory: the deadline (ms, upper 48 bits) and the process (its number
++ 1, lower 16 bits); 0 where nobody fetches. It changes by compare-and-swap only, so of any number of
+processes that want a row exactly one is told to fetch it. A claim that is not ended by its process (which
+may have died) ends by its deadline.
+
+Knows nothing of rows. All zero bytes are valid: no claims.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hopline.arena import Arena, array_bytes
+from hopline.intrinsics import compare_exchange
+from hopline.types import IdArray
+
+_OWNER_BITS = np.int64(16)
+_OWNER_MASK = np.int64((1 << 16) - 1)
+#: Processes that can be told apart.
+MAX_OWNERS = (1 << 16) - 1
+
+
+@njit(nogil=True, cache=True)
+def _take(claims, ids, owner, now, deadline, taken):  # type: ignore[no-untyped-def]
+    wanted = (deadline << _OWNER_BITS) | owner
+    for i in range(ids.shape[0]):
+        taken[i] = False
+        while True:
+            seen = claims[ids[i]]
+            if seen & _OWNER_MASK != owner and now < seen >> _OWNER_BITS:
+                break
+            if compare_exchange(claims, ids[i], seen, wanted):
+                taken[i] = True
+                break
+
+
+@njit(nogil=True, cache=True)
+def _end(claims, ids, owner):  # type: ignore[no-untyped-def]
+    """End the claims of `owner`; all processes' where it is 0."""
+    for i in range(ids.shape[0]):
+        seen = claims[ids[i]]
+        # If the swap fails, the claim has just become another's: for them to end.
+        if seen != 0 and (owner == 0 or seen & _OWNER_MASK == owner):
+            compare_exchange(claims, ids[i], seen, np.int64(0))
+
+
+@njit(nogil=True, cache=True)
+def _others(claims, ids, owner, now, pending):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        seen = claims[ids[i]]
+        pending[i] = seen & _OWNER_MASK != owner and now < seen >> _OWNER_BITS
+
+
+class Claims:
+    """The claims on one node type's rows. Times are int64 milliseconds on a clock that processes share.
+
+    Args:
+        arena: where they live.
+        num_nodes: ids are in [0, num_nodes).
+        process: number of this process, below MAX_OWNERS.
+    """
+
+    def __init__(self, arena: Arena, num_nodes: int, process: int) -> None:
+        self._claims = arena.take((num_nodes,), np.int64)
+        self._owner = process + 1
+
+    @staticmethod
+    def num_bytes(num_nodes: int) -> int:
+        """Bytes of the arena that they take."""
+        return array_bytes((num_nodes,), np.int64)
+
+    def take(self, ids: IdArray, now_ms: int, deadline_ms: int) -> NDArray[np.bool_]:
+        """Claim ids (int64 [n]) until `deadline_ms`; bool [n], false where another process has a claim.
+
+        A process's own claim is no obstacle: it is renewed, and told as taken.
+        """
+        taken = np.empty(ids.shape[0], np.bool_)
+        _take(self._claims, ids, self._owner, now_ms, deadline_ms, taken)
+        return taken
+
+    def release(self, ids: IdArray) -> None:
+        """End this process's claims on ids; those of others stay."""
+        _end(self._claims, ids, self._owner)
+
+    def end(self, ids: IdArray) -> None:
+        """End all claims on ids."""
+        _end(self._claims, ids, 0)
+
+    def pending(self, ids: IdArray, now_ms: int) -> NDArray[np.bool_]:
+        """bool [n], true where another process has a claim."""
+        pending = np.empty(ids.shape[0], np.bool_)
+        _others(self._claims, ids, self._owner, now_ms, pending)
+        return pending

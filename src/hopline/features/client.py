@@ -1,0 +1,461 @@
+"""Rows of one feature group for all callers of a process: tiers, single flight, and an answer in time.
+
+    fetch() ─┐                                    ┌─► L2 ── what it lacks ──► origin
+    fetch() ─┼─ rows nobody fetches yet ─► flight ┤                             │
+    fetch() ─┘   (one for each loop turn)         └──── rows ◄── write back ◄───┘
+
+- A row that is being fetched is not asked for again: later callers wait for the same flight.
+- A caller waits for `timeout_s` at most and takes what has come; the flight goes on for a bounded time, so
+  that its rows still reach `on_rows`. A caller that goes away takes nothing from the others.
+- Rows that the store does not have are remembered for a short time.
+
+Knows nothing of L1 and of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.features.answer import ClientRows, Reason
+from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.breaker import BreakerPolicy
+from hopline.features.flight import Absences, Flight, Waiter, picked
+from hopline.features.inflight import MAX_FLIGHT_ROWS, InFlight
+from hopline.features.metrics import ClientMetrics, NoMetrics
+from hopline.features.overdue import Overdue
+from hopline.features.retry import RetryPolicy
+from hopline.features.skew import SchemaWatch
+from hopline.features.tier import Tier, Verdict
+from hopline.features.write_back import WriteBack
+from hopline.types import ExternalIds, FloatArray, IdArray
+
+log = logging.getLogger(__name__)
+
+_FOUND = Reason.FOUND.label
+
+#: Takes rows that have come: global ids int64 [n], values float32 [n, dim], not to be written to.
+OnRows = Callable[[IdArray, FloatArray], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Bounds of what the client does and keeps.
+
+    Attributes:
+        linger: a flight that nobody waits for any more ends after so many timeouts.
+        l2_share: of the timeout that L2 may take before the origin is asked instead.
+        negative_ttl_s: how long an absent row is not asked for again; it is also how long a row that
+            has come into being stays unseen, so keep it below what you allow for recovery.
+        max_negative_rows: absent rows that are remembered.
+        max_call_rows: rows that callers of one loop turn share a call for; a single caller may have more.
+        max_write_back_rows: rows that may wait to be copied to L2.
+    """
+
+    linger: float = 5.0
+    l2_share: float = 0.5
+    negative_ttl_s: float = 0.5
+    max_negative_rows: int = 65_536
+    max_call_rows: int = 65_536
+    max_write_back_rows: int = 65_536
+
+
+class FeatureClient:
+    """See the module. Used from one event loop; opens and closes no stores.
+
+    Args:
+        group: whose rows.
+        origin: has the rows. A `Tier` in place of a store shares its breaker and retries with other
+            clients: there should be one for each store.
+        l2: a faster store in front of it.
+        timeout_s: the longest that a caller waits.
+        breaker, retry: of each store that does not come as a `Tier`, which brings its own, and its own
+            metrics of calls.
+        limits: see there.
+        recheck_s: seconds between comparisons of schemas.
+        on_rows: told of rows when they come, before the callers are; also of those that come late.
+        metrics: told of calls and rows.
+        clock: seconds, monotonic.
+
+    Attributes:
+        on_rows: as above; may be set at any time.
+        group, timeout_s: as above.
+    """
+
+    def __init__(
+        self,
+        group: FeatureGroup,
+        origin: FeatureStore | Tier,
+        l2: FeatureStore | Tier | None = None,
+        *,
+        timeout_s: float = 0.02,
+        breaker: BreakerPolicy | None = None,
+        retry: RetryPolicy | None = None,
+        limits: ClientLimits | None = None,
+        recheck_s: float = 30.0,
+        on_rows: OnRows | None = None,
+        metrics: ClientMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        def tier(name: str, store: FeatureStore | Tier) -> Tier:
+            if isinstance(store, Tier):
+                return store
+            return Tier(name, store, breaker=breaker, retry=retry, metrics=metrics, clock=clock)
+
+        self.group = group
+        self.timeout_s = timeout_s
+        self.on_rows = on_rows
+        self._dim = group.dim
+        self._origin = tier("origin", origin)
+        self._l2 = None if l2 is None else tier("l2", l2)
+        self._limits = limits or ClientLimits()
+        self._recheck_s = recheck_s
+        self._metrics = metrics or NoMetrics()
+        self._clock = clock
+        self._write_back = (
+            None
+            if self._l2 is None
+            else WriteBack(self._l2, group, self._limits.max_write_back_rows, self._metrics)
+        )
+        self._watch: SchemaWatch | None = None
+        self._closed = False
+        self._in_flight = InFlight()
+        self._flights: dict[int, Flight | Absences] = {}
+        self._next_number = 1
+        self._boarding: Flight | None = None
+        self._late_callers = Overdue(timeout_s, Waiter.wake)
+        self._late_calls = Overdue(timeout_s, Verdict.too_late)
+        self._late_flights = Overdue(timeout_s * self._limits.linger, self._give_up)
+        self._remembered: deque[Absences] = deque()
+        self._num_remembered = 0
+        #: Tasks that were cancelled, until they end.
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """L2, where there is one, and the origin."""
+        return (self._origin,) if self._l2 is None else (self._l2, self._origin)
+
+    @property
+    def refusal(self) -> str:
+        """Why all rows are refused ("schema"): how the origin's rows differ; "" where they do not."""
+        return "" if self._watch is None else self._watch.refusal
+
+    @property
+    def num_in_flight(self) -> int:
+        """Rows that are being fetched, or remembered as absent."""
+        return len(self._in_flight)
+
+    async def check_schema(self, expected: FeatureGroup) -> None:
+        """Compare with what the stores say, at start; then again every `recheck_s` in the background.
+
+        When the origin's rows change later, all rows are refused until they match again: those in L2
+        may be copies of the changed ones. When L2's do, L2 is left out.
+
+        Raises:
+            FeatureSchemaMismatch: each difference named.
+            FeatureStoreError: the origin cannot tell now, or has no such group.
+        """
+        if self._watch is not None:
+            await self._watch.close()
+        l2 = None if self._l2 is None else self._l2.store
+        self._watch = SchemaWatch(expected, self._origin.store, l2, self._recheck_s)
+        await self._watch.start()
+
+    async def fetch(
+        self, global_ids: IdArray, external_ids: ExternalIds, timeout_s: float | None = None
+    ) -> ClientRows:
+        """Rows in request order, within the timeout, however the stores do.
+
+        Args:
+            global_ids: int64 [n], none negative; duplicates allowed.
+            external_ids: the same n rows as the stores know them. A list must not be changed later.
+            timeout_s: a shorter (or longer) wait than the client's own.
+
+        Returns: the rows that have come, and for each of the others a `Reason`. A store that is down,
+            slow or wrong is never an error here.
+        """
+        num_rows = len(global_ids)
+        if len(external_ids) != num_rows:
+            raise ValueError(f"{num_rows} global ids, but {len(external_ids)} external ids")
+        if num_rows > MAX_FLIGHT_ROWS:
+            raise ValueError(f"{num_rows} rows; one fetch takes {MAX_FLIGHT_ROWS}")
+        if self._closed or num_rows == 0:
+            return ClientRows.nothing(num_rows, self._dim, Reason.UNAVAILABLE)
+        if self._watch is not None and self._watch.refusal:
+            self._metrics.rows(self._origin.name, Reason.SCHEMA.label, num_rows)
+            return ClientRows.nothing(num_rows, self._dim, Reason.SCHEMA)
+        if self._remembered:
+            self._forget(self._clock())
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(num_rows, loop.create_future())
+        self._claim(waiter, global_ids, external_ids, loop)
+        if waiter.waits:
+            timer = None
+            if timeout_s is None:
+                self._late_callers.add(waiter, loop)
+            else:
+                timer = loop.call_later(timeout_s, waiter.wake)
+            try:
+                await waiter.future
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                waiter.leave()
+        return waiter.answer(self._dim)
+
+    async def join(self) -> None:
+        """Wait until nothing is under way, copies to L2 included."""
+        while True:
+            tasks = [flight.task for flight in self._flights.values() if isinstance(flight, Flight)]
+            if not tasks:
+                break
+            await asyncio.wait([task for task in tasks if task is not None])
+        if self._write_back is not None:
+            await self._write_back.join()
+
+    async def close(self) -> None:
+        """End what is under way; who still waits is told that the store is unavailable."""
+        self._closed = True
+        self._boarding = None
+        for flight in list(self._flights.values()):
+            if isinstance(flight, Flight):
+                self._end(flight, Reason.UNAVAILABLE)
+        for overdue in (self._late_callers, self._late_calls, self._late_flights):
+            overdue.clear()
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=1.0)
+        if self._watch is not None:
+            await self._watch.close()
+        if self._write_back is not None:
+            await self._write_back.close()
+
+    def _claim(
+        self, waiter: Waiter, ids: IdArray, external_ids: ExternalIds, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Find each row's flight; rows without one board the next."""
+        # Copies: callers' arrays are often views of buffers that they use again.
+        ids = np.array(ids, np.int64)
+        num_rows = ids.shape[0]
+        flight = self._boarding
+        if flight is not None and flight.num_rows + num_rows > self._limits.max_call_rows:
+            flight = None
+        number, first = (self._next_number, 0) if flight is None else (flight.number, flight.num_rows)
+        entries, fresh = self._in_flight.claim(ids, number, first)
+        num_fresh = fresh.shape[0]
+        if num_fresh:
+            if flight is None:
+                flight = self._new_flight(loop)
+            if num_fresh == num_rows:
+                own = external_ids.copy() if isinstance(external_ids, np.ndarray) else external_ids
+                flight.add(ids, own)
+                waiter.want(flight, None, slice(first, first + num_rows))
+                return
+            flight.add(ids[fresh], picked(external_ids, fresh))
+        numbers, rows = self._in_flight.split(entries)
+        if (numbers == numbers[0]).all():
+            waiter.want(self._flights[int(numbers[0])], None, rows)
+            numbers = numbers[:0]
+        for each in np.unique(numbers).tolist():
+            where = np.flatnonzero(numbers == each)
+            waiter.want(self._flights[each], where, rows[where])
+        num_remembered = waiter.num_remembered()
+        if num_remembered:
+            self._metrics.rows("memory", Reason.MISSING.label, num_remembered)
+
+    def _new_flight(self, loop: asyncio.AbstractEventLoop) -> Flight:
+        flight = Flight(self._next_number)
+        self._next_number += 1
+        self._flights[flight.number] = flight
+        self._boarding = flight
+        # A task takes its first step when the loop turns: whatever callers ask for until then is on board.
+        flight.task = loop.create_task(self._fly(flight, loop))
+        return flight
+
+    async def _fly(self, flight: Flight, loop: asyncio.AbstractEventLoop) -> None:
+        """Depart, and ask the tiers in order for the flight's rows."""
+        if self._boarding is flight:
+            self._boarding = None
+        flight.close()
+        try:
+            if all(waiter.future.done() for waiter in flight.waiters):  # all of them have gone away
+                return
+            self._late_flights.add(flight.number, loop)
+            deadline = self._clock() + self.timeout_s
+            lacking = None
+            if self._l2 is not None and not (self._watch is not None and self._watch.l2_refusal):
+                lacking = await self._ask_l2(flight, self._l2, deadline)
+            if lacking is None or lacking.shape[0]:
+                await self._ask_origin(flight, lacking, deadline)
+        except Exception:  # the boundary: whoever waits for the flight gets an answer
+            log.exception("a fetch of feature group %r failed", self.group.name)
+        finally:
+            self._land(flight, Reason.UNAVAILABLE)
+
+    async def _ask_l2(self, flight: Flight, l2: Tier, deadline: float) -> IdArray | None:
+        """Rows from L2; returns positions that it lacks, None for all."""
+        limit_s = self.timeout_s * self._limits.l2_share
+        answer = await l2.ask(self.group, flight.external_ids, deadline=deadline, limit_s=limit_s)
+        if isinstance(answer, Reason):
+            self._metrics.rows(l2.name, answer.label, flight.num_rows)
+            return None
+        num_found = self._count(l2, answer)
+        if flight.landed or num_found == 0:
+            return None
+        flight.values = answer.values
+        self._deliver(flight.ids, answer, num_found)
+        if num_found == flight.num_rows:
+            flight.complete = True
+            return np.empty(0, np.int64)
+        flight.decide(answer.found, Reason.FOUND)
+        for waiter in flight.wakes():
+            waiter.settle()
+        return np.flatnonzero(~answer.found)
+
+    async def _ask_origin(self, flight: Flight, lacking: IdArray | None, deadline: float) -> None:
+        """The rows `lacking` (None: all) from the origin."""
+        if flight.landed:
+            return
+        ids, external_ids = flight.ids, flight.external_ids
+        if lacking is not None:
+            ids, external_ids = ids[lacking], picked(external_ids, lacking)
+        answer = await self._origin.ask(self.group, external_ids, deadline=deadline, slow=self._late_calls)
+        if flight.landed:  # it was given up, and the store would not be cancelled
+            return
+        if self._watch is not None and self._watch.refusal:  # the rows have changed meanwhile
+            answer = Reason.SCHEMA
+        at = slice(None) if lacking is None else lacking
+        if isinstance(answer, Reason):
+            self._metrics.rows(self._origin.name, answer.label, len(ids))
+            flight.decide(at, answer)
+            return
+        num_found = self._count(self._origin, answer)
+        if num_found == len(ids):
+            flight.complete = True
+        else:
+            flight.decide(at, _reasons(answer))
+        if lacking is None:
+            flight.values = answer.values
+        else:
+            # Never into the old array: a caller whose time was over may be reading it.
+            flight.values = np.array(flight.values)
+            flight.values[lacking] = answer.values
+        self._deliver(ids, answer, num_found)
+        if self._write_back is not None and not (self._watch is not None and self._watch.l2_refusal):
+            if num_found == len(ids):
+                self._write_back.add(external_ids, answer.values)
+            elif num_found:
+                kept = np.flatnonzero(answer.found)
+                self._write_back.add(picked(external_ids, kept), answer.values[kept])
+
+    def _land(self, flight: Flight, rest: Reason) -> None:
+        """Nothing more will come: undecided rows get `rest`, and who waits is woken."""
+        if flight.landed:
+            return
+        flight.landed = True
+        del self._flights[flight.number]
+        if flight.complete:
+            flight.reasons = None
+            self._in_flight.release(flight.ids, flight.number)
+        else:
+            self._settle(flight, rest)
+        for waiter in flight.wakes():
+            waiter.settle()
+
+    def _settle(self, flight: Flight, rest: Reason) -> None:
+        """Each row of an incomplete flight gets its reason; absent rows are remembered."""
+        if flight.reasons is None:
+            flight.decide(slice(None), rest)
+        reasons = flight.reasons
+        assert reasons is not None
+        reasons[reasons == Reason.TIMEOUT] = rest
+        absent = (reasons == Reason.MISSING) | (reasons == Reason.INVALID)
+        if self._limits.negative_ttl_s > 0 and absent.any():
+            self._in_flight.release(flight.ids[~absent], flight.number)
+            self._remember(flight, absent)
+        else:
+            self._in_flight.release(flight.ids, flight.number)
+
+    def _give_up(self, number: int) -> None:
+        """A flight has had its time."""
+        flight = self._flights.get(number)
+        if isinstance(flight, Flight):
+            self._end(flight, Reason.TIMEOUT)
+
+    def _end(self, flight: Flight, reason: Reason) -> None:
+        """Give a flight up; its task need not agree for the rows to be free again."""
+        if flight.landed:
+            return
+        if not flight.ids.shape[0]:  # it has not departed
+            flight.close()
+        reasons, num_open = flight.reasons, flight.num_rows
+        if reasons is not None:
+            num_open = int(np.count_nonzero(reasons == Reason.TIMEOUT))
+        self._metrics.rows(self._origin.name, reason.label, num_open)
+        task = flight.task
+        if task is not None and not task.done():
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._land(flight, reason)
+
+    def _remember(self, flight: Flight, absent: NDArray[np.bool_]) -> None:
+        assert flight.reasons is not None
+        expires = self._clock() + self._limits.negative_ttl_s
+        left = Absences(flight.number, flight.ids[absent], flight.reasons, expires)
+        self._flights[left.number] = left
+        self._remembered.append(left)
+        self._num_remembered += left.ids.shape[0]
+        while self._num_remembered > self._limits.max_negative_rows:
+            self._forget_oldest()
+
+    def _forget(self, now: float) -> None:
+        while self._remembered and self._remembered[0].expires <= now:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        left = self._remembered.popleft()
+        self._num_remembered -= left.ids.shape[0]
+        self._in_flight.release(left.ids, left.number)
+        del self._flights[left.number]
+
+    def _deliver(self, ids: IdArray, answer: FetchedRows, num_found: int) -> None:
+        """Hand found rows on."""
+        if self.on_rows is None or num_found == 0:
+            return
+        try:
+            if num_found == len(ids):
+                self.on_rows(ids, answer.values)
+            else:
+                self.on_rows(ids[answer.found], answer.values[answer.found])
+        except Exception:  # the boundary: a full cache must not cost callers their rows
+            log.exception("rows of feature group %r could not be kept", self.group.name)
+
+    def _count(self, tier: Tier, answer: FetchedRows) -> int:
+        """Tell the metrics; returns how many rows were found."""
+        num_found = int(np.count_nonzero(answer.found))
+        if num_found:
+            self._metrics.rows(tier.name, _FOUND, num_found)
+        num_missing = len(answer.found) - num_found - answer.num_invalid
+        if num_missing:
+            self._metrics.rows(tier.name, Reason.MISSING.label, num_missing)
+        if answer.num_invalid:
+            self._metrics.rows(tier.name, Reason.INVALID.label, answer.num_invalid)
+        return num_found
+
+
+def _reasons(answer: FetchedRows) -> NDArray[np.uint8]:
+    """uint8 [n]. Where a store does not tell which of its absent rows are invalid, all are missing."""
+    reasons = np.where(answer.found, np.uint8(Reason.FOUND), np.uint8(Reason.MISSING))
+    if answer.invalid is not None:
+        reasons[answer.invalid] = Reason.INVALID
+    elif answer.num_invalid and answer.num_invalid == np.count_nonzero(~answer.found):
+        reasons[~answer.found] = Reason.INVALID
+    return reasons

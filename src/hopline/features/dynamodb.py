@@ -1,0 +1,436 @@
+"""Feature rows in Amazon DynamoDB, or in what speaks its protocol.
+
+`dynamodb://<table>?region=eu-west-1`, with `&endpoint_url=http://…` for another address than Amazon's,
+`&create=true` where a table that is missing is to be made, and `&timeout_ms=500` for how long one call may
+take at most. Credentials are found as boto3 finds them.
+
+One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
+(binary) holds the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of
+the item "<group>:schema", and the item ":groups" lists the groups. A row whose id is "schema" shares its
+item with the schema; neither is in the other's way.
+
+Serving needs the permission dynamodb:BatchGetItem and no other: `open`, `describe` and `fetch` all ask
+that way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.rows import check_group, checked_values, not_found
+from hopline.settings import did_you_mean
+from hopline.types import ExternalIds, FloatArray
+
+#: DynamoDB's own limits.
+_KEYS_OF_A_READ = 100
+_ITEMS_OF_A_WRITE = 25
+_KEY_BYTES = 2048
+
+#: Calls under way at once; 421 rows are five.
+_THREADS = 8
+#: A call that nobody waits for any more gives its thread back after this long, so that a store which
+#: answers again after a hang is asked again within a second.
+_TIMEOUT_MS = 500
+#: Loading features waits longer: nobody waits for it.
+_WRITE_TIMEOUT_S = 10.0
+#: How often what DynamoDB left out of its answer is asked for again, after these pauses (on average).
+_READ_PAUSES_S = (0.001, 0.002, 0.004)
+_WRITE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+_GROUPS_KEY = ":groups"
+_OPTIONS = ("region", "endpoint_url", "create", "timeout_ms")
+
+#: Error codes that pass; so does every answer of the 500s.
+_TRANSIENT = frozenset(
+    {
+        "InternalServerError",
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "ServiceUnavailable",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+
+Item = dict[str, Any]
+_T = TypeVar("_T")
+
+
+class DynamoDbStore(FeatureStore):
+    """A DynamoDB table.
+
+    Args:
+        url: dynamodb://<table>?region=…&endpoint_url=…&create=true&timeout_ms=500
+        setting: where the URL was written, for errors.
+
+    Raises:
+        ConfigError: the URL names no table, or options that there are not.
+    """
+
+    kind = "dynamodb"
+
+    def __init__(self, url: str, setting: str = "features.store") -> None:
+        parts = urlsplit(url)
+        self._setting = setting
+        self._table = unquote(parts.netloc)
+        if not self._table or parts.path.strip("/"):
+            raise ConfigError(f"{setting}: {url!r} must be dynamodb://<table>?region=<region>")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for name in options:
+            if name not in _OPTIONS:
+                raise ConfigError(
+                    f"{setting}: {url!r} has an unknown option {name!r}{did_you_mean(name, _OPTIONS)}; "
+                    f"there are {', '.join(_OPTIONS)}"
+                )
+        if options.get("create", "false") not in ("true", "false"):
+            raise ConfigError(f"{setting}: create={options['create']} in {url!r} is not true or false")
+        timeout_ms = options.get("timeout_ms", str(_TIMEOUT_MS))
+        if not (timeout_ms.isascii() and timeout_ms.isdecimal() and int(timeout_ms) > 0):
+            raise ConfigError(f"{setting}: timeout_ms={timeout_ms} in {url!r} is not an integer above 0")
+        self._timeout_s = int(timeout_ms) / 1000
+        self._region = options.get("region") or None
+        self._endpoint = options.get("endpoint_url") or None
+        self._may_create = options.get("create") == "true"
+        self._is_missing = False
+        self._threads: ThreadPoolExecutor | None = None
+        self._reader: Any = None
+        self._writer: Any = None
+
+    async def open(self) -> None:
+        """Make the clients and ask for one item.
+
+        Raises:
+            ConfigError: boto3 is missing; no or wrong credentials, region or address; a table that is
+                missing or has another key.
+            FeatureStoreUnavailable: DynamoDB is there and is throttling or failing.
+        """
+        self._threads = ThreadPoolExecutor(_THREADS, "hopline-dynamodb")
+        try:
+            await self._run(self._connect)
+            await self._get([_GROUPS_KEY], self._writer)
+        except ConfigError:
+            await self.close()
+            raise
+        except FeatureStoreError as error:
+            if self._may_create and _code(error.__cause__) == "ResourceNotFoundException":
+                self._is_missing = True
+                return
+            await self.close()
+            raise self._refusal(error) from error
+
+    async def close(self) -> None:
+        """Let go of connections. A call under way ends by itself, within its time limit."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        for client in (self._reader, self._writer):
+            if client is not None:
+                client.close()
+        self._reader = self._writer = None
+
+    async def describe(self, group: str) -> FeatureGroup:
+        """As `FeatureStore.describe`."""
+        if self._is_missing:
+            raise FeatureGroupNotFound(not_found(self.kind, group, []))
+        key = _schema_key(group)
+        items = await self._get([key, _GROUPS_KEY], self._reader)
+        schema = items.get(key, {}).get("schema", {}).get("S")
+        if not group or ":" in group or schema is None:
+            known = items.get(_GROUPS_KEY, {}).get("names", {}).get("SS", [])
+            raise FeatureGroupNotFound(not_found(self.kind, group, known))
+        try:
+            return msgspec.json.decode(schema, type=FeatureGroup)
+        except msgspec.DecodeError as error:
+            raise FeatureStoreError(f"{self._name}: the schema in item {key!r} is none: {error}") from error
+
+    async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
+        """As `FeatureStore.fetch`: 100 rows a call, the calls side by side."""
+        keys = _keys(group.name, ids)
+        items = await self._get(list({key for key in keys if _is_possible(key)}), self._reader)
+        return _rows(group, ids, keys, items)
+
+    async def create(self, group: FeatureGroup) -> None:
+        """As `FeatureStore.create`; makes the table first where it was missing and the URL allows it."""
+        check_group(group)
+        if self._is_missing:
+            await self._run(self._create_table)
+            self._is_missing = False
+        # An update, not a put: the item may hold a row as well.
+        await self._run(
+            self._call,
+            "update_item",
+            TableName=self._table,
+            Key={"key": {"S": _schema_key(group.name)}},
+            UpdateExpression="SET #s = :s",
+            ExpressionAttributeNames={"#s": "schema"},
+            ExpressionAttributeValues={":s": {"S": msgspec.json.encode(group).decode()}},
+        )
+        await self._run(
+            self._call,
+            "update_item",
+            TableName=self._table,
+            Key={"key": {"S": _GROUPS_KEY}},
+            UpdateExpression="ADD #n :n",
+            ExpressionAttributeNames={"#n": "names"},
+            ExpressionAttributeValues={":n": {"SS": [group.name]}},
+        )
+
+    async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+        """As `FeatureStore.write`: 25 rows a call; of an id that comes twice the last row counts.
+
+        Raises:
+            FeatureStoreError: an id that cannot be a key; nothing was written then.
+            FeatureStoreUnavailable: some rows were written and others not. Writing again is safe.
+        """
+        check_group(group)
+        raw = checked_values(group, ids, values)
+        keys = _keys(group.name, ids)
+        for key in keys:
+            if not _is_possible(key):
+                raise FeatureStoreError(
+                    f"{self._name}: {_shown(key)} cannot be a key: at most {_KEY_BYTES} bytes of UTF-8"
+                )
+        rows = {key: raw[i].tobytes() for i, key in enumerate(keys)}
+        beside_schema = rows.pop(_schema_key(group.name), None)
+        if beside_schema is not None:
+            await self._run(
+                self._call,
+                "update_item",
+                TableName=self._table,
+                Key={"key": {"S": _schema_key(group.name)}},
+                UpdateExpression="SET #r = :r",
+                ExpressionAttributeNames={"#r": "row"},
+                ExpressionAttributeValues={":r": {"B": beside_schema}},
+            )
+        puts = [
+            {"PutRequest": {"Item": {"key": {"S": key}, "row": {"B": row}}}} for key, row in rows.items()
+        ]
+        await self._all(puts, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
+
+    async def _get(self, keys: list[str], client: Any) -> dict[str, Item]:
+        """Items by key; those that the table lacks are left out. Keys must differ."""
+        found: dict[str, Item] = {}
+
+        def get_some(part: Sequence[Item]) -> list[Item]:
+            answer = self._call(
+                "batch_get_item",
+                client,
+                RequestItems={self._table: {"Keys": part}},
+                ReturnConsumedCapacity="NONE",
+            )
+            for item in answer.get("Responses", {}).get(self._table, ()):
+                found[item["key"]["S"]] = item
+            left: list[Item] = answer.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", [])
+            return left
+
+        asked = [{"key": {"S": key}} for key in keys]
+        await self._all(asked, _KEYS_OF_A_READ, _READ_PAUSES_S, get_some)
+        return found
+
+    def _put_some(self, part: Sequence[Item]) -> list[Item]:
+        answer = self._call("batch_write_item", RequestItems={self._table: part})
+        left: list[Item] = answer.get("UnprocessedItems", {}).get(self._table, [])
+        return left
+
+    async def _all(
+        self,
+        things: list[Item],
+        size: int,
+        pauses_s: Sequence[float],
+        some: Callable[[Sequence[Item]], list[Item]],
+    ) -> None:
+        """Call `some` on parts of `size`, side by side, then again on what it says was left over."""
+        for pause_s in (*pauses_s, None):
+            parts = [things[i : i + size] for i in range(0, len(things), size)]
+            left = await asyncio.gather(*(self._run(some, part) for part in parts))
+            things = [thing for part in left for thing in part]
+            if not things:
+                return
+            if pause_s is not None:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        raise FeatureStoreUnavailable(
+            f"{self._name}: throttled; {len(things)} items are left after {len(pauses_s) + 1} tries"
+        )
+
+    async def _run(self, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
+        """Call `function` in a thread of the pool."""
+        if self._threads is None:
+            raise FeatureStoreError(f"{self._name} is not open")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: function(*args, **options))
+
+    def _call(self, operation: str, client: Any = None, **request: Any) -> Any:
+        """One request, with boto3's errors as ours. `client` is the one for writing if not said."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = client or self._writer
+        if client is None:
+            raise FeatureStoreError(f"{self._name} is not open")
+        try:
+            return getattr(client, operation)(**request)
+        except (BotoCoreError, ClientError) as error:
+            kind = FeatureStoreUnavailable if _is_transient(error) else FeatureStoreError
+            raise kind(f"{self._name}: {error}") from error
+
+    def _connect(self) -> None:
+        try:
+            from boto3.session import Session
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, NoRegionError
+        except ImportError as error:
+            raise ConfigError(
+                f"{self._setting}: dynamodb:// needs boto3; install hopline[dynamodb]"
+            ) from error
+
+        def client(timeout_s: float) -> Any:
+            config = Config(
+                connect_timeout=timeout_s,
+                read_timeout=timeout_s,
+                # `features.client` decides on retries, for all stores alike.
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                max_pool_connections=_THREADS,
+                tcp_keepalive=True,
+                parameter_validation=False,
+            )
+            return session.client(
+                "dynamodb", region_name=self._region, endpoint_url=self._endpoint, config=config
+            )
+
+        try:
+            session = Session()
+            self._reader = client(self._timeout_s)
+            self._writer = client(_WRITE_TIMEOUT_S)
+        except NoRegionError as error:
+            raise self._wrong("no region; add ?region=<region> to the URL") from error
+        except (BotoCoreError, ValueError) as error:
+            raise self._wrong(str(error)) from error
+
+    def _create_table(self) -> None:
+        try:
+            self._call(
+                "create_table",
+                TableName=self._table,
+                KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+                AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+                BillingMode="PAY_PER_REQUEST",
+            )
+        except FeatureStoreError as error:
+            if _code(error.__cause__) != "ResourceInUseException":
+                raise
+        self._wait_for_table()
+
+    def _wait_for_table(self) -> None:
+        from botocore.exceptions import WaiterError
+
+        try:
+            waiter = self._writer.get_waiter("table_exists")
+            waiter.wait(TableName=self._table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+        except WaiterError as error:
+            raise FeatureStoreUnavailable(f"{self._name}: the table is not ready: {error}") from error
+
+    def _refusal(self, error: FeatureStoreError) -> Exception:
+        """What `open` raises, having met `error`."""
+        code = _code(error.__cause__)
+        if isinstance(error, FeatureStoreUnavailable):
+            # With an answer, or our own verdict on one, the address is right.
+            return error if code or error.__cause__ is None else self._wrong(f"cannot be reached: {error}")
+        if code == "ResourceNotFoundException":
+            return self._wrong(
+                "no such table; `create=true` in the URL lets Hopline make it, to load features"
+            )
+        if code == "ValidationException":
+            return self._wrong(f"its partition key must be the string 'key', and there no other: {error}")
+        return self._wrong(str(error))
+
+    def _wrong(self, why: str) -> ConfigError:
+        where = self._endpoint or (f"region {self._region}" if self._region else "the default region")
+        return ConfigError(f"{self._setting}: DynamoDB table {self._table!r} at {where}: {why}")
+
+    @property
+    def _name(self) -> str:
+        return f"DynamoDB table {self._table!r}"
+
+
+def _schema_key(group: str) -> str:
+    return f"{group}:schema"
+
+
+def _keys(group: str, ids: ExternalIds) -> list[str]:
+    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    return [f"{group}:{id}" for id in listed]
+
+
+def _is_possible(key: str) -> bool:
+    """Whether DynamoDB takes the key: one that it does not would spoil the other 99 of its call."""
+    try:
+        return len(key) <= _KEY_BYTES and len(key.encode()) <= _KEY_BYTES
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _shown(key: str) -> str:
+    return repr(key if len(key) <= 80 else key[:80] + "…")
+
+
+def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[str, Item]) -> FetchedRows:
+    """What the items are as rows, in the order of `keys`."""
+    found = np.zeros(len(keys), np.bool_)
+    values = np.zeros((len(keys), group.dim), np.float32)
+    raw: list[bytes] = []
+    problems: list[str] = []
+    num_invalid = 0
+    for i, key in enumerate(keys):
+        item = items.get(key)
+        row = None if item is None else item.get("row")
+        if row is None:
+            continue
+        numbers = row.get("B")
+        if numbers is not None and len(numbers) == group.row_bytes:
+            found[i] = True
+            raw.append(numbers)
+            continue
+        num_invalid += 1
+        if len(problems) < MAX_PROBLEMS:
+            told = (
+                "is not binary" if numbers is None else f"has {len(numbers)} bytes, not {group.row_bytes}"
+            )
+            problems.append(f"{group.name} {ids[i]}: the row {told}")
+    if raw:
+        dtype = np.dtype(group.dtype).newbyteorder("<")
+        values[found] = np.frombuffer(b"".join(raw), dtype).reshape(-1, group.dim)
+    return FetchedRows(values, found, tuple(problems), num_invalid)
+
+
+def _code(error: BaseException | None) -> str:
+    """The error code of DynamoDB's answer; "" where it did not answer."""
+    answer = getattr(error, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+
+
+def _is_transient(error: Exception) -> bool:
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or _code(error) in _TRANSIENT
+    # A connection that broke, a time limit, half an answer; and a credentials service that is away.
+    return isinstance(
+        error,
+        exceptions.HTTPClientError
+        | exceptions.ConnectionError
+        | exceptions.CredentialRetrievalError
+        | exceptions.MetadataRetrievalError,
+    )

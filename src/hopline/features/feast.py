@@ -1,0 +1,356 @@
+"""Feature rows in a Feast online store: whichever one the Feast repository names.
+
+`feast:///path/of/the/repository`, the folder of its feature_store.yaml. A group is a feature view, or a
+feature service; its row is all numeric features in their order (of an array: all its numbers, where its
+`Field` says `vector_length`). The view has one join key, which the ids are values of.
+
+Read only: rows come to Feast by its own materialization. Feast answers a value at a time (some 2 µs each),
+so it is a store to have behind L1 and L2, read by the prefetcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.foreign import translated
+from hopline.features.ids import listed
+from hopline.features.rows import check_same, not_found
+from hopline.types import ExternalId, ExternalIds, FloatArray
+
+_THREADS = 4
+#: SQLite, Feast's default, takes 32,766 keys in a query.
+_IDS_OF_A_READ = 30_000
+
+_NUMBERS = ("INT32", "INT64", "FLOAT32", "FLOAT64")
+_SCALARS = frozenset({"int32_val", "int64_val", "float_val", "double_val"})
+_LISTS = frozenset({"int32_list_val", "int64_list_val", "float_list_val", "double_list_val"})
+#: FieldStatus of Feast's answers. What is too old for its view counts as absent, as Feast has it.
+_PRESENT, _NOT_FOUND, _OUTSIDE_MAX_AGE = 1, 3, 4
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A feature, as part of a row.
+
+    Attributes:
+        name: in the group.
+        answer: what Feast calls it in an answer.
+        first, width: which numbers of the row.
+        is_list: the feature is an array.
+    """
+
+    name: str
+    answer: str
+    first: int
+    width: int
+    is_list: bool
+
+
+@dataclass(frozen=True)
+class _View:
+    """What to ask Feast for a group.
+
+    Attributes:
+        features: references, or a feature service.
+        join_key: whose values the ids are.
+        id_range: of integer ids; None where ids are strings.
+    """
+
+    group: FeatureGroup
+    features: Any
+    join_key: str
+    id_range: range | None
+    columns: tuple[_Column, ...]
+
+
+class FeastStore(FeatureStore):
+    """The online store of a Feast repository.
+
+    Args:
+        url: feast://<folder>
+        setting: where the URL was written, for errors.
+
+    Raises:
+        ConfigError: the URL names no folder.
+    """
+
+    kind = "feast"
+
+    def __init__(self, url: str, setting: str = "features.store") -> None:
+        parts = urlsplit(url)
+        self._folder = unquote(parts.netloc + parts.path)
+        self._setting = setting
+        if not self._folder:
+            raise ConfigError(f"{setting}: {url!r} must be feast://<folder of feature_store.yaml>")
+        self._threads: ThreadPoolExecutor | None = None
+        self._feast: Any = None
+        self._views: dict[str, _View] = {}
+
+    async def open(self) -> None:
+        """Read the repository and ask its online store for one row.
+
+        Raises:
+            ConfigError: Feast is missing; no repository, or none that has feature views; an online store
+                that cannot be reached.
+        """
+        self._threads = ThreadPoolExecutor(_THREADS, "hopline-feast")
+        try:
+            await self._run("opening", self._connect)
+            await self._run("a first read", self._probe)
+        except FeatureStoreError as error:
+            await self.close()
+            raise ConfigError(f"{self._setting}: {error}") from error
+        except ConfigError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        feast, self._feast = self._feast, None
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        if feast is not None:
+            await feast.close()
+
+    async def describe(self, group: str) -> FeatureGroup:
+        """As `FeatureStore.describe`; dtype is float32, whatever types the features have."""
+        self._views[group] = view = await self._run(f"looking up {group!r}", self._view, group)
+        return view.group
+
+    async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
+        """As `FeatureStore.fetch`. Ids of another kind than the join key's are not found.
+
+        Raises:
+            FeatureSchemaMismatch: the view has other features than `group`.
+        """
+        if group.name not in self._views:
+            await self.describe(group.name)
+        view = self._views[group.name]
+        check_same(group, view.group)
+        if group.feature_names and group.feature_names != view.group.feature_names:
+            raise FeatureSchemaMismatch(
+                f"group {group.name!r}: Feast has the features {', '.join(view.group.feature_names)}; "
+                f"asked for were {', '.join(group.feature_names)}"
+            )
+        return await self._run(f"reading {group.name!r}", self._fetch, view, listed(ids))
+
+    async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Call `function` in a thread; what Feast or its backends raise becomes an error of ours."""
+        if self._threads is None:
+            raise FeatureStoreError(f"{self._name} is not open")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except (FeatureStoreError, ConfigError):
+            raise
+        except Exception as error:  # any driver's: Feast hands them on as they are
+            raise translated(error, f"{self._name}: {doing}") from error
+
+    def _connect(self) -> None:
+        try:
+            import feast
+        except ImportError as error:
+            raise ConfigError(f"{self._setting}: feast:// needs Feast; install hopline[feast]") from error
+        self._feast = feast.FeatureStore(repo_path=self._folder)
+
+    def _probe(self) -> None:
+        names = [view.name for view in self._feast.list_all_feature_views()]
+        if not names:
+            raise ConfigError(f"{self._setting}: {self._name} has no feature views; has it been applied?")
+        for name in names:
+            try:
+                view = self._view(name)
+            except FeatureStoreError:
+                continue  # of no use here; there may be others that are
+            self._ask(view, [0 if view.id_range else ""])
+            return
+
+    def _view(self, name: str) -> _View:
+        from feast import FeatureView
+
+        views = {
+            view.name: view
+            for view in self._feast.list_all_feature_views()
+            if isinstance(view, FeatureView)
+        }
+        service = None
+        if name in views:
+            parts = [(name, name, {}, views[name].features)]
+        else:
+            services = {service.name: service for service in self._feast.list_feature_services()}
+            service = services.get(name)
+            if service is None:
+                raise FeatureGroupNotFound(not_found(self.kind, name, [*views, *services]))
+            parts = [
+                (part.name, part.name_to_use(), part.join_key_map, part.features)
+                for part in service.feature_view_projections
+            ]
+        keys: dict[tuple[str, str], None] = {}
+        columns: list[_Column] = []
+        references: list[str] = []
+        for view_name, answer_name, join_key_map, fields in parts:
+            if view_name not in views:
+                raise FeatureStoreError(
+                    f"{self._name}: {name!r} has features of {view_name!r}, which is computed on demand"
+                )
+            for column in views[view_name].entity_columns:
+                keys[join_key_map.get(column.name, column.name), column.dtype.name] = None
+            for field in fields:
+                width = self._width(field, name)
+                answer = f"{answer_name}__{field.name}"
+                first = columns[-1].first + columns[-1].width if columns else 0
+                if width:
+                    references.append(f"{view_name}:{field.name}")
+                    shown = field.name if service is None else answer
+                    columns.append(_Column(shown, answer, first, width, _is_array(field.dtype)))
+        if not columns:
+            raise FeatureStoreError(f"{self._name}: {name!r} has no numeric features")
+        join_key, id_range = self._key(name, list(keys))
+        feature_names = tuple(part for column in columns for part in _part_names(column))
+        group = FeatureGroup(name, len(feature_names), "float32", feature_names)
+        # Aliases and renamed join keys are only known to a service that is asked for as such.
+        return _View(group, service or references, join_key, id_range, tuple(columns))
+
+    def _width(self, field: Any, group: str) -> int:
+        """Numbers that a feature has in a row; 0 where it is not numeric."""
+        if not _is_array(field.dtype):
+            return int(getattr(field.dtype, "name", "") in _NUMBERS)
+        if getattr(field.dtype.base_type, "name", "") not in _NUMBERS:
+            return 0
+        if not field.vector_length:
+            raise FeatureStoreError(
+                f"{self._name}: {group!r}: how long is the array {field.name!r}? "
+                "Say so by vector_length in its Field"
+            )
+        return int(field.vector_length)
+
+    def _key(self, group: str, keys: list[tuple[str, str]]) -> tuple[str, range | None]:
+        # A view without entities has the same row for all ids, under a key that Feast made up.
+        keys = [key for key in keys if key[0] != "__dummy_id"]
+        if len(keys) != 1:
+            shown = ", ".join(repr(key) for key, _ in keys) or "none"
+            raise FeatureStoreError(f"{self._name}: {group!r} must have one join key; it has {shown}")
+        name, dtype = keys[0]
+        if dtype == "STRING":
+            return name, None
+        if dtype not in ("INT32", "INT64"):
+            raise FeatureStoreError(
+                f"{self._name}: {group!r}: join key {name!r} is {dtype}; it must be INT32, INT64 or STRING"
+            )
+        limit = 2**31 if dtype == "INT32" else 2**63
+        return name, range(-limit, limit)
+
+    def _fetch(self, view: _View, ids: Sequence[ExternalId]) -> FetchedRows:
+        place: dict[ExternalId, int] = {}
+        for id in ids:
+            if _is_possible(id, view.id_range):
+                place.setdefault(id, len(place))
+        distinct = list(place)
+        read = _Rows(view, len(distinct))
+        for first in range(0, len(distinct), _IDS_OF_A_READ):
+            part = distinct[first : first + _IDS_OF_A_READ]
+            read.take(first, len(part), self._ask(view, part))
+        where = np.array([place.get(id, -1) for id in ids], np.int64)
+        return read.answer(where, ids)
+
+    def _ask(self, view: _View, ids: list[Any]) -> dict[str, Any]:
+        """Vectors by Feast's name of the feature: Feast answers in an order of its own."""
+        answer = self._feast.get_online_features(
+            features=view.features, entity_rows={view.join_key: ids}, full_feature_names=True
+        ).proto
+        return dict(zip(answer.metadata.feature_names.val, answer.results, strict=True))
+
+    @property
+    def _name(self) -> str:
+        return f"Feast repository {self._folder!r}"
+
+
+class _Rows:
+    """Rows of distinct ids, being put together from Feast's columns."""
+
+    def __init__(self, view: _View, num_rows: int) -> None:
+        self._view = view
+        self._values: FloatArray = np.zeros((num_rows, view.group.dim), np.float32)
+        self._num_present = np.zeros(num_rows, np.int64)
+        self._problems: dict[int, str] = {}
+
+    def take(self, first: int, num_rows: int, vectors: dict[str, Any]) -> None:
+        """Put the values of rows first … first + num_rows - 1 in their places.
+
+        Raises:
+            FeatureStoreError: the answer is not one of so many rows.
+        """
+        for column in self._view.columns:
+            vector = vectors.get(column.answer)
+            if vector is None or not len(vector.values) == len(vector.statuses) == num_rows:
+                raise FeatureStoreError(
+                    f"Feast did not answer {num_rows} values of {column.answer!r}, as it was asked to"
+                )
+            for row, (value, status) in enumerate(zip(vector.values, vector.statuses, strict=True), first):
+                self._take(row, column, value, status)
+
+    def _take(self, row: int, column: _Column, value: Any, status: int) -> None:
+        if status in (_NOT_FOUND, _OUTSIDE_MAX_AGE):
+            return
+        self._num_present[row] += 1
+        kind = value.WhichOneof("val") if status == _PRESENT else None
+        if kind is None:
+            self._problems.setdefault(row, f"feature {column.name!r} has no value")
+        elif kind not in (_LISTS if column.is_list else _SCALARS):
+            self._problems.setdefault(row, f"feature {column.name!r} is a {kind.removesuffix('_val')}")
+        elif not column.is_list:
+            self._values[row, column.first] = getattr(value, kind)
+        else:
+            numbers = getattr(value, kind).val
+            if len(numbers) == column.width:
+                self._values[row, column.first : column.first + column.width] = numbers
+            else:
+                told = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
+                self._problems.setdefault(row, told)
+
+    def answer(self, where: Any, ids: Sequence[ExternalId]) -> FetchedRows:
+        """Rows `where` (int64 [n], -1 for none), which `ids` stand for."""
+        num_columns = len(self._view.columns)
+        for row in np.flatnonzero((self._num_present > 0) & (self._num_present < num_columns)).tolist():
+            lacking = num_columns - int(self._num_present[row])
+            self._problems.setdefault(row, f"{lacking} of {num_columns} features are absent")
+        usable = self._num_present == num_columns
+        usable[list(self._problems)] = False
+        found = np.zeros(len(where), np.bool_)
+        found[where >= 0] = usable[where[where >= 0]]
+        values = np.zeros((len(where), self._view.group.dim), np.float32)
+        values[found] = self._values[where[found]]
+        invalid = [(id, row) for id, row in zip(ids, where.tolist(), strict=True) if row in self._problems]
+        name = self._view.group.name
+        problems = tuple(f"{name} {id}: {self._problems[row]}" for id, row in invalid[:MAX_PROBLEMS])
+        return FetchedRows(values, found, problems, len(invalid))
+
+
+def _is_array(dtype: Any) -> bool:
+    # Not by its base type: a Set has one as well, and no order.
+    return type(dtype).__name__ == "Array"
+
+
+def _part_names(column: _Column) -> list[str]:
+    return [f"{column.name}[{i}]" for i in range(column.width)] if column.is_list else [column.name]
+
+
+def _is_possible(id: ExternalId, id_range: range | None) -> bool:
+    """Whether a join key can have the value; Feast refuses a whole read for one that cannot."""
+    if id_range is not None:
+        return isinstance(id, int | np.integer) and id in id_range
+    try:
+        return isinstance(id, str) and id.encode() is not None
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False

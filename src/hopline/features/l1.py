@@ -1,0 +1,433 @@
+"""L1: feature rows in memory that all workers of a host and the prefetcher map, read without locks.
+
+It is built as `engine/table.py` is:
+
+- a process reads all slots and writes only those of its own partition, so no two write one slot;
+- a slot's 64-bit tag holds a write counter (upper 24 bits) and the owner (id + 1, lower 40 bits; 0 while
+  the row is being written). A reader copies the row out and looks at the tag again: unchanged means
+  whole, anything else is a miss. A process killed in the middle of a write leaves one slot without an
+  owner;
+- `index[id]` is the slot + 1 of the newest row; it may point to a slot that holds another id by now: the
+  tag decides;
+- SIEVE evicts within a partition.
+
+What differs: rows grow old. Beside its tag each slot keeps when its row was fetched, and a newer row takes
+the place of an older one: in its slot if that is this process's own, else in a new slot to which the index
+then moves by compare-and-swap, so that of two writers the newer row stays. The slot left behind is no
+longer reachable, and SIEVE takes it back.
+
+A process that starts again finds its partition as it was left, and lines the rows up by their age.
+
+Inside, times are int64 milliseconds; outside, seconds as floats on any clock that the processes share:
+`time.monotonic()` does on Linux, and unlike `time.time()` it is never set.
+All zero bytes are a valid, empty cache, so a fresh memfd needs no initialisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hopline import sieve
+from hopline.arena import Arena, array_bytes
+from hopline.errors import ConfigError
+from hopline.features.claims import MAX_OWNERS, Claims
+from hopline.intrinsics import LINE_BYTES, acquire_fence, compare_exchange, prefetch, release_fence
+from hopline.types import FloatArray, IdArray
+
+#: What is counted, in the order of the kernels' `counts`: rows asked for by `read`, rows asked for by
+#: `probe`, and changes.
+COUNTS = (
+    "hits", "misses", "expired", "probed_hits", "probed_misses", "probed_expired", "writes", "evictions",
+)  # fmt: skip
+_HITS, _MISSES, _EXPIRED, _PROBES, _WRITES, _EVICTIONS = 0, 1, 2, 3, 6, 7
+
+_OWNER_BITS = np.int64(40)
+_OWNER_MASK = np.int64((1 << 40) - 1)
+_TAG, _STAMP = 0, 1
+#: Words of a partition's queue in the arena: a cache line, so that writers do not share one.
+_QUEUE_WORDS = 8
+_AHEAD = 8
+_LOOKUP_AHEAD = 16
+
+
+@njit(nogil=True, cache=True)
+def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
+    """(slot, stamp) of the row of id v; slot -1 where it has none."""
+    slot = np.int64(index[v]) - 1
+    if slot >= 0:
+        tag = heads[slot, _TAG]
+        if tag & _OWNER_MASK == v + 1:
+            acquire_fence()
+            stamp = heads[slot, _STAMP]
+            acquire_fence()
+            if heads[slot, _TAG] == tag:
+                return slot, stamp
+    return np.int64(-1), np.int64(0)
+
+
+@njit(nogil=True, cache=True)
+def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing, counts):  # type: ignore[no-untyped-def]
+    """Copy rows to out[i]; list positions without one in `missing`; return how many."""
+    n, d = ids.shape[0], rows.shape[1]
+    flat = rows.reshape(-1)
+    per_line = LINE_BYTES // rows.itemsize
+    absent = expired = served_old = 0
+    for i in range(min(n, _LOOKUP_AHEAD)):
+        prefetch(index, ids[i])
+    for i in range(n):
+        if i + _LOOKUP_AHEAD < n:
+            prefetch(index, ids[i + _LOOKUP_AHEAD])
+        if i + _AHEAD < n:
+            ahead = np.int64(index[ids[i + _AHEAD]]) - 1
+            if ahead >= 0:
+                prefetch(heads, 2 * ahead)
+                for c in range(0, d, per_line):
+                    prefetch(flat, ahead * d + c)
+        slot = np.int64(index[ids[i]]) - 1
+        present = False
+        if slot >= 0:
+            tag = heads[slot, _TAG]
+            if tag & _OWNER_MASK == ids[i] + 1:
+                acquire_fence()
+                # A stamp of the future was set by a clock that has gone back since: old in time, too.
+                fresh = abs(now - heads[slot, _STAMP]) < ttl
+                if fresh or expired_too:
+                    source = rows[slot]
+                    target = out[i]
+                    for c in range(d):
+                        target[c] = source[c]
+                acquire_fence()
+                if heads[slot, _TAG] == tag:
+                    present = fresh or expired_too
+                    if not fresh:
+                        expired += 1
+                        if expired_too:
+                            served_old += 1
+        if present:
+            if visited[slot] == 0:  # a store would take the line from the other readers
+                visited[slot] = 1
+        else:
+            missing[absent] = i
+            absent += 1
+    counts[_HITS] += n - absent - served_old
+    counts[_MISSES] += absent - (expired - served_old)
+    counts[_EXPIRED] += expired
+    return absent
+
+
+@njit(nogil=True, cache=True)
+def _probe(index, heads, visited, ids, now, ttl, missing, counts):  # type: ignore[no-untyped-def]
+    n = ids.shape[0]
+    absent = expired = 0
+    for i in range(min(n, _LOOKUP_AHEAD)):
+        prefetch(index, ids[i])
+    for i in range(n):
+        if i + _LOOKUP_AHEAD < n:
+            prefetch(index, ids[i + _LOOKUP_AHEAD])
+        if i + _AHEAD < n:
+            ahead = np.int64(index[ids[i + _AHEAD]]) - 1
+            if ahead >= 0:
+                prefetch(heads, 2 * ahead)
+        slot, stamp = _stamp_of(index, heads, ids[i])
+        if slot >= 0 and abs(now - stamp) < ttl:
+            if visited[slot] == 0:
+                visited[slot] = 1
+        else:
+            missing[absent] = i
+            absent += 1
+            expired += slot >= 0
+    counts[_PROBES + _HITS] += n - absent
+    counts[_PROBES + _MISSES] += absent - expired
+    counts[_PROBES + _EXPIRED] += expired
+    return absent
+
+
+@njit(nogil=True, cache=True)
+def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, links, counts):  # type: ignore[no-untyped-def]
+    """Keep rows. queue, links: as in `sieve`, of the partition that begins at slot `first`."""
+    d = rows.shape[1]
+    num_slots = links.shape[1]
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        known, known_stamp = _stamp_of(index, heads, v)
+        if known >= 0 and 0 < known_stamp - stamp < ttl:
+            continue  # a slow answer that a later fetch has overtaken
+        if first <= known < first + num_slots:
+            slot = known
+            visited[slot] = 1  # fetched again because somebody asked for it
+        else:
+            slot = first + sieve.place(queue, links, visited, first)
+            evicted = (heads[slot, _TAG] & _OWNER_MASK) - 1
+            if evicted >= 0 and index[evicted] == slot + 1:
+                counts[_EVICTIONS] += 1
+            visited[slot] = 0
+
+        counter = ((heads[slot, _TAG] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)
+        heads[slot, _TAG] = counter << _OWNER_BITS
+        release_fence()
+        heads[slot, _STAMP] = stamp
+        source = values[i]
+        target = rows[slot]
+        for c in range(d):
+            target[c] = source[c]
+        release_fence()
+        heads[slot, _TAG] = (counter << _OWNER_BITS) | (v + 1)
+        counts[_WRITES] += 1
+
+        while True:
+            seen = index[v]
+            if seen == slot + 1:
+                break
+            known, known_stamp = _stamp_of(index, heads, v)
+            if known >= 0 and 0 < known_stamp - stamp < ttl:
+                break  # another process has just put a newer row there; this slot stays unreachable
+            if compare_exchange(index, v, seen, np.int32(slot + 1)):
+                if known >= 0:
+                    visited[known] = 0  # left behind; taken back at the hand's next pass
+                break
+
+
+@njit(nogil=True, cache=True)
+def _stamps(index, heads, ids, out):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        slot, stamp = _stamp_of(index, heads, ids[i])
+        out[i] = stamp if slot >= 0 else np.nan
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How the cache of one node type is laid out; equal in all processes that map it.
+
+    Attributes:
+        num_nodes: ids are in [0, num_nodes).
+        dim: numbers of a row.
+        slots: rows that each process keeps at most; their number is the number of writers.
+    """
+
+    num_nodes: int
+    dim: int
+    slots: tuple[int, ...]
+
+    @classmethod
+    def within(
+        cls,
+        num_nodes: int,
+        dim: int,
+        memory_bytes: int,
+        num_writers: int,
+        shares: tuple[float, ...] | None = None,
+    ) -> CachePlan:
+        """The largest layout that takes at most `memory_bytes`, the writers' own lists included.
+
+        Args:
+            num_writers: processes that write: workers, and the prefetcher.
+            shares: of the slots, by writer, in any unit; None divides them evenly. No writer gets more
+                slots than there are nodes.
+
+        Raises:
+            ConfigError: not even a slot for each writer, or more writers than claims can tell apart.
+        """
+        if not 0 < num_writers < MAX_OWNERS:
+            raise ConfigError(f"server.workers: {num_writers} processes cannot share a feature cache")
+        shares = shares or (1.0,) * num_writers
+        fixed = cls(num_nodes, dim, (0,) * num_writers).num_bytes
+        # Each of the three arrays by slot is rounded up to whole pages.
+        left = memory_bytes - fixed - 3 * array_bytes((1,), np.uint8)
+        # The index counts slots in 32 bits.
+        total = min(left // cls.slot_bytes(dim), 2**31 - 2)
+        slots = tuple(min(max(1, num_nodes), int(total * share / math.fsum(shares))) for share in shares)
+        if min(slots) < 1:
+            needed = memory_bytes - left + 2 * num_writers * cls.slot_bytes(dim)
+            raise ConfigError(
+                f"features.memory_bytes: {memory_bytes} bytes hold no rows of {num_nodes} nodes and "
+                f"{dim} numbers for {num_writers} processes; at least {needed} are needed"
+            )
+        return cls(num_nodes, dim, slots)
+
+    @staticmethod
+    def slot_bytes(dim: int) -> int:
+        """Bytes of a slot: row, tag, stamp, visited flag, and two links in its writer's own memory."""
+        return 4 * dim + 8 + 8 + 1 + 8
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena that the cache takes."""
+        total = sum(self.slots)
+        return (
+            array_bytes((self.num_nodes,), np.int32)
+            + array_bytes((total, 2), np.int64)
+            + array_bytes((total,), np.uint8)
+            + array_bytes((total, self.dim), np.float32)
+            + array_bytes((len(self.slots), _QUEUE_WORDS), np.int64)
+            + Claims.num_bytes(self.num_nodes)
+        )
+
+
+class RowCache:
+    """The feature rows of one node type that are in this host's memory.
+
+    Any thread may read; one thread of each process writes. Ids are global ids, int64 [n], not checked.
+
+    Args:
+        arena: where it lives; every process must create its caches in the same order.
+        plan: the layout.
+        ttl_s: age in seconds at which a row expires; math.inf for never.
+        writer: which partition this process writes, and its number in claims.
+    """
+
+    def __init__(self, arena: Arena, plan: CachePlan, ttl_s: float = math.inf, writer: int = 0) -> None:
+        total = sum(plan.slots)
+        self.plan = plan
+        self._ttl = _milliseconds(min(ttl_s, 2.0**50))
+        self._index = arena.take((plan.num_nodes,), np.int32)
+        self._heads = arena.take((total, 2), np.int64)
+        self._visited = arena.take((total,), np.uint8)
+        self._rows = arena.take((total, plan.dim), np.float32)
+        # Of what a dead predecessor left here only the number of used slots is trusted.
+        self._queues = arena.take((len(plan.slots), _QUEUE_WORDS), np.int64)
+        self._queue = self._queues[writer]
+        self._claims = Claims(arena, plan.num_nodes, writer)
+        self._first = sum(plan.slots[:writer])
+        self._links = sieve.empty_line(plan.slots[writer])[1]
+        self._counts = np.zeros(len(COUNTS), np.int64)
+        self._adopt()
+
+    def read(self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False) -> IdArray:
+        """Copy the rows that are here.
+
+        Args:
+            ids: duplicates allowed.
+            out: float32 [n, dim]; row i is filled where ids[i] is here, undefined elsewhere.
+            now: seconds, on the clock of `write`.
+            allow_expired: serve rows older than the TTL, too.
+
+        Returns:
+            int64 [m], positions in `ids` that are not here (or have expired), ascending.
+        """
+        missing = np.empty(ids.shape[0], np.int64)
+        absent = _read(
+            self._index,
+            self._heads,
+            self._visited,
+            self._rows,
+            ids,
+            out,
+            _milliseconds(now),
+            self._ttl,
+            allow_expired,
+            missing,
+            self._counts,
+        )
+        return missing[:absent]
+
+    def probe(self, ids: IdArray, now: float) -> IdArray:
+        """What `read` would return, without copying; rows that are here count as visited."""
+        missing = np.empty(ids.shape[0], np.int64)
+        absent = _probe(
+            self._index,
+            self._heads,
+            self._visited,
+            ids,
+            _milliseconds(now),
+            self._ttl,
+            missing,
+            self._counts,
+        )
+        return missing[:absent]
+
+    def ages(self, ids: IdArray, now: float) -> NDArray[np.float64]:
+        """Seconds since each row was fetched, float64 [n]; NaN where there is no row."""
+        stamps = np.empty(ids.shape[0], np.float64)
+        _stamps(self._index, self._heads, ids, stamps)
+        return (_milliseconds(now) - stamps) * 1e-3
+
+    def write(self, ids: IdArray, values: FloatArray, stamp: float) -> None:
+        """Keep rows, and end all claims on them.
+
+        A row that is here already is replaced, unless it was fetched later than this one.
+
+        Args:
+            ids: int64 [n].
+            values: float32 [n, dim].
+            stamp: seconds; when they were asked for, since they may be as old as that.
+        """
+        _write(
+            self._index,
+            self._heads,
+            self._visited,
+            self._rows,
+            ids,
+            values,
+            _milliseconds(stamp),
+            self._ttl,
+            self._first,
+            self._queue,
+            self._links,
+            self._counts,
+        )
+        # Only now: who finds no claim must find the row.
+        self._claims.end(ids)
+
+    def claim(self, ids: IdArray, now: float, hold_s: float) -> NDArray[np.bool_]:
+        """Which rows this process shall fetch.
+
+        False where another process is at it (see `pending`), or where a fresh row has arrived in the
+        meantime: so each row is fetched once. A claim ends when the row is written, by `release`, or
+        after `hold_s` seconds. This process's own claim is renewed and answered with true: requests of
+        one process must be brought together before.
+
+        Returns: bool [n].
+        """
+        now_ms = _milliseconds(now)
+        taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(hold_s))
+        claimed = ids[taken]
+        stamps = np.empty(claimed.shape[0], np.float64)
+        # After the claim: a row written before it is seen here, and nobody writes it later.
+        _stamps(self._index, self._heads, claimed, stamps)
+        fresh = np.abs(now_ms - stamps) < self._ttl
+        if fresh.any():
+            self._claims.release(claimed[fresh])
+            taken[taken] = ~fresh
+        return taken
+
+    def release(self, ids: IdArray) -> None:
+        """End this process's claims on ids: a fetch has failed, or found no such rows."""
+        self._claims.release(ids)
+
+    def pending(self, ids: IdArray, now: float) -> NDArray[np.bool_]:
+        """Which rows another process is fetching, bool [n]."""
+        return self._claims.pending(ids, _milliseconds(now))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """COUNTS of this process since it started.
+
+        Hits, misses and expired add up to the rows asked for: expired rows are counted apart whether
+        they were served or not. Evictions are of rows that could still be reached.
+        """
+        return dict(zip(COUNTS, self._counts.tolist(), strict=True))
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that all processes have used."""
+        return int(self._queues[:, sieve.USED].sum())
+
+    def _adopt(self) -> None:
+        """Line up what an earlier life of this process left in its partition, the oldest row first."""
+        used = int(self._queue[sieve.USED])
+        heads = self._heads[self._first : self._first + used]
+        owners = (heads[:, _TAG] & _OWNER_MASK) - 1
+        slots = np.arange(self._first, self._first + used)
+        reachable = (owners >= 0) & (self._index[owners] == slots + 1)
+        order = np.argsort(np.where(reachable, heads[:, _STAMP], np.iinfo(np.int64).min), kind="stable")
+        self._visited[slots[~reachable]] = 0
+        sieve.line_up(self._queue, self._links, order)
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

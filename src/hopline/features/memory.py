@@ -1,0 +1,126 @@
+"""Rows in the memory of this process, or mapped from .npy files: for tests, and where rows are few.
+
+`memory:` is empty at first and can be written. `memory:///folder` maps what is in the folder, read only:
+
+    <group>.npy        [N, dim], float32, float16 or float64
+    <group>.ids.npy    [N] integers or strings; without it the ids are the row numbers
+    <group>.json       a `FeatureGroup`; without it dim and dtype are those of the array
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureGroupNotFound
+from hopline.features.base import DTYPES, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import IdRows, RowNumbers, index
+from hopline.features.rows import GrowingRows, Rows, check_group, check_same, checked_values, not_found
+from hopline.types import AnyArray, ExternalIds, FloatArray
+
+
+class MemoryStore(FeatureStore):
+    """Groups in a dict."""
+
+    kind = "memory"
+
+    def __init__(self, url: str = "memory:", setting: str = "features.store") -> None:
+        parts = urlsplit(url)
+        self._setting = setting
+        self._folder = Path(unquote(parts.netloc + parts.path)) if parts.netloc or parts.path else None
+        self._groups: dict[str, Rows] = {}
+
+    async def open(self) -> None:
+        """Map the folder's files, if there is a folder."""
+        if self._folder is not None:
+            self._groups.update(await asyncio.to_thread(_mapped, self._folder, self._setting))
+
+    async def describe(self, group: str) -> FeatureGroup:
+        """As `FeatureStore.describe`."""
+        return self._rows(group).group
+
+    async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
+        """As `FeatureStore.fetch`; mapped rows are read in a thread, since they may be on a disk."""
+        rows = self._rows(group.name)
+        if self._folder is None:
+            return rows.fetch(group, ids)
+        return await asyncio.to_thread(rows.fetch, group, ids)
+
+    async def create(self, group: FeatureGroup) -> None:
+        """As `FeatureStore.create`; rows of another dim or dtype are dropped."""
+        if self._folder is not None:
+            raise self._read_only()
+        check_group(group)
+        rows = self._groups.get(group.name)
+        if rows is None or (rows.group.dim, rows.group.dtype) != (group.dim, group.dtype):
+            self._groups[group.name] = GrowingRows(group)
+        else:
+            rows.group = group
+
+    async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+        """As `FeatureStore.write`."""
+        rows = self._rows(group.name)
+        if not isinstance(rows, GrowingRows):
+            raise self._read_only()
+        check_same(group, rows.group)
+        rows.write(ids, checked_values(group, ids, values))
+
+    def _rows(self, group: str) -> Rows:
+        rows = self._groups.get(group)
+        if rows is None:
+            raise FeatureGroupNotFound(not_found(self.kind, group, list(self._groups)))
+        return rows
+
+
+def _mapped(folder: Path, setting: str) -> dict[str, Rows]:
+    if not folder.is_dir():
+        raise ConfigError(f"{setting}: {str(folder)!r} is not a folder")
+    names = sorted(
+        file.name.removesuffix(".npy")
+        for file in folder.glob("*.npy")
+        if not file.name.endswith(".ids.npy")
+    )
+    if not names:
+        raise ConfigError(f"{setting}: {str(folder)!r} holds no <group>.npy")
+    return {name: _mapped_rows(folder, name, setting) for name in names}
+
+
+def _mapped_rows(folder: Path, name: str, setting: str) -> Rows:
+    file, ids_file, told_file = (folder / f"{name}{suffix}" for suffix in (".npy", ".ids.npy", ".json"))
+    values = _load(file, setting)
+    if values.ndim != 2 or values.dtype.name not in DTYPES or not values.shape[1]:
+        raise ConfigError(
+            f"{setting}: {file} must hold [N, dim] of {', '.join(DTYPES)}; "
+            f"it holds {values.dtype.name} {list(values.shape)}"
+        )
+    group = FeatureGroup(name, values.shape[1], values.dtype.name)
+    if told_file.exists():
+        try:
+            told = msgspec.json.decode(told_file.read_bytes(), type=FeatureGroup)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{setting}: {told_file} is no feature group: {error}") from None
+        if (told.name, told.dim, told.dtype) != (group.name, group.dim, group.dtype):
+            raise ConfigError(f"{setting}: {told_file} tells of {told}; {file} holds {group}")
+        group = told
+    ids: IdRows = RowNumbers(len(values))
+    if ids_file.exists():
+        listed = _load(ids_file, setting)
+        if listed.shape != (len(values),) or listed.dtype.kind not in "iuU":
+            raise ConfigError(
+                f"{setting}: {ids_file} must hold {len(values)} integers or strings; "
+                f"it holds {listed.dtype.name} {list(listed.shape)}"
+            )
+        ids = index(listed)
+    return Rows(group, ids, values)
+
+
+def _load(file: Path, setting: str) -> AnyArray:
+    try:
+        array: AnyArray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting}: {file} cannot be read as .npy: {error}") from None
+    return array

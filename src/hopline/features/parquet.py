@@ -1,0 +1,309 @@
+"""Rows in Parquet files: what a batch pipeline wrote, read in place.
+
+`parquet:///folder` holds a group in `<group>.parquet`, or in the parts of a folder `<group>/`; of an id
+that occurs twice the last row counts, in the order of the parts' names. `parquet:///file.parquet` is one
+group. A file has a column of ids (`?id=name` says which, "id" if not) and either a column of lists or a
+column for each feature. Where Hopline wrote it, the schema is in the file's metadata; else it is told by
+the columns.
+
+Parquet packs columns, so that reading single rows from it would unpack most of the file each time. A group
+is unpacked once, when it is first asked for, into a temporary file that is mapped into memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
+from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.ids import index, listed
+from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found
+from hopline.types import AnyArray, ExternalIds, FloatArray
+
+#: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
+_METADATA, _COLUMN = b"hopline", "features"
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where a group is.
+
+    Attributes:
+        paths: in the order in which they count.
+        columns: those that hold its numbers.
+    """
+
+    group: FeatureGroup
+    paths: tuple[Path, ...]
+    columns: tuple[str, ...]
+
+
+class ParquetStore(FeatureStore):
+    """Groups in the files of a folder.
+
+    Writing adds a part to the group's folder, so write many rows at a time.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, url: str, setting: str = "features.store") -> None:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        if unknown := options.keys() - {"id"}:
+            raise ConfigError(f"{setting}: unknown option {min(unknown)!r} in the URL; there is id")
+        self._path = Path(unquote(parts.netloc + parts.path))
+        self._setting = setting
+        self._id = options.get("id", "id")
+        self._files: dict[str, _Files] = {}
+        self._rows: dict[str, asyncio.Task[Rows]] = {}
+
+    async def open(self) -> None:
+        """Read the schemas. Raises: ConfigError: no such path, no pyarrow, a file that cannot be used."""
+        try:
+            self._files = await asyncio.to_thread(self._find)
+        except FeatureStoreError as error:
+            raise ConfigError(f"{self._setting}: {error}") from None
+
+    async def close(self) -> None:
+        """Let the mapped files go."""
+        tasks = list(self._rows.values())
+        self._rows.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def describe(self, group: str) -> FeatureGroup:
+        """As `FeatureStore.describe`; also unpacks the group, so that the first fetch is quick."""
+        return (await self._unpacked(group)).group
+
+    async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
+        """As `FeatureStore.fetch`; in a thread, since the rows may be on a disk."""
+        rows = await self._unpacked(group.name)
+        return await asyncio.to_thread(rows.fetch, group, ids)
+
+    async def create(self, group: FeatureGroup) -> None:
+        """As `FeatureStore.create`; parts that were written under another schema are deleted."""
+        check_group(group)
+        folder = self._folder(group.name)
+        stored = self._files.get(group.name)
+        self._rows.pop(group.name, None)
+        if stored is not None and stored.group.hash != group.hash:
+            shutil.rmtree(folder)
+            stored = None
+        if stored is None:
+            folder.mkdir(exist_ok=True)
+            self._files[group.name] = _Files(group, (), (_COLUMN,))
+            await asyncio.to_thread(self._add_part, group, [], np.empty((0, group.dim), group.dtype))
+
+    async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+        """As `FeatureStore.write`: one more part."""
+        files = self._files.get(group.name)
+        if files is None:
+            raise FeatureGroupNotFound(not_found(self.kind, group.name, list(self._files)))
+        check_same(group, files.group)
+        rows = checked_values(group, ids, values)
+        self._folder(group.name)
+        if len(rows):
+            await asyncio.to_thread(self._add_part, files.group, listed(ids), rows)
+            self._rows.pop(group.name, None)
+
+    async def _unpacked(self, group: str) -> Rows:
+        task = self._rows.get(group)
+        if task is None:
+            files = self._files.get(group)
+            if files is None:
+                raise FeatureGroupNotFound(not_found(self.kind, group, list(self._files)))
+            task = asyncio.ensure_future(asyncio.to_thread(_unpack, files, self._id))
+            self._rows[group] = task
+        try:
+            return await asyncio.shield(task)
+        except FeatureStoreError:
+            if self._rows.get(group) is task:  # the file may be mended
+                del self._rows[group]
+            raise
+
+    def _find(self) -> dict[str, _Files]:
+        _arrow("pyarrow")
+        if self._path.is_file():
+            found = self._describe(self._path.stem, (self._path,))
+            return {found.group.name: found}
+        if not self._path.is_dir():
+            raise FeatureStoreError(f"{str(self._path)!r} does not exist; make the folder first")
+        paths = sorted(self._path.iterdir())
+        groups: dict[str, tuple[Path, ...]]
+        groups = {path.stem: (path,) for path in paths if path.suffix == ".parquet" and path.is_file()}
+        groups |= {path.name: parts for path in paths if path.is_dir() and (parts := _parts(path))}
+        return {name: self._describe(name, files) for name, files in groups.items()}
+
+    def _describe(self, name: str, paths: tuple[Path, ...]) -> _Files:
+        """The group that the first file tells of."""
+        schema = _opened(paths[0]).schema_arrow
+        if self._id not in schema.names:
+            raise FeatureStoreError(
+                f"{paths[0]}: no column {self._id!r} for the ids; there are {', '.join(schema.names)}"
+            )
+        columns = tuple(field.name for field in schema if field.name != self._id and _width(field.type))
+        told = (schema.metadata or {}).get(_METADATA)
+        if told is not None:
+            try:
+                group = msgspec.json.decode(told, type=FeatureGroup)
+            except msgspec.DecodeError as error:
+                raise FeatureStoreError(f"{paths[0]}: the schema in its metadata: {error}") from None
+            return _Files(group, paths, columns)
+        types = [schema.field(column).type for column in columns]
+        lists = [kind for kind in types if _is_list(kind)]
+        if not columns or (lists and len(columns) > 1):
+            raise FeatureStoreError(
+                f"{paths[0]}: features are one column of lists of equal length, or columns of numbers; "
+                f"there are {', '.join(f'{field.name} ({field.type})' for field in schema)}"
+            )
+        dim = sum(map(_width, types))
+        if dim < 0:
+            dim = _first_length(paths, columns[0])
+        numbers = {str(kind.value_type if _is_list(kind) else kind) for kind in types}
+        dtype = {"halffloat": "float16", "double": "float64"}.get("".join(numbers), "float32")
+        dtype = "float64" if "double" in numbers else dtype
+        group = FeatureGroup(name, dim, dtype, () if lists else columns)
+        check_group(group)
+        return _Files(group, paths, columns)
+
+    def _folder(self, group: str) -> Path:
+        """The folder of a group's parts. Raises: FeatureStoreError: it is a file, which is not ours."""
+        folder = self._path / group
+        if not self._path.is_dir() or (self._path / f"{group}.parquet").exists():
+            raise FeatureStoreError(
+                f"parquet: group {group!r} is a single file, which Hopline does not change; "
+                f"delete it, or write to another folder"
+            )
+        return folder
+
+    def _add_part(self, group: FeatureGroup, ids: Sequence[int] | Sequence[str], rows: AnyArray) -> None:
+        arrow = _arrow("pyarrow")
+        folder = self._folder(group.name)
+        numbers = [int(path.stem.rpartition("-")[2]) for path in folder.glob("part-*.parquet")]
+        path = folder / f"part-{max(numbers, default=-1) + 1:06d}.parquet"
+        lists = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), group.dim)
+        metadata = {_METADATA: msgspec.json.encode(group)}
+        try:
+            table = arrow.table({self._id: ids, _COLUMN: lists}).replace_schema_metadata(metadata)
+            hidden = path.with_name(f".{path.name}")
+            _arrow("pyarrow.parquet").write_table(table, hidden)
+            hidden.rename(path)  # readers see whole parts only
+        except (OSError, arrow.ArrowException) as error:
+            raise FeatureStoreError(f"{path} cannot be written: {error}") from None
+        self._files[group.name] = _Files(group, _parts(folder), (_COLUMN,))
+
+
+def _parts(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
+
+
+def _unpack(files: _Files, id_column: str) -> Rows:
+    """Unpack a group into a mapped file, and index it."""
+    group = files.group
+    opened = [(path, file) for path in files.paths if (file := _opened(path)).metadata.num_rows]
+    num_rows = sum(file.metadata.num_rows for _, file in opened)
+    if not num_rows:
+        return Rows(group, index(np.empty(0, np.int64)), np.empty((0, group.dim), group.dtype))
+    ids: list[Any] = []
+    with tempfile.TemporaryFile(prefix="hopline-") as file:
+        rows = np.memmap(file, group.dtype, "w+", shape=(num_rows, group.dim))
+    at = 0
+    for path, parquet in opened:
+        for some_ids, values in _batches(path, parquet, id_column, files):
+            ids.append(some_ids)
+            rows[at : at + len(values)] = values
+            at += len(values)
+    if all(isinstance(some, np.ndarray) for some in ids):
+        return Rows(group, index(np.concatenate(ids)), rows)
+    if any(isinstance(some, np.ndarray) for some in ids):
+        raise FeatureStoreError(f"group {group.name!r}: some parts have integer ids and others strings")
+    return Rows(group, index([id for some in ids for id in some]), rows)
+
+
+def _batches(path: Path, parquet: Any, id_column: str, files: _Files) -> Iterator[tuple[Any, AnyArray]]:
+    """Ids (int64 array or list of str) and rows [m, dim] of a file, some at a time."""
+    types, names = _arrow("pyarrow.types"), parquet.schema_arrow.names
+    absent = [name for name in (id_column, *files.columns) if name not in names]
+    if absent:
+        raise FeatureStoreError(f"{path}: no column {', '.join(map(repr, absent))}")
+    for batch in parquet.iter_batches(_BATCH_ROWS, columns=[id_column, *files.columns]):
+        ids = batch.column(id_column)
+        if ids.null_count:
+            raise FeatureStoreError(f"{path}: column {id_column!r} has {ids.null_count} nulls")
+        if types.is_integer(ids.type):
+            some_ids: Any = ids.to_numpy(zero_copy_only=False).astype(np.int64)
+        elif types.is_string(ids.type) or types.is_large_string(ids.type) or types.is_dictionary(ids.type):
+            some_ids = ids.to_pylist()
+        else:
+            raise FeatureStoreError(f"{path}: column {id_column!r} must hold integers or strings")
+        values = [_numbers(path, name, batch.column(name)) for name in files.columns]
+        found = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
+        if found.shape[1] != files.group.dim:
+            raise FeatureSchemaMismatch(
+                f"{path}: rows of {found.shape[1]} numbers; group {files.group.name!r} has "
+                f"{files.group.dim}"
+            )
+        yield some_ids, found
+
+
+def _numbers(path: Path, name: str, column: Any) -> AnyArray:
+    """A column as [m, d]."""
+    compute = _arrow("pyarrow.compute")
+    flat, width = column, 1
+    if _is_list(column.type):
+        flat = compute.list_flatten(column)
+        lengths = set(compute.list_value_length(column).unique().to_pylist())
+        if len(lengths) > 1:
+            raise FeatureSchemaMismatch(f"{path}: column {name!r} holds lists of different lengths")
+        width = lengths.pop() or 0
+    if column.null_count or flat.null_count:
+        raise FeatureStoreError(f"{path}: column {name!r} has nulls; fill or drop them")
+    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+
+
+def _first_length(paths: Sequence[Path], column: str) -> int:
+    """How long the lists of a column are that does not say it in its type."""
+    for path in paths:
+        for batch in _opened(path).iter_batches(1, columns=[column]):
+            return len(batch.column(column)[0])
+    return 0
+
+
+def _width(kind: Any) -> int:
+    """Numbers of a column in a row: 0 if it holds none, -1 if the type does not tell."""
+    types = _arrow("pyarrow.types")
+    if _is_list(kind):
+        return kind.list_size if types.is_fixed_size_list(kind) else -1
+    return int(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    types = _arrow("pyarrow.types")
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and bool(types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
+
+
+def _opened(path: Path) -> Any:
+    parquet, errors = _arrow("pyarrow.parquet"), _arrow("pyarrow").ArrowException
+    try:
+        return parquet.ParquetFile(path, memory_map=True)
+    except (OSError, errors) as error:
+        raise FeatureStoreError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def _arrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError("reading Parquet needs pyarrow: pip install 'hopline[parquet]'") from None

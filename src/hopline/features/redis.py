@@ -1,0 +1,216 @@
+"""Rows in Redis, Valkey or a Redis Cluster, as raw little-endian bytes; one round trip a fetch.
+
+    <prefix><group>:<id>      a row: dim numbers of the group's dtype
+    <prefix><group>:schema    the schema: JSON of the FeatureGroup and its hash
+    <prefix>groups            a set of the groups' names
+
+Whatever writes such keys can feed Hopline. This file knows keys, schemas and rows; the protocol is in
+`resp.py`, connections in `redis_connection.py` and `redis_server.py`, clusters in `redis_cluster.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
+from hopline.features import resp
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.redis_cluster import Cluster
+from hopline.features.redis_connection import Replies, refusal
+from hopline.features.redis_server import Server, Unreachable
+from hopline.features.redis_url import RedisUrl
+from hopline.features.resp import Bytes, Keys
+from hopline.features.rows import check_group, checked_values, not_found
+from hopline.types import AnyArray, ExternalIds, FloatArray
+
+_OPEN_S = 5.0
+#: Bytes of rows that are sent before the answers are waited for: enough to fill a pipe, and little
+#: enough for others' requests to get in between.
+_CHUNK_BYTES = 2**20
+
+
+class _Backend(Protocol):
+    """One server or a cluster."""
+
+    async def open(self, timeout_s: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def servers(self) -> list[Server]: ...
+
+    async def call_for(self, key: bytes, *words: bytes | str | int) -> Any: ...
+
+    async def read(self, keys: Keys, row_bytes: int) -> Replies: ...
+
+    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies: ...
+
+
+class RedisStore(FeatureStore):
+    """Rows in one Redis or Valkey server.
+
+    Args:
+        url: see `RedisUrl`.
+        setting: where the URL was written, for errors.
+        ttl_s: rows that are written expire after so many seconds; None takes the URL's.
+    """
+
+    kind = "redis"
+
+    def __init__(self, url: str, setting: str = "features.store", *, ttl_s: float | None = None) -> None:
+        self._url = RedisUrl.parse(url, setting)
+        ttl_s = self._url.ttl_s if ttl_s is None else ttl_s
+        self._ttl_ms = None if ttl_s is None else max(1, round(1000 * ttl_s))
+        self._backend = self._connect_to(self._url)
+        self._prefixes: dict[str, Bytes] = {}
+
+    def _connect_to(self, url: RedisUrl) -> _Backend:
+        return Server(*url.addresses[0], url)
+
+    async def open(self) -> None:
+        """As `FeatureStore.open`. Raises: also FeatureStoreUnavailable, while the server loads its data."""
+        _compile()
+        try:
+            await self._backend.open(_OPEN_S)
+        except Unreachable as error:
+            raise ConfigError(f"{self._url.setting}: {error}") from None
+        except FeatureStoreError as error:
+            if type(error) is not FeatureStoreError:
+                raise
+            raise ConfigError(f"{self._url.setting}: {error}") from None
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._backend.close()
+
+    async def describe(self, group: str) -> FeatureGroup:
+        """As `FeatureStore.describe`."""
+        told = await self._call(f"{group}:schema", "GET")
+        if told is None:
+            known = await self._call("groups", "SMEMBERS")
+            names = [name.decode("utf-8", "replace") for name in known]
+            raise FeatureGroupNotFound(not_found(self.kind, group, names))
+        try:
+            described = msgspec.json.decode(told, type=_Described)
+            found = FeatureGroup(group, described.dim, described.dtype, described.feature_names)
+            check_group(found)
+        except (msgspec.DecodeError, FeatureStoreError) as error:
+            raise FeatureStoreError(
+                f"{self.kind}: the schema of group {group!r} is damaged: {error}"
+            ) from None
+        if described.hash not in ("", found.hash):
+            raise FeatureStoreError(
+                f"{self.kind}: the schema of group {group!r} is damaged: its hash is {found.hash}, "
+                f"{described.hash} is written there"
+            )
+        return found
+
+    async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
+        """As `FeatureStore.fetch`; rows of another length than the group's are invalid."""
+        if not len(ids):
+            return FetchedRows(np.zeros((0, group.dim), np.float32), np.zeros(0, bool))
+        replies = await self._backend.read(self._keys(group.name, ids), group.row_bytes)
+        return self._rows(group, ids, replies)
+
+    async def create(self, group: FeatureGroup) -> None:
+        """As `FeatureStore.create`. Rows that were written under another schema are deleted."""
+        check_group(group)
+        try:
+            stored = (await self.describe(group.name)).hash
+        except FeatureGroupNotFound:
+            stored = group.hash
+        except FeatureStoreError as error:
+            if type(error) is not FeatureStoreError:
+                raise
+            stored = ""  # damaged
+        told = _Described(group.name, group.dim, group.dtype, group.feature_names, group.hash)
+        await self._call(f"{group.name}:schema", "SET", msgspec.json.encode(told))
+        await self._call("groups", "SADD", group.name)
+        if stored != group.hash:
+            await self._delete_rows(group.name)
+
+    async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+        """As `FeatureStore.write`, some megabyte at a time."""
+        rows = checked_values(group, ids, values)
+        if not len(rows):
+            return
+        keys = self._keys(group.name, ids)
+        step = max(1, _CHUNK_BYTES // group.row_bytes)
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            replies = await self._backend.write(keys.pick(part), rows[part], self._ttl_ms)
+            if replies.errors:
+                raise refusal(self._url.kind, next(iter(replies.errors.values())))
+
+    def _keys(self, group: str, ids: ExternalIds) -> Keys:
+        prefix = self._prefixes.get(group)
+        if prefix is None:
+            prefix = self._prefixes[group] = resp.to_bytes(f"{self._url.prefix}{group}:".encode())
+        return resp.keys_of(prefix, ids)
+
+    async def _call(self, name: str, verb: str, *words: bytes | str) -> Any:
+        key = f"{self._url.prefix}{name}".encode()
+        return await self._backend.call_for(key, verb, key, *words)
+
+    def _rows(self, group: FeatureGroup, ids: ExternalIds, replies: Replies) -> FetchedRows:
+        if replies.errors:
+            raise refusal(self._url.kind, next(iter(replies.errors.values())))
+        found = replies.lengths == group.row_bytes
+        values = replies.rows.view(np.dtype(group.dtype).newbyteorder("<"))
+        if found.all():
+            return FetchedRows(values.astype(np.float32, copy=False), found)
+        replies.rows[~found] = 0
+        wrong = np.flatnonzero(~found & (replies.lengths != resp.NIL))
+        problems = tuple(
+            f"group {group.name!r}: the row of {_id(ids, row)!r} has {replies.lengths[row]} bytes "
+            f"instead of {group.row_bytes}"
+            for row in wrong[:MAX_PROBLEMS].tolist()
+        )
+        return FetchedRows(values.astype(np.float32, copy=False), found, problems, len(wrong))
+
+    async def _delete_rows(self, group: str) -> None:
+        schema = f"{self._url.prefix}{group}:schema".encode()
+        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", f"{self._url.prefix}{group}:") + "*"
+        for server in self._backend.servers():
+            cursor = b"0"
+            while True:
+                cursor, keys = await server.call("SCAN", cursor, "MATCH", pattern, "COUNT", 10_000)
+                await server.delete([key for key in keys if key != schema])
+                if cursor == b"0":
+                    break
+
+
+class RedisClusterStore(RedisStore):
+    """Rows in a Redis or Valkey cluster, spread over its servers by their ids."""
+
+    kind = "redis_cluster"
+
+    def _connect_to(self, url: RedisUrl) -> _Backend:
+        return Cluster(url)
+
+
+class _Described(msgspec.Struct):
+    """What is stored of a schema."""
+
+    name: str
+    dim: int
+    dtype: str = "float32"
+    feature_names: tuple[str, ...] = ()
+    hash: str = ""
+
+
+def _id(ids: ExternalIds, row: int) -> int | str:
+    return ids[row].item() if isinstance(ids, np.ndarray) else ids[row]
+
+
+def _compile() -> None:
+    """Have the compiled parts loaded before the first request waits for them."""
+    keys = resp.keys_of(resp.to_bytes(b"x"), [1])
+    resp.mget(keys, 1)
+    resp.slots(*keys)
+    buffer = resp.to_bytes(b"*1\r\n$-1\r\n")
+    state = np.array((0, 0, 0, 1), np.int64)
+    resp.read_replies(buffer, 0, len(buffer), state, 1, np.empty(1, np.int64), np.empty((1, 1), np.uint8))

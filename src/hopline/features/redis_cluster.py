@@ -1,0 +1,213 @@
+"""A Redis Cluster: which server has which slots, and one round trip to each that has wanted rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
+from hopline.features import resp
+from hopline.features.redis_connection import Replies
+from hopline.features.redis_server import Server
+from hopline.features.redis_url import RedisUrl
+from hopline.features.resp import Keys
+from hopline.types import AnyArray, IdArray
+
+_NUM_SLOTS = 16384
+
+_LEARN_S = 1.0
+
+#: Keys, their positions in the request, whether they are only on their way to the server -> what to send.
+Payload = Callable[[Keys, IdArray, bool], memoryview]
+
+
+class Cluster:
+    """The servers of a cluster.
+
+    Args:
+        url: at least one of its servers.
+    """
+
+    def __init__(self, url: RedisUrl) -> None:
+        self._url = url
+        self._servers = {address: Server(*address, url) for address in url.addresses}
+        self._masters: list[Server] = []
+        self._master_of: IdArray = np.full(_NUM_SLOTS, -1, np.int64)
+        self._learning: asyncio.Task[None] | None = None
+
+    async def open(self, timeout_s: float) -> None:
+        """Find the servers.
+
+        Raises:
+            Unreachable, FeatureStoreError: as `Server.connect`, if no address can be used.
+        """
+        failed: list[FeatureStoreError] = []
+        for seed in list(self._servers.values()):
+            try:
+                await seed.connect(timeout_s)
+                break
+            except FeatureStoreError as error:
+                failed.append(error)
+        else:
+            raise failed[0]
+        await self._learn()
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def servers(self) -> list[Server]:
+        """Those that have slots."""
+        return list(self._masters)
+
+    async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
+        """One command about one key.
+
+        Args:
+            key: decides which server is asked; repeat it in `words`.
+        """
+        begins, ends = np.array([0]), np.array([len(key)])
+        slot = int(resp.slots(resp.NO_BYTES, resp.to_bytes(key), begins, ends)[0])
+        try:
+            return await self._master(slot).call(*words)
+        except FeatureStoreUnavailable as error:
+            if " answered: MOVED " not in str(error):
+                self._learn_soon()
+                raise
+        await self._learn()
+        return await self._master(slot).call(*words)
+
+    async def read(self, keys: Keys, row_bytes: int) -> Replies:
+        """GET of every key, one round trip to each server."""
+
+        def payload(some: Keys, rows: IdArray, asking: bool) -> memoryview:
+            return resp.get_each(some, asking=asking)
+
+        return await self._ask(keys, row_bytes, payload)
+
+    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
+        """SET of every key, one round trip to each server."""
+
+        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
+            return resp.set_each(some, rows[where], ttl_ms, asking=asking)
+
+        return await self._ask(keys, 0, payload)
+
+    async def _ask(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
+        """The replies about all keys; those that another server has by now are asked for there, once."""
+        answer = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
+        slots = resp.slots(*keys)
+        await self._round(keys, slots, np.arange(keys.num), payload, answer)
+        if answer.errors:
+            moved = [row for row, text in answer.errors.items() if text.startswith("MOVED ")]
+            if moved:
+                await self._learn()
+                await self._round(keys, slots, np.array(moved), payload, answer)
+            for where, rows in _asked(answer.errors).items():
+                server = self._server(*where)
+                await self._request(server, keys, np.array(rows), payload, answer, asking=True)
+        return answer
+
+    async def _round(
+        self, keys: Keys, slots: IdArray, rows: IdArray, payload: Payload, answer: Replies
+    ) -> None:
+        masters = self._master_of[slots[rows]]
+        requests = []
+        for master in np.unique(masters).tolist():
+            mine = rows[masters == master]
+            server = self._master(int(slots[mine[0]]))
+            requests.append(self._request(server, keys, mine, payload, answer))
+        try:
+            await asyncio.gather(*requests)
+        except FeatureStoreUnavailable:
+            self._learn_soon()  # a replica may take over
+            raise
+
+    async def _request(
+        self,
+        server: Server,
+        keys: Keys,
+        rows: IdArray,
+        payload: Payload,
+        answer: Replies,
+        *,
+        asking: bool = False,
+    ) -> None:
+        """Ask one server about some of the keys and put what it says into `answer`."""
+        each = 2 if asking else 1  # ASKING has a reply of its own
+        future = asyncio.get_running_loop().create_future()
+        replies = Replies(future, each * len(rows), answer.rows.shape[1])
+        await server.request(payload(keys.pick(rows), rows, asking), replies)
+        answer.lengths[rows] = replies.lengths[each - 1 :: each]
+        answer.rows[rows] = replies.rows[each - 1 :: each]
+        if answer.errors:
+            for row in rows.tolist():
+                answer.errors.pop(row, None)
+        answer.errors.update({int(rows[row // each]): text for row, text in replies.errors.items()})
+
+    def _master(self, slot: int) -> Server:
+        master = int(self._master_of[slot])
+        if master < 0:
+            self._learn_soon()
+            raise FeatureStoreUnavailable(f"{self._url.kind}: no server has slot {slot}")
+        return self._masters[master]
+
+    def _server(self, host: str, port: int) -> Server:
+        return self._servers.setdefault((host, port), Server(host, port, self._url))
+
+    def _learn_soon(self) -> None:
+        """Ask for the slots anew, in the background; once however many want it."""
+        if self._learning is None:
+            self._learning = asyncio.ensure_future(self._ask_slots())
+            self._learning.add_done_callback(self._learned)
+
+    async def _learn(self) -> None:
+        self._learn_soon()
+        assert self._learning is not None
+        await asyncio.shield(self._learning)
+
+    def _learned(self, task: asyncio.Task[None]) -> None:
+        self._learning = None
+        if not task.cancelled():
+            task.exception()  # those who wait for it get it; if nobody does, the next request tells
+
+    async def _ask_slots(self) -> None:
+        failed: FeatureStoreError | None = None
+        for server in list(self._servers.values()):
+            try:
+                async with asyncio.timeout(_LEARN_S):
+                    self._take(await server.call("CLUSTER", "SLOTS"), server)
+                return
+            except TimeoutError:
+                failed = FeatureStoreUnavailable(f"{server.where} does not tell its slots")
+            except FeatureStoreError as error:
+                failed = error
+        assert failed is not None
+        raise failed
+
+    def _take(self, table: Any, told_by: Server) -> None:
+        """Take over the answer of CLUSTER SLOTS: [first, last, [host, port, …], replicas …] each."""
+        masters: dict[Server, int] = {}
+        master_of: IdArray = np.full(_NUM_SLOTS, -1, np.int64)
+        for first, last, (host, port, *_), *_ in table:
+            # A server that does not know its own name says nothing: it is the one that was asked.
+            name = (host or b"").decode()
+            server = self._server(name if name not in ("", "?") else told_by.host, port)
+            master_of[first : last + 1] = masters.setdefault(server, len(masters))
+        self._masters, self._master_of = list(masters), master_of
+
+
+def _asked(errors: dict[int, str]) -> dict[tuple[str, int], list[int]]:
+    """(host, port) -> rows that it says are on their way there: "ASK slot host:port"."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, text in errors.items():
+        if text.startswith("ASK "):
+            host, _, port = text.split()[2].rpartition(":")
+            found.setdefault((host.strip("[]"), int(port)), []).append(row)
+    return found

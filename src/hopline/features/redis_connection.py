@@ -1,0 +1,240 @@
+"""One connection to a Redis: what is sent, and which reply belongs to whom.
+
+Replies come in the order of the requests, so each request leaves a waiter in a queue, and stays there when
+its caller has gone: the reply is then read and dropped, and those behind it get their own. Nothing here
+knows of rows' schemas, of reconnecting or of clusters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+
+from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
+from hopline.features import resp
+from hopline.features.resp import Bytes, ServerError
+from hopline.types import IdArray
+
+#: First words of error replies that another try may not meet.
+_PASSING = frozenset(
+    ("ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "TRYAGAIN")
+)
+_BUFFER_BYTES = 512 * 2**10
+_ROOM_BYTES = 64 * 2**10
+#: A reply that is no row (a schema, a list of groups, the slots of a cluster) is never so long.
+_MAX_REPLY_BYTES = 64 * 2**20
+#: Requests without an answer before further ones are refused: the server is not keeping up.
+MAX_WAITING = 1024
+_MAX_UNSENT_BYTES = 16 * 2**20
+
+
+def refusal(where: str, error: str) -> FeatureStoreError:
+    """The error for an error reply."""
+    passing = error.partition(" ")[0] in _PASSING or "max number of clients" in error
+    kind = FeatureStoreUnavailable if passing else FeatureStoreError
+    return kind(f"{where} answered: {error}")
+
+
+class Waiter(Protocol):
+    """Takes the replies to one request."""
+
+    future: asyncio.Future[Any]
+
+    def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
+        """Read on: where it stopped and whether all is there. Raises: ValueError: not RESP."""
+        ...
+
+
+class Reply:
+    """Takes one reply of any kind."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+
+    def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
+        """As `Waiter.feed`."""
+        parsed = resp.parse(buffer[begin:end].tobytes())
+        if parsed is None:
+            if end - begin > _MAX_REPLY_BYTES:
+                raise ValueError("an endless reply")
+            return begin, False
+        if not self.future.done():
+            self.future.set_result(parsed[0])
+        return begin + parsed[1], True
+
+
+class Replies:
+    """Takes the replies to commands about n keys.
+
+    Args:
+        num: n.
+        row_bytes: length of a right value.
+        part: keys of one MGET, 0 where each key has its own command.
+
+    Attributes:
+        lengths: int64 [n], see `resp.read_replies`; resp.ERROR where `errors` says why.
+        rows: uint8 [n, row_bytes]; anything where the length is another.
+        errors: row -> error reply.
+    """
+
+    __slots__ = ("_part", "_state", "errors", "future", "lengths", "rows")
+
+    def __init__(self, future: asyncio.Future[Any], num: int, row_bytes: int, part: int = 0) -> None:
+        self.future = future
+        self.lengths: IdArray = np.empty(num, np.int64)
+        self.rows: Bytes = np.empty((num, row_bytes), np.uint8)
+        self.errors: dict[int, str] = {}
+        self._part = part
+        self._state = np.array((0, 0, 0, part > 0), np.int64)
+
+    def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
+        """As `Waiter.feed`."""
+        state = self._state
+        while True:
+            begin = resp.read_replies(buffer, begin, end, state, self._part, self.lengths, self.rows)
+            stop = state[1]
+            if stop == resp.COMPLETE:
+                if not self.future.done():
+                    self.future.set_result(None)
+                return begin, True
+            if stop == resp.MORE:
+                return begin, False
+            if stop == resp.GARBAGE:
+                raise ValueError("not RESP")
+            begin = self._error(buffer[begin:end].tobytes(), begin)
+
+    def _error(self, data: bytes, begin: int) -> int:
+        """Take the error line at the beginning of `data`: of one key, or in the place of an array."""
+        line, _, _ = data.partition(b"\n")
+        row, in_head = int(self._state[0]), bool(self._state[3])
+        num = min(self._part, len(self.lengths) - row) if in_head else 1
+        self.lengths[row : row + num] = resp.ERROR
+        self.errors[row] = line[1:].strip().decode("utf-8", "replace")
+        self._state[0] = row + num
+        if self._part and not in_head and (row + 1) % self._part == 0:
+            self._state[3] = 1
+        return begin + len(line) + 1
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection that is open or was.
+
+    Args:
+        where: what it leads to, for errors.
+
+    Attributes:
+        closed: it cannot be used any more.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[Waiter] = deque()
+        self._heard_at = 0.0
+        self._full = False
+        self._buffer: Bytes = np.empty(_BUFFER_BYTES, np.uint8)
+        self._view = memoryview(self._buffer)  # type: ignore[arg-type]
+        self._begin = self._end = 0
+
+    def silent_s(self) -> float:
+        """Seconds for which requests have waited while nothing at all came."""
+        return self._loop.time() - self._heard_at if self._waiting else 0.0
+
+    def send(self, payload: bytes | memoryview, waiter: Waiter) -> None:
+        """Send a request, whose replies `waiter` takes.
+
+        Raises:
+            FeatureStoreUnavailable: the connection is lost, or too many requests have no answer yet.
+        """
+        if self.closed or self._transport is None:
+            raise FeatureStoreUnavailable(f"{self.where}: the connection was lost")
+        if self._full or len(self._waiting) >= MAX_WAITING:
+            raise FeatureStoreUnavailable(
+                f"{self.where} does not keep up: {len(self._waiting)} requests have no answer yet"
+            )
+        if not self._waiting:
+            self._heard_at = self._loop.time()
+        self._waiting.append(waiter)
+        self._transport.write(payload)
+
+    async def call(self, *words: bytes | str | int) -> Any:
+        """Send one command and wait for its reply.
+
+        Raises:
+            FeatureStoreError, FeatureStoreUnavailable: an error reply, or the connection was lost.
+        """
+        reply = Reply(self._loop.create_future())
+        self.send(resp.command(*words), reply)
+        answer = await reply.future
+        if isinstance(answer, ServerError):
+            raise refusal(self.where, answer)
+        return answer
+
+    def close(self, why: str = "was closed") -> None:
+        """End it; whoever waits gets FeatureStoreUnavailable."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(f"{self.where}: the connection {why}")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)  # type: ignore[union-attr]
+
+    def pause_writing(self) -> None:
+        """Of asyncio."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """Of asyncio."""
+        self._full = False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Of asyncio."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif len(self._buffer) - self._end < _ROOM_BYTES:
+            self._make_room()
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Of asyncio."""
+        self._end += nbytes
+        self._heard_at = self._loop.time()
+        try:
+            while self._begin < self._end:
+                if not self._waiting:
+                    raise ValueError("a reply that nothing asked for")
+                self._begin, complete = self._waiting[0].feed(self._buffer, self._begin, self._end)
+                if not complete:
+                    break
+                self._waiting.popleft()
+        except ValueError as error:
+            self.close(f"was closed: what came is no answer of a Redis ({error})")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio."""
+        self._fail(f"{self.where}: the connection was lost{f' ({exc})' if exc else ''}")
+
+    def _make_room(self) -> None:
+        used = self._buffer[self._begin : self._end].copy()
+        if 2 * len(used) > len(self._buffer):
+            self._buffer = np.empty(2 * len(self._buffer), np.uint8)
+            self._view = memoryview(self._buffer)  # type: ignore[arg-type]
+        self._buffer[: len(used)] = used
+        self._begin, self._end = 0, len(used)
+
+    def _fail(self, text: str) -> None:
+        self.closed = True
+        waiting, self._waiting = self._waiting, deque()
+        for waiter in waiting:
+            if not waiter.future.done():
+                waiter.future.set_exception(FeatureStoreUnavailable(text))

@@ -1,0 +1,194 @@
+"""One Redis server by its address: connected when it is asked, and again after the connection broke."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopline.errors import FeatureStoreError, FeatureStoreUnavailable
+from hopline.features import resp
+from hopline.features.redis_connection import Connection, Replies, Waiter
+from hopline.features.redis_url import RedisUrl
+from hopline.features.resp import Keys
+from hopline.types import AnyArray
+
+#: Keys of one MGET. It holds up everybody else's requests for as long as it takes (0.5 ms, say).
+MGET_KEYS = 4096
+#: A connection on which requests have waited so long without a byte coming is given up.
+STALL_S = 1.0
+_RECONNECT_S = 1.0
+
+
+class Unreachable(FeatureStoreUnavailable):
+    """Nothing answers at the address, or nothing that is a Redis."""
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """An address and the connection to it.
+
+    Attributes:
+        host, port: the address.
+        url: how to connect.
+    """
+
+    host: str
+    port: int
+    url: RedisUrl
+    _connection: Connection | None = None
+    _connecting: asyncio.Task[Connection] | None = None
+
+    @property
+    def where(self) -> str:
+        """The address in words."""
+        return f"{self.url.kind} at {self.host}:{self.port}"
+
+    def ready(self) -> Connection | None:
+        """The connection, if it is there and answers."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return None
+        if connection.silent_s() > STALL_S:
+            # Its peer may be gone for good without a word. If it is only stopped, it need not go through
+            # all that was asked meanwhile when it comes back.
+            connection.close(f"was given up: no answer for {STALL_S:g} s")
+            return None
+        return connection
+
+    async def connect(self, timeout_s: float = _RECONNECT_S) -> Connection:
+        """The connection, made anew if need be; all who ask meanwhile wait for the same one.
+
+        Raises:
+            Unreachable: the address does not answer like a Redis.
+            FeatureStoreError: it refuses the user, password or database.
+        """
+        connection = self.ready()
+        if connection is not None:
+            return connection
+        if self._connecting is None:
+            self._connecting = asyncio.ensure_future(self._connect(timeout_s))
+            self._connecting.add_done_callback(self._connected)
+        return await asyncio.shield(self._connecting)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect for the first time.
+
+        Raises:
+            Unreachable, FeatureStoreError: as `connect`; or it is part of a cluster.
+        """
+        await self.connect(timeout_s)
+        try:
+            told = await self.call("CLUSTER", "INFO")
+        except FeatureStoreError:
+            return  # the usual answer of one that is no part of a cluster
+        if b"cluster_state" in told:
+            raise FeatureStoreError(f"{self.where} is part of a cluster; write redis+cluster://…")
+
+    def servers(self) -> list[Server]:
+        """All there are."""
+        return [self]
+
+    async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
+        """One command about one key."""
+        return await self.call(*words)
+
+    async def request(self, payload: bytes | memoryview, waiter: Waiter) -> None:
+        """Send, and wait until the waiter has all replies."""
+        connection = self.ready() or await self.connect()
+        connection.send(payload, waiter)
+        await waiter.future
+
+    async def call(self, *words: bytes | str | int) -> Any:
+        """One command; see `Connection.call`."""
+        connection = self.ready() or await self.connect()
+        return await connection.call(*words)
+
+    async def read(self, keys: Keys, row_bytes: int) -> Replies:
+        """MGET in one round trip."""
+        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes, MGET_KEYS)
+        await self.request(resp.mget(keys, MGET_KEYS), replies)
+        return replies
+
+    async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
+        """SET of every key in one round trip."""
+        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
+        await self.request(resp.set_each(keys, rows, ttl_ms), replies)
+        return replies
+
+    async def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete keys in one round trip."""
+        replies = Replies(asyncio.get_running_loop().create_future(), len(keys), 0)
+        if keys:
+            await self.request(b"".join([resp.command("UNLINK", key) for key in keys]), replies)
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+
+    def _connected(self, task: asyncio.Task[Connection]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._connection = task.result()
+
+    async def _connect(self, timeout_s: float) -> Connection:
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                context = self.url.tls()
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self.where),
+                    self.host,
+                    self.port,
+                    ssl=context,
+                    server_hostname=self.host if context else None,
+                )
+                await self._greet(connection)
+                return connection
+        except FeatureStoreUnavailable as error:
+            self._end(connection)
+            # What a server says of itself (LOADING …) is not a matter of the address.
+            raise (error if " answered: " in str(error) else Unreachable(str(error))) from None
+        except FeatureStoreError:
+            self._end(connection)
+            raise
+        except TimeoutError:
+            self._end(connection)
+            raise Unreachable(f"{self.where} did not answer within {timeout_s:g} s") from None
+        except (OSError, ssl.SSLError) as error:
+            # asyncio puts the addresses that it tried where the reason should be.
+            reason = error.strerror or str(error)
+            if error.errno and not isinstance(error, socket.gaierror | ssl.SSLError):
+                reason = os.strerror(error.errno)
+            raise Unreachable(f"no connection to {self.where}: {reason}") from None
+        except BaseException:
+            self._end(connection)
+            raise
+
+    async def _greet(self, connection: Connection) -> None:
+        """Log in and choose the database."""
+        if self.url.password is not None:
+            user = () if self.url.username is None else (self.url.username,)
+            await connection.call("AUTH", *user, self.url.password)
+        if self.url.database:
+            await connection.call("SELECT", self.url.database)
+        answer = await connection.call("PING")
+        if answer != "PONG":
+            raise FeatureStoreUnavailable(f"{self.where} does not answer PING like a Redis")
+
+    @staticmethod
+    def _end(connection: Connection | None) -> None:
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()

@@ -1,0 +1,138 @@
+"""The URL of a Redis: address, login, TLS and what Hopline wants to know beside them."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from hopline.errors import ConfigError
+from hopline.settings import did_you_mean
+
+_PORT = 6379
+_OPTIONS = ("db", "prefix", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ttl_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """scheme://[[user]:password@]host[:port][,host[:port] …][/database][?option=value …]
+
+    Attributes:
+        kind: "redis", "valkey" or "redis cluster": for errors.
+        addresses: (host, port), one but for clusters.
+        username, password: None where there is none.
+        database: its number.
+        prefix: of all keys.
+        ttl_s: rows expire so many seconds after they were written; None keeps them.
+        encrypted: over TLS.
+        ca_file: whom to trust; None for those that the system trusts.
+        verify: whether the server must show a certificate.
+        cert_file, key_file: what this client shows.
+    """
+
+    kind: str
+    addresses: tuple[tuple[str, int], ...]
+    username: str | None
+    password: str | None
+    database: int
+    prefix: str
+    ttl_s: float | None
+    encrypted: bool
+    ca_file: Path | None
+    verify: bool
+    cert_file: Path | None
+    key_file: Path | None
+    setting: str
+
+    @classmethod
+    def parse(cls, url: str, setting: str) -> RedisUrl:
+        """Read a URL. Raises: ConfigError: beginning with the setting's name; never with the password."""
+
+        def wrong(text: str) -> ConfigError:
+            return ConfigError(f"{setting}: {text}")
+
+        scheme, _, _ = url.partition("://")
+        base, _, flavour = scheme.lower().partition("+")
+        parts = urlsplit(url)
+        login, at, hosts = parts.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for name in options:
+            if name not in _OPTIONS:
+                raise wrong(
+                    f"unknown option {name!r} in the URL{did_you_mean(name, _OPTIONS)}; "
+                    f"there are {', '.join(_OPTIONS)}"
+                )
+        database = options.get("db", parts.path.strip("/")) or "0"
+        if not database.isdecimal():
+            raise wrong(f"the database must be a number; got {database!r}")
+        ttl_s = _seconds(options.get("ttl_s"))
+        if ttl_s is not None and not 0.001 <= ttl_s < 1e9:
+            raise wrong(f"ttl_s must be seconds, 0.001 or more; got {options['ttl_s']!r}")
+        reqs = options.get("ssl_cert_reqs", "required")
+        if reqs not in ("required", "none"):
+            raise wrong(f"ssl_cert_reqs must be 'required' or 'none'; got {reqs!r}")
+        addresses = []
+        for text in (hosts or "localhost").split(","):
+            address = _address(text)
+            if address is None:
+                raise wrong(f"{text!r} is not an address; host or host:port is")
+            addresses.append(address)
+        if len(addresses) > 1 and not flavour:
+            raise wrong("several addresses are for redis+cluster://")
+        files = {name: Path(options[name]) for name in _OPTIONS if name in options and name in _FILES}
+        for name, file in files.items():
+            if not file.is_file():
+                raise wrong(f"{name}: {str(file)!r} does not exist or is not a file")
+        return cls(
+            kind=("valkey" if base.startswith("valkey") else "redis") + (" cluster" if flavour else ""),
+            addresses=tuple(addresses),
+            username=unquote(user) if at and user else None,
+            password=unquote(password) if at and password else None,
+            database=int(database),
+            prefix=options.get("prefix", "hopline:"),
+            ttl_s=ttl_s,
+            encrypted=base in ("rediss", "valkeys"),
+            ca_file=files.get("ssl_ca_certs"),
+            verify=reqs == "required",
+            cert_file=files.get("ssl_certfile"),
+            key_file=files.get("ssl_keyfile"),
+            setting=setting,
+        )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to encrypt, None where it is not wanted. Raises: ConfigError: a file cannot be used."""
+        if not self.encrypted:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+            if not self.verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"{self.setting}: the certificate files cannot be used: {error}") from None
+        return context
+
+
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    """host, host:port or [IPv6]:port; None where it is none of them."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]/@]+)(?::(\d+))?", text)
+    if match is None or int(match[2] or _PORT) not in range(1, 65536):
+        return None
+    return match[1].strip("[]"), int(match[2] or _PORT)

@@ -1,0 +1,157 @@
+"""Whether a store's rows are what the model was trained on: compared at start, and again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from hopline.errors import (
+    FeatureGroupNotFound,
+    FeatureSchemaMismatch,
+    FeatureStoreError,
+    FeatureStoreUnavailable,
+)
+from hopline.features.base import FeatureGroup, FeatureStore
+
+log = logging.getLogger(__name__)
+
+_DESCRIBE_TIMEOUT_S = 5.0
+#: Names that are spelt out; the others are counted.
+_MAX_NAMES = 5
+
+
+def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
+    """What sets two groups apart, one sentence each; empty where rows of one can stand for the other.
+
+    Names are compared where both sides have them: a store that keeps none cannot contradict.
+    """
+    found = []
+    for what in ("dim", "dtype"):
+        ours, theirs = getattr(expected, what), getattr(stored, what)
+        if ours != theirs:
+            found.append(f"{what} is {theirs} in the store, {ours} is expected")
+    ours, theirs = expected.feature_names, stored.feature_names
+    if ours and theirs and ours != theirs:
+        lacking = [name for name in ours if name not in set(theirs)]
+        surplus = [name for name in theirs if name not in set(ours)]
+        if lacking:
+            found.append(f"the store lacks {_listed(lacking)}")
+        if surplus:
+            found.append(f"the store has {_listed(surplus)}, which is not expected")
+        if not lacking and not surplus:
+            at = next(
+                (at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0
+            )
+            found.append(
+                f"the order differs: number {at} is {theirs[at]!r} in the store, {ours[at]!r} is expected"
+            )
+    return found
+
+
+class SchemaWatch:
+    """Compares what stores say of a group with what is expected.
+
+    A store that cannot be asked keeps the verdict it has.
+
+    Args:
+        expected: what the model reads.
+        origin: the store that has the rows.
+        l2: the store in front of it; a group that it lacks is created there.
+        recheck_s: seconds between comparisons.
+
+    Attributes:
+        refusal: why the origin's rows must not be used, or "".
+        l2_refusal: why L2 is left out, or "".
+    """
+
+    def __init__(
+        self, expected: FeatureGroup, origin: FeatureStore, l2: FeatureStore | None, recheck_s: float
+    ) -> None:
+        self._expected = expected
+        self._origin = origin
+        self._l2 = l2
+        self._recheck_s = recheck_s
+        self._task: asyncio.Task[None] | None = None
+        self.refusal = ""
+        self.l2_refusal = ""
+
+    async def start(self) -> None:
+        """Compare, then go on comparing in the background.
+
+        Raises:
+            FeatureSchemaMismatch: naming each difference, of the origin or of L2.
+            FeatureStoreError: as the origin's `describe`. L2 may be away.
+        """
+        self.refusal = await self._compare(self._origin)
+        if self.refusal:
+            raise FeatureSchemaMismatch(self.refusal)
+        if self._l2 is not None:
+            try:
+                self.l2_refusal = await self._compare_l2(self._l2)
+            except FeatureStoreError as error:
+                log.warning("feature store %s (l2) cannot tell its schema: %s", self._l2.kind, error)
+            if self.l2_refusal:
+                raise FeatureSchemaMismatch(self.l2_refusal)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._go_on())
+
+    async def check(self) -> None:
+        """Compare once more and keep the verdicts."""
+        # A store that cannot be asked now, or whose group is being replaced, has proved nothing.
+        with contextlib.suppress(FeatureStoreError):
+            refusal = await self._compare(self._origin)
+            _tell(self.refusal, refusal, self._expected.name)
+            self.refusal = refusal
+        if self._l2 is not None:
+            with contextlib.suppress(FeatureStoreError):
+                refusal = await self._compare_l2(self._l2)
+                _tell(self.l2_refusal, refusal, self._expected.name)
+                self.l2_refusal = refusal
+
+    async def close(self) -> None:
+        """Compare no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=_DESCRIBE_TIMEOUT_S)
+            self._task = None
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._recheck_s)
+            try:
+                await self.check()
+            except Exception:  # the boundary: a store's fault must not end the watch
+                log.exception("the schema of feature group %r could not be compared", self._expected.name)
+
+    async def _compare(self, store: FeatureStore) -> str:
+        try:
+            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+                stored = await store.describe(self._expected.name)
+        except TimeoutError:
+            raise FeatureStoreUnavailable(
+                f"{store.kind}: no schema of group {self._expected.name!r} within {_DESCRIBE_TIMEOUT_S:g} s"
+            ) from None
+        found = differences(self._expected, stored)
+        if not found:
+            return ""
+        return f"{store.kind}: feature group {self._expected.name!r}: {'; '.join(found)}"
+
+    async def _compare_l2(self, l2: FeatureStore) -> str:
+        try:
+            return await self._compare(l2)
+        except FeatureGroupNotFound:
+            await l2.create(self._expected)
+            return ""
+
+
+def _tell(before: str, now: str, group: str) -> None:
+    if now and now != before:
+        log.error("rows are refused: %s", now)
+    elif before and not now:
+        log.info("the schema of feature group %r is as expected again", group)
+
+
+def _listed(names: list[str]) -> str:
+    text = ", ".join(map(repr, names[:_MAX_NAMES]))
+    return text if len(names) <= _MAX_NAMES else f"{text} and {len(names) - _MAX_NAMES} more"

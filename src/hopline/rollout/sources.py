@@ -1,0 +1,188 @@
+"""Wires the features of a server that lie in a store: stores, tiers, caches, and what brings rows near."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+
+import numpy as np
+
+from hopline.arena import Arena
+from hopline.config import Config
+from hopline.errors import ConfigError, FeatureSchemaMismatch
+from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.client import FeatureClient
+from hopline.features.l1 import CachePlan, RowCache
+from hopline.features.metrics import FeatureMetrics
+from hopline.features.near import NearRows
+from hopline.features.registry import open_store
+from hopline.features.tier import Tier
+from hopline.graph import Graph
+from hopline.observe.metrics import Metrics
+from hopline.settings import did_you_mean
+from hopline.types import FloatArray
+
+log = logging.getLogger(__name__)
+
+#: Rows of the graph that the mean row is taken of, evenly spread.
+_MEAN_ROWS = 10_000
+#: Seconds: from just fetched to a day.
+_AGE_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
+
+
+class Sources:
+    """The feature store of a server, opened.
+
+    Attributes:
+        near: node type -> its rows; empty where features lie in the graph.
+        metrics: of fetches and degraded answers.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self.near: dict[str, NearRows] = {}
+        self.metrics = FeatureMetrics(metrics)
+        self._config = config
+        self._registry = metrics
+        self._stores: list[FeatureStore] = []
+        self._counted: dict[tuple[str, str], int] = {}
+
+    async def open(self, graph: Graph) -> None:
+        """Connect, compare schemas and map L1.
+
+        Raises:
+            ConfigError: an address, password, group or size is wrong; the text names the setting.
+            FeatureSchemaMismatch: the rows are not those of the graph's features.
+            FeatureStoreError: the store cannot tell its schema.
+        """
+        settings = self._config.features
+        if not settings.store:
+            return
+        origin = await self._tier("origin", settings.store, "features.store")
+        l2 = await self._tier("l2", settings.cache, "features.cache") if settings.cache else None
+        types = {name: nodes for name, nodes in graph.nodes.items() if nodes.features.shape[1]}
+        groups = _pairs(settings.groups, "features.groups", list(types))
+        groups = {name: groups.get(name, name) for name in types}
+        ttls = _pairs(settings.ttls, "features.ttls", list(groups.values()))
+        described = {name: await origin.store.describe(groups[name]) for name in types}
+        plans = self._plans(graph, described)
+        fd = self._config.worker.rows_fd
+        arena = Arena(sum(plan.num_bytes for plan in plans.values()), fd if fd >= 0 else None)
+        ages = self._registry.histogram(
+            "hopline_feature_age_seconds",
+            "Age of feature rows served from L1 (a sample).",
+            ("group",),
+            _AGE_BUCKETS,
+        )
+        for name, group in described.items():
+            _check(group, graph, name)
+            ttl_s = _seconds(ttls.get(group.name, settings.ttl_s), f"features.ttls: {group.name}")
+            cache = RowCache(arena, plans[name], ttl_s, self._config.worker.index)
+            client = FeatureClient(
+                group,
+                origin,
+                l2,
+                timeout_s=settings.fetch_timeout_ms / 1e3,
+                metrics=self.metrics,
+            )
+            if l2 is not None:
+                await l2.store.create(group)
+            await client.check_schema(group)
+            self.near[name] = NearRows(
+                group,
+                cache,
+                client,
+                graph.nodes[name].ids.external,
+                partial(_mean_row, graph, name),
+                ages(group.name),
+                shared=self._config.worker.count > 1,
+            )
+        rows = self._registry.counter(
+            "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
+        )
+        self._l1_rows = rows
+        self._registry.before_reading(self._record)
+
+    async def close(self) -> None:
+        """Let go of the stores."""
+        for near in self.near.values():
+            await near.client.close()
+        for store in self._stores:
+            await store.close()
+
+    async def _tier(self, name: str, url: str, setting: str) -> Tier:
+        store = open_store(url, setting)
+        self._stores.append(store)
+        await store.open()
+        return Tier(name, store, metrics=self.metrics)
+
+    def _plans(self, graph: Graph, groups: dict[str, FeatureGroup]) -> dict[str, CachePlan]:
+        """L1's memory divided by the size of all rows."""
+        sizes = {name: graph.nodes[name].num_nodes * group.dim for name, group in groups.items()}
+        total = max(1, sum(sizes.values()))
+        memory = self._config.features.memory_bytes
+        return {
+            name: CachePlan.within(
+                graph.nodes[name].num_nodes,
+                group.dim,
+                memory * sizes[name] // total,
+                self._config.worker.count,
+            )
+            for name, group in groups.items()
+        }
+
+    def _record(self) -> None:
+        """Bring the caches' own counts into the metrics."""
+        for near in self.near.values():
+            for result, count in near.cache.counts.items():
+                key = near.group.name, result
+                self._l1_rows(*key).inc(count - self._counted.get(key, 0))
+                self._counted[key] = count
+
+
+def _check(group: FeatureGroup, graph: Graph, node_type: str) -> None:
+    """The store's rows must be the features that models were packaged for: the graph's."""
+    schema = graph.schema.node_types[node_type]
+    differences = []
+    if group.dim != schema.feature_dim:
+        differences.append(f"rows have {group.dim} numbers, the graph's {schema.feature_dim}")
+    if schema.feature_names and group.feature_names and group.feature_names != schema.feature_names:
+        differences.append(
+            f"the numbers are {', '.join(group.feature_names)}; the graph's are "
+            f"{', '.join(schema.feature_names)}"
+        )
+    if differences:
+        raise FeatureSchemaMismatch(
+            f"features.store: group {group.name!r} does not fit node type {node_type!r}: "
+            + "; ".join(differences)
+        )
+
+
+def _mean_row(graph: Graph, node_type: str) -> FloatArray:
+    features = graph.nodes[node_type].features
+    step = max(1, math.ceil(features.shape[0] / _MEAN_ROWS))
+    mean: FloatArray = np.asarray(features[::step], np.float32).mean(axis=0)
+    return mean
+
+
+def _pairs(items: tuple[str, ...], setting: str, known: list[str]) -> dict[str, str]:
+    """ "name=value" items as a dict."""
+    found = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not value:
+            raise ConfigError(f'{setting}: {item!r} is not of the form "name=value"')
+        if name not in known:
+            raise ConfigError(f"{setting}: {name!r} is unknown{did_you_mean(name, known)}")
+        found[name] = value
+    return found
+
+
+def _seconds(value: str | float, setting: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ConfigError(f"{setting}: {value!r} is not a positive number of seconds")
+    return seconds
