@@ -15,6 +15,7 @@ from hopline.errors import HoplineError
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
     "graph": ("hopline.commands.graph", "app", "Build and inspect graph snapshots."),
+    "features": ("hopline.commands.features", "app", "Copy features into a store, and compare them."),
     "package": ("hopline.commands.package", "package", "Package a trained PyG model for serving."),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),

@@ -109,6 +109,19 @@ class FeaturesConfig:
     fetch_timeout_ms: float = setting(
         20.0, "longest that a request waits for rows before it does without", minimum=0.1
     )
+    breaker_failure_share: float = setting(
+        0.5, "share of failed calls at which a store is left alone for a while", minimum=0.01, maximum=1
+    )
+    breaker_pause_ms: float = setting(250.0, "until a store that was left alone is probed", minimum=1)
+    retry_share: float = setting(
+        0.1, "calls that may be tried again, as a share of all calls of the last 10 s", minimum=0, maximum=1
+    )
+    negative_ttl_ms: float = setting(
+        500.0, "how long a row that the store does not have is not asked for again", minimum=0
+    )
+    schema_recheck_s: float = setting(
+        30.0, "seconds between comparisons of the store's schema with the graph's", minimum=1
+    )
     memory_bytes: int = setting(
         256 * 2**20, "memory for rows kept near (L1), shared by all workers", minimum=1
     )

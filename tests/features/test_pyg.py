@@ -343,6 +343,29 @@ async def test_fetches_that_were_cancelled_while_they_waited_are_never_asked(ope
     assert asked == [[0], [7]]
 
 
+async def test_fetches_that_wait_while_the_store_is_closed_are_told_so(opened):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(MyFeatureStore):
+        def _get_tensor(self, attr):
+            if attr.index is not None and attr.index.numel():
+                begun.set()
+                go_on.wait(10)
+            return super()._get_tensor(attr)
+
+    store = await opened(filled(Slow(), [PAPERS]))
+    first, second, third = (asyncio.ensure_future(store.fetch(PAPERS.group, [id])) for id in range(3))
+    await asyncio.to_thread(begun.wait, 10)
+    third.cancel()
+    await store.close()
+    with pytest.raises(FeatureStoreUnavailable, match="was closed"):
+        await second
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    go_on.set()
+    await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_a_closed_store_says_so(opened):
     store = await opened(HeteroData())
     await store.close()

@@ -636,7 +636,9 @@ async def test_slots_that_move_while_the_store_is_used(redis_nodes):
     store = await filled(cluster_url(redis_nodes))
     slot = redis_nodes[0].call("CLUSTER", "KEYSLOT", "hopline:node:5").decode().strip()
     names = [server.call("CLUSTER", "MYID").decode().strip() for server in redis_nodes]
-    owner = next(i for i, server in enumerate(redis_nodes) if b"hopline:node:5" in server.call("KEYS", "*"))
+    owner = next(
+        i for i, server in enumerate(redis_nodes) if b"hopline:node:5\n" in server.call("KEYS", "*")
+    )
     taker = (owner + 1) % len(redis_nodes)
     source, target = redis_nodes[owner], redis_nodes[taker]
 

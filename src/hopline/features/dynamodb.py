@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -28,6 +28,7 @@ import numpy as np
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.rows import check_group, checked_values, not_found
+from hopline.features.threads import Threads
 from hopline.settings import did_you_mean
 from hopline.types import ExternalIds, FloatArray
 
@@ -105,7 +106,7 @@ class DynamoDbStore(FeatureStore):
         self._endpoint = options.get("endpoint_url") or None
         self._may_create = options.get("create") == "true"
         self._is_missing = False
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(self._name, self.kind, _THREADS)
         self._reader: Any = None
         self._writer: Any = None
 
@@ -117,7 +118,7 @@ class DynamoDbStore(FeatureStore):
                 missing or has another key.
             FeatureStoreUnavailable: DynamoDB is there and is throttling or failing.
         """
-        self._threads = ThreadPoolExecutor(_THREADS, "hopline-dynamodb")
+        self._threads.open()
         try:
             await self._run(self._connect)
             await self._get([_GROUPS_KEY], self._writer)
@@ -133,9 +134,7 @@ class DynamoDbStore(FeatureStore):
 
     async def close(self) -> None:
         """Let go of connections. A call under way ends by itself, within its time limit."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         for client in (self._reader, self._writer):
             if client is not None:
                 client.close()
@@ -266,11 +265,7 @@ class DynamoDbStore(FeatureStore):
         )
 
     async def _run(self, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
-        """Call `function` in a thread of the pool."""
-        if self._threads is None:
-            raise FeatureStoreError(f"{self._name} is not open")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: function(*args, **options))
+        return await self._threads.run(partial(function, *args, **options))
 
     def _call(self, operation: str, client: Any = None, **request: Any) -> Any:
         """One request, with boto3's errors as ours. `client` is the one for writing if not said."""

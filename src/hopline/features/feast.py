@@ -4,16 +4,16 @@
 feature service; its row is all numeric features in their order (of an array: all its numbers, where its
 `Field` says `vector_length`). The view has one join key, which the ids are values of.
 
-Read only: rows come to Feast by its own materialization. Feast answers a value at a time (some 2 µs each),
-so it is a store to have behind L1 and L2, read by the prefetcher.
+Read only: rows come to Feast by its own materialization. Feast handles values one by one, in Python: 421
+rows of 128 features take it 0.7 s, of one array of 128 numbers 35 ms. It is a store to have behind L1 and
+L2, with a timeout to match, and better read by the prefetcher than by a worker that shares its GIL.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +24,7 @@ from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, Fetc
 from hopline.features.foreign import translated
 from hopline.features.ids import listed
 from hopline.features.rows import check_same, not_found
+from hopline.features.threads import Threads
 from hopline.types import ExternalId, ExternalIds, FloatArray
 
 _THREADS = 4
@@ -93,7 +94,7 @@ class FeastStore(FeatureStore):
         self._setting = setting
         if not self._folder:
             raise ConfigError(f"{setting}: {url!r} must be feast://<folder of feature_store.yaml>")
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(self._name, self.kind, _THREADS)
         self._feast: Any = None
         self._views: dict[str, _View] = {}
 
@@ -104,7 +105,7 @@ class FeastStore(FeatureStore):
             ConfigError: Feast is missing; no repository, or none that has feature views; an online store
                 that cannot be reached.
         """
-        self._threads = ThreadPoolExecutor(_THREADS, "hopline-feast")
+        self._threads.open()
         try:
             await self._run("opening", self._connect)
             await self._run("a first read", self._probe)
@@ -117,10 +118,8 @@ class FeastStore(FeatureStore):
 
     async def close(self) -> None:
         """Let go of connections."""
+        self._threads.close()
         feast, self._feast = self._feast, None
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
         if feast is not None:
             await feast.close()
 
@@ -148,10 +147,8 @@ class FeastStore(FeatureStore):
 
     async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
         """Call `function` in a thread; what Feast or its backends raise becomes an error of ours."""
-        if self._threads is None:
-            raise FeatureStoreError(f"{self._name} is not open")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+            return await self._threads.run(partial(function, *args))
         except (FeatureStoreError, ConfigError):
             raise
         except Exception as error:  # any driver's: Feast hands them on as they are
@@ -173,7 +170,7 @@ class FeastStore(FeatureStore):
                 view = self._view(name)
             except FeatureStoreError:
                 continue  # of no use here; there may be others that are
-            self._ask(view, [0 if view.id_range else ""])
+            self._ask(view, ["" if view.id_range is None else 0])
             return
 
     def _view(self, name: str) -> _View:
@@ -186,7 +183,9 @@ class FeastStore(FeatureStore):
         }
         service = None
         if name in views:
-            parts = [(name, name, {}, views[name].features)]
+            parts: list[tuple[str, str, dict[str, str], list[Any]]] = [
+                (name, name, {}, views[name].features)
+            ]
         else:
             services = {service.name: service for service in self._feast.list_feature_services()}
             service = services.get(name)

@@ -118,7 +118,9 @@ class NearRows:
         Returns: the rows; those that come too late go into L1 all the same.
         """
         if not self._shared:
-            return await self._fetch(ids, timeout_s)
+            # Rows may have come since the caller looked.
+            ids = ids[self.cache.probe(ids, time.monotonic())]
+            return await self._fetch(ids, timeout_s) if ids.shape[0] else self._joined([])
         end = time.monotonic() + timeout_s
         now = end - timeout_s
         mine = self.cache.claim(ids, now, timeout_s)

@@ -135,7 +135,7 @@ class ParquetStore(FeatureStore):
     def _find(self) -> dict[str, _Files]:
         _arrow("pyarrow")
         if self._path.is_file():
-            found = self._describe(self._path.stem, (self._path,))
+            found = _told(self._path.stem, (self._path,), self._id)
             return {found.group.name: found}
         if not self._path.is_dir():
             raise FeatureStoreError(f"{str(self._path)!r} does not exist; make the folder first")
@@ -143,39 +143,7 @@ class ParquetStore(FeatureStore):
         groups: dict[str, tuple[Path, ...]]
         groups = {path.stem: (path,) for path in paths if path.suffix == ".parquet" and path.is_file()}
         groups |= {path.name: parts for path in paths if path.is_dir() and (parts := _parts(path))}
-        return {name: self._describe(name, files) for name, files in groups.items()}
-
-    def _describe(self, name: str, paths: tuple[Path, ...]) -> _Files:
-        """The group that the first file tells of."""
-        schema = _opened(paths[0]).schema_arrow
-        if self._id not in schema.names:
-            raise FeatureStoreError(
-                f"{paths[0]}: no column {self._id!r} for the ids; there are {', '.join(schema.names)}"
-            )
-        columns = tuple(field.name for field in schema if field.name != self._id and _width(field.type))
-        told = (schema.metadata or {}).get(_METADATA)
-        if told is not None:
-            try:
-                group = msgspec.json.decode(told, type=FeatureGroup)
-            except msgspec.DecodeError as error:
-                raise FeatureStoreError(f"{paths[0]}: the schema in its metadata: {error}") from None
-            return _Files(group, paths, columns)
-        types = [schema.field(column).type for column in columns]
-        lists = [kind for kind in types if _is_list(kind)]
-        if not columns or (lists and len(columns) > 1):
-            raise FeatureStoreError(
-                f"{paths[0]}: features are one column of lists of equal length, or columns of numbers; "
-                f"there are {', '.join(f'{field.name} ({field.type})' for field in schema)}"
-            )
-        dim = sum(map(_width, types))
-        if dim < 0:
-            dim = _first_length(paths, columns[0])
-        numbers = {str(kind.value_type if _is_list(kind) else kind) for kind in types}
-        dtype = {"halffloat": "float16", "double": "float64"}.get("".join(numbers), "float32")
-        dtype = "float64" if "double" in numbers else dtype
-        group = FeatureGroup(name, dim, dtype, () if lists else columns)
-        check_group(group)
-        return _Files(group, paths, columns)
+        return {name: _told(name, files, self._id) for name, files in groups.items()}
 
     def _folder(self, group: str) -> Path:
         """The folder of a group's parts. Raises: FeatureStoreError: it is a file, which is not ours."""
@@ -204,8 +172,53 @@ class ParquetStore(FeatureStore):
         self._files[group.name] = _Files(group, _parts(folder), (_COLUMN,))
 
 
+def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
+    """Read a file as it stands, without a store.
+
+    Returns: the group that it tells of; how many rows it has; ids (int64 [m] or m str) and rows [m, dim] of
+        it, some at a time.
+    Raises: FeatureStoreError: it cannot be used; also while it is read.
+    """
+    files = _told(path.stem, (path,), id_column)
+    parquet = _opened(path)
+    return files.group, parquet.metadata.num_rows, _batches(path, parquet, id_column, files)
+
+
 def _parts(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
+
+
+def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
+    """The group that the first file tells of."""
+    schema = _opened(paths[0]).schema_arrow
+    if id_column not in schema.names:
+        raise FeatureStoreError(
+            f"{paths[0]}: no column {id_column!r} for the ids; there are {', '.join(schema.names)}"
+        )
+    columns = tuple(field.name for field in schema if field.name != id_column and _width(field.type))
+    told = (schema.metadata or {}).get(_METADATA)
+    if told is not None:
+        try:
+            group = msgspec.json.decode(told, type=FeatureGroup)
+        except msgspec.DecodeError as error:
+            raise FeatureStoreError(f"{paths[0]}: the schema in its metadata: {error}") from None
+        return _Files(group, paths, columns)
+    types = [schema.field(column).type for column in columns]
+    lists = [kind for kind in types if _is_list(kind)]
+    if not columns or (lists and len(columns) > 1):
+        raise FeatureStoreError(
+            f"{paths[0]}: features are one column of lists of equal length, or columns of numbers; "
+            f"there are {', '.join(f'{field.name} ({field.type})' for field in schema)}"
+        )
+    dim = sum(map(_width, types))
+    if dim < 0:
+        dim = _first_length(paths, columns[0])
+    numbers = {str(kind.value_type if _is_list(kind) else kind) for kind in types}
+    dtype = {"halffloat": "float16", "double": "float64"}.get("".join(numbers), "float32")
+    dtype = "float64" if "double" in numbers else dtype
+    group = FeatureGroup(name, dim, dtype, () if lists else columns)
+    check_group(group)
+    return _Files(group, paths, columns)
 
 
 def _unpack(files: _Files, id_column: str) -> Rows:

@@ -11,10 +11,9 @@ short answer is never taken; its ids are asked for again in halves until it is c
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from hopline.features.base import DTYPES, MAX_PROBLEMS, FeatureGroup, FeatureSto
 from hopline.features.foreign import is_transient, translated
 from hopline.features.ids import RowNumbers, listed
 from hopline.features.rows import check_group, check_same, checked_values, not_found
+from hopline.features.threads import Threads
 from hopline.types import ExternalIds, FloatArray, IdArray
 
 _ATTR = "x"
@@ -53,7 +53,7 @@ class PygStore(FeatureStore):
         module, _, attribute = self._target.partition(":")
         if not module or not attribute:
             raise ConfigError(f"{setting}: {url!r} must be pyg://<module>:<attribute>")
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = Threads(self._name, self.kind, 1)
         self._pyg: Any = None
         #: Whether there is one group, without a name.
         self._is_nameless = False
@@ -65,7 +65,7 @@ class PygStore(FeatureStore):
         Raises:
             ConfigError: PyG or the module is missing, or this is not a PyG feature store.
         """
-        self._thread = ThreadPoolExecutor(1, "hopline-pyg")
+        self._thread.open()
         try:
             self._pyg = await self._run("opening", self._load)
             await self._run("listing its tensors", self._groups)
@@ -78,9 +78,7 @@ class PygStore(FeatureStore):
 
     async def close(self) -> None:
         """Let go of the store."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         self._pyg = None
         self._num_rows.clear()
 
@@ -116,10 +114,8 @@ class PygStore(FeatureStore):
 
     async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
         """Call `function` in the thread; what the store raises becomes an error of ours."""
-        if self._thread is None:
-            raise FeatureStoreError(f"{self._name} is not open")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+            return await self._thread.run(partial(function, *args))
         except (FeatureStoreError, ConfigError):
             raise
         except Exception as error:  # any store's: they are other people's code

@@ -201,6 +201,8 @@ class Metrics:
         self._directory = Path(directory) if directory else None
         self._slot = slot
         self._models: dict[tuple[str, str], ModelMetrics] = {}
+        #: What a predecessor left of families that are not declared yet.
+        self._left: dict[str, list[_Saved]] = {}
         self._before_reading: list[Callable[[], object]] = []
         per_model = ("model", "version")
         self.requests = self.counter(
@@ -284,6 +286,8 @@ class Metrics:
 
     def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
         known = self._families.setdefault(family.name, family)
+        for saved in self._left.pop(family.name, ()) if family.kind != "gauge" else ():
+            known.child(saved.labels).add_state(saved.state)
         if (known.kind, known.label_names) != (family.kind, family.label_names):
             raise ValueError(f"{family.name} is already declared as {known.kind} of {known.label_names}")
 
@@ -308,7 +312,9 @@ class Metrics:
     def _restore(self, file: Path) -> None:
         for saved in _read(file):
             family = self._families.get(saved.family)
-            if family is not None and family.kind != "gauge":
+            if family is None:
+                self._left.setdefault(saved.family, []).append(saved)
+            elif family.kind != "gauge":
                 family.child(saved.labels).add_state(saved.state)
 
 

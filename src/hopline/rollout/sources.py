@@ -12,14 +12,16 @@ from hopline.arena import Arena
 from hopline.config import Config
 from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
-from hopline.features.client import FeatureClient
+from hopline.features.breaker import BreakerPolicy
+from hopline.features.client import ClientLimits, FeatureClient
 from hopline.features.l1 import CachePlan, RowCache
 from hopline.features.metrics import FeatureMetrics
 from hopline.features.near import NearRows
 from hopline.features.registry import open_store
+from hopline.features.retry import RetryPolicy
 from hopline.features.tier import Tier
 from hopline.graph import Graph
-from hopline.observe.metrics import Metrics
+from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.settings import did_you_mean
 from hopline.types import FloatArray
 
@@ -37,11 +39,15 @@ class Sources:
     Attributes:
         near: node type -> its rows; empty where features lie in the graph.
         metrics: of fetches and degraded answers.
+        fetched_rows: histogram by model and version.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self.near: dict[str, NearRows] = {}
         self.metrics = FeatureMetrics(metrics)
+        self.fetched_rows = metrics.histogram(
+            "hopline_fetched_rows", "Rows that a request had to wait for.", ("model", "version"), ROW_BUCKETS
+        )
         self._config = config
         self._registry = metrics
         self._stores: list[FeatureStore] = []
@@ -83,6 +89,8 @@ class Sources:
                 origin,
                 l2,
                 timeout_s=settings.fetch_timeout_ms / 1e3,
+                limits=ClientLimits(negative_ttl_s=settings.negative_ttl_ms / 1e3),
+                recheck_s=settings.schema_recheck_s,
                 metrics=self.metrics,
             )
             if l2 is not None:
@@ -114,7 +122,12 @@ class Sources:
         store = open_store(url, setting)
         self._stores.append(store)
         await store.open()
-        return Tier(name, store, metrics=self.metrics)
+        settings = self._config.features
+        breaker = BreakerPolicy(
+            failure_share=settings.breaker_failure_share, pause_s=settings.breaker_pause_ms / 1e3
+        )
+        retry = RetryPolicy(share=settings.retry_share)
+        return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics)
 
     def _plans(self, graph: Graph, groups: dict[str, FeatureGroup]) -> dict[str, CachePlan]:
         """L1's memory divided by the size of all rows."""

@@ -63,9 +63,8 @@ class Supplier:
     ) -> dict[str, int]:
         """Add the rows that come in time to `overlays`; returns how many did not, by reason."""
         why: dict[str, int] = {}
-        brought: list[Brought] = await asyncio.gather(
-            *(self._near[name].bring(ids, timeout_s) for name, ids in absent.absent.items())
-        )
+        fetches = [self._near[name].bring(ids, timeout_s) for name, ids in absent.absent.items()]
+        brought: list[Brought] = [await fetches[0]] if len(fetches) == 1 else await asyncio.gather(*fetches)
         for name, rows in zip(absent.absent, brought, strict=True):
             if rows.ids.shape[0]:
                 overlays.setdefault(name, []).append(Overlay(rows.ids, rows.values))

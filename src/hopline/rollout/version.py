@@ -112,6 +112,7 @@ class ServedVersion:
         if sources is not None and sources.near:
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3)
             self._feature_metrics = sources.metrics
+            self._fetched_rows = sources.fetched_rows(self.name, self.version)
         self._ran: list[tuple[int, Sequence[float], float, float]] = []
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = 0.0
@@ -237,6 +238,7 @@ class ServedVersion:
 
         assert self._supplier is not None
         assert item.absent is not None
+        self._fetched_rows.observe(sum(ids.shape[0] for ids in item.absent.absent.values()))
         self._supplier.begin(item.absent, item.supply, item.patient_until, resume)
 
     def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:

@@ -1,0 +1,236 @@
+"""`hopline features`: copy features of a graph or a file into a store; compare a store with a graph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from hopline.errors import BadRequest, FeatureGroupNotFound, HoplineError
+from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.parquet import read_file
+from hopline.features.registry import open_store
+from hopline.features.skew import differences
+from hopline.graph import Graph
+from hopline.types import AnyArray, ExternalIds, FloatArray
+
+app = typer.Typer(help="Copy features into a store, and compare them.", no_args_is_help=True)
+
+_MAX_SHOWN = 5
+
+
+@app.command()
+def load(
+    store: Annotated[str, typer.Option(help="URL of the store: redis://host:6379, parquet:///folder …")],
+    graph: Annotated[Path | None, typer.Option(help="Graph folder, whose features are copied.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Node type to copy. Default: all that have features.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Parquet file to copy instead; --group names the group.")
+    ] = None,
+    id_column: Annotated[str, typer.Option(help="Column of the file that holds the ids.")] = "id",
+    batch: Annotated[int, typer.Option(help="Rows of one write.", min=1)] = 10_000,
+) -> None:
+    """Copy features into a store: the schema first, then the rows."""
+    with _errors():
+        if (graph is None) == (parquet is None):
+            raise BadRequest("name one source: --graph or --parquet")
+        if graph is not None:
+            sources = [_of_graph(Graph.open(graph), name, batch) for name in _types(graph, group)]
+        else:
+            assert parquet is not None
+            sources = [_of_file(parquet, id_column, group, batch)]
+        asyncio.run(_load(store, sources))
+
+
+@app.command()
+def check(
+    store: Annotated[str, typer.Option(help="URL of the store.")],
+    graph: Annotated[Path, typer.Option(help="Graph folder to compare with.")],
+    group: Annotated[
+        str | None, typer.Option(help="Node type to compare. Default: all that have features.")
+    ] = None,
+    sample: Annotated[int, typer.Option(help="Rows to compare, of each node type.", min=1)] = 1_000,
+    seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
+) -> None:
+    """Compare a store with a graph: the schema, and a sample of the rows. Exits with 1 if they differ."""
+    with _errors():
+        same = asyncio.run(_check(store, Graph.open(graph), _types(graph, group), sample, seed))
+    if not same:
+        raise typer.Exit(1)
+
+
+class _Source(NamedTuple):
+    """Rows to copy: ids and values, some at a time."""
+
+    group: FeatureGroup
+    num_rows: int
+    batches: Iterator[tuple[ExternalIds, AnyArray]]
+
+
+def _types(graph: Path, name: str | None) -> list[str]:
+    """The node types that are meant."""
+    known = {key: node.feature_dim for key, node in Graph.open(graph).schema.node_types.items()}
+    featured = [key for key, dim in known.items() if dim]
+    if name is None and featured:
+        return featured
+    if name in featured:
+        return [name]
+    what = "no node type has" if name is None else f"there is no node type {name!r} with"
+    raise BadRequest(f"{graph}: {what} features; those with features: {', '.join(featured) or 'none'}")
+
+
+def _group_of(graph: Graph, name: str) -> FeatureGroup:
+    node = graph.schema.node_types[name]
+    return FeatureGroup(name, node.feature_dim, node.feature_dtype, node.feature_names)
+
+
+def _of_graph(graph: Graph, name: str, batch: int) -> _Source:
+    nodes = graph.nodes[name]
+
+    def batches() -> Iterator[tuple[ExternalIds, AnyArray]]:
+        for first in range(0, nodes.num_nodes, batch):
+            rows = np.arange(first, min(first + batch, nodes.num_nodes))
+            yield nodes.ids.external(rows), nodes.features[first : first + batch]
+
+    return _Source(_group_of(graph, name), nodes.num_nodes, batches())
+
+
+def _of_file(path: Path, id_column: str, name: str | None, batch: int) -> _Source:
+    told, num_rows, parts = read_file(path, id_column)
+    group = FeatureGroup(name or told.name, told.dim, told.dtype, told.feature_names)
+
+    def batches() -> Iterator[tuple[ExternalIds, AnyArray]]:
+        for ids, values in parts:
+            for first in range(0, len(values), batch):
+                yield ids[first : first + batch], values[first : first + batch]
+
+    return _Source(group, num_rows, batches())
+
+
+async def _load(url: str, sources: list[_Source]) -> None:
+    async with _opened(url) as store:
+        with _bars() as bars:
+            for source in sources:
+                await store.create(source.group)
+                task = bars.add_task(source.group.name, total=source.num_rows)
+                for ids, values in source.batches:
+                    await store.write(source.group, ids, np.asarray(values, np.float32))
+                    bars.advance(task, len(values))
+    for source in sources:
+        typer.echo(f"{source.group.name}: {source.num_rows:,} rows of {source.group.row_bytes:,} bytes")
+
+
+async def _check(url: str, graph: Graph, names: list[str], sample: int, seed: int) -> bool:
+    same = True
+    async with _opened(url) as store:
+        for name in names:
+            found = [line async for line in _compare(store, graph, name, sample, seed)]
+            same &= not found
+            typer.echo(f"{name}: {'different' if found else 'same'}")
+            for line in found:
+                typer.echo(f"  {line}")
+    return same
+
+
+async def _compare(
+    store: FeatureStore, graph: Graph, name: str, sample: int, seed: int
+) -> AsyncIterator[str]:
+    """Everything that sets a group of the store apart from the graph's."""
+    expected, nodes = _group_of(graph, name), graph.nodes[name]
+    try:
+        stored = await store.describe(name)
+    except FeatureGroupNotFound as error:
+        yield str(error)
+        return
+    for line in differences(expected, stored):
+        yield f"schema: {line}"
+    if stored.dim != expected.dim or not nodes.num_nodes:
+        return
+    num = min(sample, nodes.num_nodes)
+    rows = np.sort(np.random.default_rng(seed).choice(nodes.num_nodes, num, replace=False))
+    ids = nodes.ids.external(rows)
+    fetched = await store.fetch(stored, ids)
+    # Rounded as the store rounds, so that a narrower dtype is one difference and not one of every row.
+    with np.errstate(over="ignore"):
+        ours = nodes.features[rows].astype(stored.dtype).astype(np.float32)
+    missing = ~fetched.found
+    if missing.any():
+        yield f"{int(missing.sum()):,} of {num:,} rows are missing: {_shown(ids, missing)}"
+    if fetched.num_invalid:
+        yield f"{fetched.num_invalid:,} of them cannot be used: {'; '.join(fetched.problems)}"
+    unequal = (ours != fetched.values) & ~(np.isnan(ours) & np.isnan(fetched.values))
+    other = unequal.any(axis=1) & fetched.found
+    if other.any():
+        yield f"{int(other.sum()):,} of {num:,} rows are different: {_shown(ids, other)}"
+        row = int(np.flatnonzero(other)[0])
+        yield f"the first: {_first_difference(expected, ids[row], ours[row], fetched.values[row])}"
+
+
+def _first_difference(group: FeatureGroup, id: Any, ours: FloatArray, theirs: FloatArray) -> str:
+    at = int(np.flatnonzero((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))[0])
+    called = f" ({group.feature_names[at]!r})" if group.feature_names else ""
+    return (
+        f"number {at}{called} of {_plain(id)!r} is {theirs[at]:g} in the store, {ours[at]:g} in the graph"
+    )
+
+
+def _shown(ids: ExternalIds, which: AnyArray) -> str:
+    rows = np.flatnonzero(which)
+    shown = ", ".join(repr(_plain(ids[row])) for row in rows[:_MAX_SHOWN].tolist())
+    return f"{shown} …" if len(rows) > _MAX_SHOWN else shown
+
+
+def _plain(id: Any) -> int | str:
+    return id if isinstance(id, str) else int(id)
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[FeatureStore]:
+    store = open_store(url, "--store")
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+class _RowsPerSecond(ProgressColumn):
+    """How fast a task goes."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} rows/s")
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """A bar for each group, on stderr so that stdout stays the answer."""
+    counts = TextColumn("{task.completed:,} / {task.total:,}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        counts,
+        _RowsPerSecond(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        yield bars
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except HoplineError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None

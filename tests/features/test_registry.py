@@ -1,0 +1,45 @@
+"""From URLs to stores."""
+
+import importlib.metadata
+
+import pytest
+
+from hopline.errors import ConfigError
+from hopline.features.memory import MemoryStore
+from hopline.features.redis import RedisClusterStore, RedisStore
+from hopline.features.registry import STORES, open_store
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("memory:", MemoryStore),
+        ("redis://h", RedisStore),
+        ("REDISS://h", RedisStore),
+        ("valkey://h", RedisStore),
+        ("redis+cluster://h", RedisClusterStore),
+        ("rediss+cluster://h", RedisClusterStore),
+    ],
+)
+def test_the_scheme_says_the_class_and_nothing_is_connected(url, kind):
+    assert type(open_store(url)) is kind
+
+
+@pytest.mark.parametrize("url", ["", "redis", "http://h", "rdis://:secret@h", "C:\\x"])
+def test_an_unknown_scheme_comes_with_the_known_ones_and_without_the_password(url):
+    with pytest.raises(
+        ConfigError, match=r"^features\.store: .* is not the URL of a feature store"
+    ) as raised:
+        open_store(url)
+    assert all(f"{scheme}:" in str(raised.value) for scheme in STORES)
+    assert "secret" not in str(raised.value)
+
+
+def test_packages_bring_schemes_of_their_own(monkeypatch):
+    point = importlib.metadata.EntryPoint(
+        "mine", "hopline.features.memory:MemoryStore", "hopline.feature_stores"
+    )
+    monkeypatch.setattr("hopline.features.registry.entry_points", lambda group: [point])
+    assert type(open_store("mine:")) is MemoryStore
+    with pytest.raises(ConfigError, match="mine:"):
+        open_store("your:")
