@@ -72,11 +72,23 @@ def run(port: int, request: Request, *, connections: int, seconds: float, num_id
     Raises: WrkFailed: there are no figures. Failed requests do not raise: see `Load.errors`.
     """
     before, after = request.body.split(ID)
-    whole_seconds = max(1, round(seconds))
+    arguments = [request.path, before, after, str(num_ids), str(seed), request.method]
     script = Path(__file__).with_name("load.lua")
+    return drive(port, script, arguments, connections=connections, seconds=seconds)
+
+
+def drive(port: int, script: Path, arguments: list[str], *, connections: int, seconds: float) -> Load:
+    """One bounded run of wrk with a script that ends with a line as `load.lua` writes it.
+
+    Args:
+        arguments: of the script.
+        seconds: rounded to wrk's resolution, whole seconds; at least one.
+
+    Raises: WrkFailed: there are no figures. Failed requests do not raise: see `Load.errors`.
+    """
+    whole_seconds = max(1, round(seconds))
     command = ["wrk", "-t1", f"-c{connections}", f"-d{whole_seconds}s", "--timeout", "10s"]
-    command += ["-s", str(script), f"http://127.0.0.1:{port}{request.path}", "--"]
-    command += [request.path, before, after, str(num_ids), str(seed), request.method]
+    command += ["-s", str(script), f"http://127.0.0.1:{port}/", "--", *arguments]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=whole_seconds + 30, check=False
     )

@@ -235,6 +235,21 @@ async def test_upgrades_are_answered_as_http_1_1(host: Host) -> None:
     connection.close()
 
 
+async def test_a_body_may_follow_an_offer_to_upgrade(host: Host) -> None:
+    offer = post(SCORE, headers=b"connection: upgrade\r\nupgrade: h2c\r\n")
+    for cut in (len(offer), len(offer) - len(SCORE), len(offer) - 3):
+        connection = await host.connect()
+        connection.send(offer[:cut])
+        if cut < len(offer):
+            await connection.writer.drain()
+            await asyncio.sleep(0.01)
+            connection.send(offer[cut:])
+        status, headers, _ = await connection.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await connection.closed()
+    assert not host.endpoint.known_heads
+
+
 async def test_idle_and_slow_connections_are_closed(host: Host) -> None:
     idle, slow = await host.connect(), await host.connect()
     slow.send(b"POST /v1/models/sage/score HT")

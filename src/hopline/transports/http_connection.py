@@ -159,6 +159,9 @@ class HttpConnection(asyncio.Protocol):
         self._linger_until = 0.0
         #: The request that the parser finished last, while it is fed.
         self._last: Request | None = None
+        #: A request that offers an upgrade, until its body has come; the parser takes that for something
+        #: of the other protocol.
+        self._held: Request | None = None
         self._new_message()
 
     def _new_message(self) -> None:
@@ -201,6 +204,9 @@ class HttpConnection(asyncio.Protocol):
             return
         endpoint = self._endpoint
         self._since = endpoint.now
+        if self._held is not None:
+            self._take_held(data)
+            return
         whole = self._between
         if whole:
             end = data.find(b"\r\n\r\n") + 4
@@ -220,9 +226,12 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No protocol to upgrade to: the request was handled as HTTP/1.1, what follows is not.
-            self._close_after_answer()
+        except httptools.HttpParserUpgrade as upgrade:
+            # No protocol to upgrade to: the request is handled as HTTP/1.1, what follows is not.
+            if self._held is None:
+                self._close_after_answer()
+            else:
+                self._take_held(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
@@ -302,8 +311,28 @@ class HttpConnection(asyncio.Protocol):
             if parser.get_http_version() == "1.0"
             else b"",
         )
+        offers_upgrade = parser.should_upgrade() and int(self._headers.get(b"content-length", b"0")) > 0
         self._new_message()
+        if offers_upgrade:
+            request.connection = _LAST
+            self._held = request
+            return
         self._last = request
+        self._take(request)
+
+    def _take_held(self, data: bytes) -> None:
+        """More of the body of a request that offers an upgrade."""
+        held = self._held
+        assert held is not None
+        held.body += data
+        length = int(held.headers[b"content-length"])
+        if len(held.body) >= length:
+            held.body = held.body[:length]
+            self._held = None
+            self._take(held)
+
+    def _take(self, request: Request) -> None:
+        """Answer a request, at its turn."""
         if self._current is not None or self._blocked:
             self._waiting.append(request)
             if len(self._waiting) >= MAX_PIPELINED:
@@ -405,7 +434,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
         elif not self.idle:
             self._since = now
-        elif self._target or self._head_bytes:
+        elif self._target or self._head_bytes or self._held is not None:
             self._slow_since = self._slow_since or now
             if now - self._slow_since > self._endpoint.read_timeout_s:
                 self._refuse(408, f"the request did not arrive within {self._endpoint.read_timeout_s} s")
