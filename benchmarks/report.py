@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks.load import Load
 
@@ -34,6 +35,27 @@ class Row:
         runs = {"c1": self.c1, "c32": self.c32}
         counted = {name: {k: n for k, n in run.errors.items() if n} for name, run in runs.items()}
         return {name: errors for name, errors in counted.items() if errors}
+
+
+def median_row(rows: list[Row]) -> Row:
+    """Figure by figure, the median of several rounds; errors add up."""
+    return Row(median_load([row.c1 for row in rows]), median_load([row.c32 for row in rows]))
+
+
+def median_load(loads: list[Load]) -> Load:
+    """See `median_row`."""
+    errors: dict[str, int] = {}
+    for load in loads:
+        for name, count in load.errors.items():
+            errors[name] = errors.get(name, 0) + count
+    return Load(
+        num_requests=sum(load.num_requests for load in loads),
+        rps=median([load.rps for load in loads]),
+        p50_ms=median([load.p50_ms for load in loads]),
+        p99_ms=median([load.p99_ms for load in loads]),
+        max_ms=max(load.max_ms for load in loads),
+        errors=errors,
+    )
 
 
 def table(rows: dict[str, Row]) -> str:

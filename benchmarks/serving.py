@@ -3,8 +3,10 @@
 Same graph, model, load and machine; one worker each, one server at a time, on
 loopback. c1 is one connection, c32 is 32; every request asks for one node,
 drawn uniformly. Hopline starts with an empty embedding table (`hopline`) and is
-measured again after that first pass (`hopline_warm`). Set the peers up with
-`benchmarks/setup`; those not installed are skipped and named.
+measured again after that first pass (`hopline_warm`); it is measured anew before
+each peer, and its figures are medians, since the machine's speed drifts over a
+run. Set the peers up with `benchmarks/setup`; those not installed are skipped and
+named.
 
     python -m benchmarks.serving [--quick] [--small] [--seconds N] [--peers a,b]
 
@@ -134,7 +136,6 @@ def measure_hopline(bench: Bench) -> tuple[Row, Row]:
 def run(bench: Bench, peers: list[str]) -> dict[str, object]:
     """Measure everything; print the table. Returns: the JSON line's object."""
     rows: dict[str, Row] = {}
-    skipped: list[str] = []
     failed: dict[str, str] = {}
 
     def attempt(name: str, measure: Callable[[], dict[str, Row]]) -> None:
@@ -145,21 +146,27 @@ def run(bench: Bench, peers: list[str]) -> dict[str, object]:
             # One server's failure is a line of the report; the others still count.
             failed[name] = f"{type(error).__name__}: {error}"
 
-    def hopline() -> dict[str, Row]:
-        return dict(zip(report.HOPLINE_ROWS, measure_hopline(bench), strict=True))
+    installed = [name for name in peers if is_installed(PEERS[name])]
+    skipped = [name for name in peers if name not in installed]
+    rounds: list[tuple[Row, Row]] = []
 
+    def hopline() -> dict[str, Row]:
+        rounds.append(measure_hopline(bench))
+        medians = [report.median_row([each[k] for each in rounds]) for k in range(2)]
+        return dict(zip(report.HOPLINE_ROWS, medians, strict=True))
+
+    # Hopline anew before each peer: the machine's speed drifts, and the median is of the whole run.
     attempt("hopline", hopline)
-    for name in peers:
-        if is_installed(PEERS[name]):
-            attempt(name, lambda name=name: {name: measure_peer(bench, PEERS[name])})  # type: ignore[misc]
-        else:
-            skipped.append(name)
+    for at, name in enumerate(installed):
+        if at:
+            attempt("hopline", hopline)
+        attempt(name, lambda name=name: {name: measure_peer(bench, PEERS[name])})  # type: ignore[misc]
     print(report.table(rows))
     for name in skipped:
         print(f"skipped {name}: not installed (benchmarks/setup installs it)")
     for name, reason in failed.items():
         print(f"failed {name}: {reason}")
-    return report.result(rows, failed) | {"skipped": skipped}
+    return report.result(rows, failed) | {"skipped": skipped, "hopline_rounds": len(rounds)}
 
 
 def main() -> int:
