@@ -149,9 +149,17 @@ class FeatureStoreError(HoplineError, RuntimeError):
 
 
 class FeatureStoreUnavailable(FeatureStoreError):
-    """A feature store cannot be asked now: no connection, too slow, overloaded."""
+    """A feature store cannot be asked now: no connection, too slow, overloaded.
+
+    Attributes:
+        retry_after_s: seconds after which it may answer again.
+    """
 
     code = "feature_store_unavailable"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class FeatureGroupNotFound(FeatureStoreError, LookupError):

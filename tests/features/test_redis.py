@@ -150,6 +150,13 @@ async def test_prefix_and_database_keep_stores_apart(redis_server):
         await store.close()
 
 
+async def test_loading_the_same_schema_again_is_no_gap_for_those_who_read(redis_server):
+    store = await filled(redis_server.url)
+    await store.create(GROUP)
+    check_rows(await store.fetch(GROUP, IDS), VALUES)
+    await store.close()
+
+
 async def test_rows_of_another_schema_of_the_same_length_are_dropped(redis_server):
     store = await filled(redis_server.url)
     await store.create(FeatureGroup("node", 256, "float16"))
@@ -503,6 +510,14 @@ async def test_error_answers_are_told_by_whether_another_try_may_help(error, kin
         await store.close()
 
 
+async def test_a_server_that_is_loading_its_data_is_not_a_wrong_address():
+    async with pretending(b"", ping=b"-LOADING Redis is loading the dataset in memory\r\n") as url:
+        store = open_store(url)
+        with pytest.raises(FeatureStoreUnavailable, match="LOADING"):
+            await store.open()
+        await store.close()
+
+
 @pytest.mark.parametrize(
     "garbage", [b"what?\r\n", b"*2\r\n", b"*421\r\n:5\r\n*1\r\n", b"*421\r\n$-2\r\n", b"*421\r\n$x\r\n"]
 )
@@ -534,7 +549,7 @@ async def test_an_answer_may_come_in_any_pieces():
 
 
 @contextlib.asynccontextmanager
-async def pretending(answer, step=1_000_000):
+async def pretending(answer, step=1_000_000, ping=b"+PONG\r\n"):
     """A server that answers MGET with these bytes, so many at a time, and PING as Redis does."""
 
     async def serve(reader, writer):
@@ -544,7 +559,7 @@ async def pretending(answer, step=1_000_000):
                 for _ in range(int(head[1:])):
                     size = int((await reader.readline())[1:])
                     words.append((await reader.readexactly(size + 2))[:-2])
-                reply = {b"PING": b"+PONG\r\n", b"MGET": answer}.get(words[0], b"-ERR disabled\r\n")
+                reply = {b"PING": ping, b"MGET": answer}.get(words[0], b"-ERR disabled\r\n")
                 for at in range(0, len(reply), step):
                     writer.write(reply[at : at + step])
                     await writer.drain()

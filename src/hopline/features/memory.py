@@ -51,15 +51,13 @@ class MemoryStore(FeatureStore):
         return await asyncio.to_thread(rows.fetch, group, ids)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`; rows of another dim or dtype are dropped."""
+        """As `FeatureStore.create`; rows that were written under another schema are dropped."""
         if self._folder is not None:
             raise self._read_only()
         check_group(group)
         rows = self._groups.get(group.name)
-        if rows is None or (rows.group.dim, rows.group.dtype) != (group.dim, group.dtype):
+        if rows is None or rows.group.hash != group.hash:
             self._groups[group.name] = GrowingRows(group)
-        else:
-            rows.group = group
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
         """As `FeatureStore.write`."""

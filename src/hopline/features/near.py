@@ -108,16 +108,17 @@ class NearRows:
         """Put rows into L1; they may be as old as the longest fetch."""
         self.cache.write(ids, values, time.monotonic() - self.client.timeout_s)
 
-    async def bring(self, ids: IdArray, timeout_s: float) -> Brought:
+    async def bring(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> Brought:
         """Fetch rows into L1.
 
         Args:
             ids: int64 [n] distinct global ids.
             timeout_s: the longest that this takes.
+            alone: whatever other processes say that they are fetching: they may have died.
 
         Returns: the rows; those that come too late go into L1 all the same.
         """
-        if not self._shared:
+        if alone or not self._shared:
             # Rows may have come since the caller looked.
             ids = ids[self.cache.probe(ids, time.monotonic())]
             return await self._fetch(ids, timeout_s) if ids.shape[0] else self._joined([])

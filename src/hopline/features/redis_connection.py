@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -185,9 +185,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-        self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)  # type: ignore[union-attr]
+        # uvloop's transports are no asyncio.Transport, but do what one does.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
 
     def pause_writing(self) -> None:
         """Of asyncio."""

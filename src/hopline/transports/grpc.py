@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from hopline.errors import BadRequest, ModelNotFound, Overloaded, Unavailable
+from hopline.errors import BadRequest, FeatureStoreUnavailable, ModelNotFound, Overloaded, Unavailable
 from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_errors import grpc_code
@@ -105,7 +105,7 @@ class GrpcApp:
                 code = grpc_code(known)
                 self._count(code.name)
                 trailers = [("hopline-error", known.code)]
-                if isinstance(known, Overloaded | Unavailable):
+                if isinstance(known, Overloaded | Unavailable | FeatureStoreUnavailable):
                     trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
                 await context.abort(code, str(known), tuple(trailers))
             self._count("OK")

@@ -39,6 +39,8 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.RuntimeFailure: 500,
 }
 
+#: Errors that say when to come back.
+_PASSING = (errors.Overloaded, errors.Unavailable, errors.FeatureStoreUnavailable)
 #: Failures that are the transport's own: no class of Hopline stands for them.
 TRANSPORT_CODES = {
     400: "bad_request",
@@ -64,7 +66,7 @@ def error_details(error: errors.HoplineError) -> dict[str, Any]:
         details["missing"] = list(error.missing)
     if isinstance(error, errors.SchemaMismatch):
         details["differences"] = list(error.differences)
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
+    if isinstance(error, _PASSING):
         details["retry_after_s"] = error.retry_after_s
     return details
 
@@ -78,7 +80,7 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
         oip: the Open Inference Protocol's form, `{"error": "text"}`; else `{"error": {"code": …,
             "message": …, details}}`.
     """
-    if isinstance(error, errors.Overloaded | errors.Unavailable):
+    if isinstance(error, _PASSING):
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
     headers += b"hopline-error: %b\r\n" % error.code.encode()
     body: Any = str(error)
