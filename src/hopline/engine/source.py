@@ -52,13 +52,15 @@ class Overlay:
     """Rows of one node type that were fetched for a batch: they need not be in L1 when it is computed.
 
     Args:
-        ids: int64 [n]. values: float32 [n, dim].
+        ids: int64 [n]. values: float32 [n, dim]; neither may be changed afterwards.
     """
 
     def __init__(self, ids: IdArray, values: FloatArray) -> None:
-        order = np.argsort(ids, kind="stable")
-        self._ids = ids[order]
-        self._values = values[order]
+        if not (ids[1:] > ids[:-1]).all():  # usually they are what a plan lacked, in order
+            order = np.argsort(ids, kind="stable")
+            ids, values = ids[order], values[order]
+        self._ids = ids
+        self._values = values
 
     def take(self, ids: IdArray, positions: IdArray, out: FloatArray) -> IdArray:
         """Fill out[positions] where ids[positions] is here; the positions that are left."""
