@@ -17,7 +17,7 @@ import uvloop
 
 from benchmarks.feature_phases.redis_process import GROUP, RedisProcess
 from hopline.arena import Arena
-from hopline.engine.source import Overlay, RowsAbsent
+from hopline.engine.source import Overlay, Absent
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, RowCache
 from hopline.features.near import NearRows
@@ -71,7 +71,7 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
         times[name].append(time.perf_counter() - began)
 
     async def cold(ids: IdArray) -> None:
-        absent = RowsAbsent({GROUP: ids})
+        absent = Absent({GROUP: ids})
         overlays: dict[str, list[Overlay]] = {}
         began = time.perf_counter()
         why = await supplier.fetch(absent, overlays, 1.0)

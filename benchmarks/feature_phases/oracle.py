@@ -48,7 +48,8 @@ class Oracle:
 
     def rows_per_request(self, seeds: IdArray) -> float:
         """Mean number of rows that a request for one of these seeds reads."""
-        return float(np.mean([self._bare.absent({"node": seeds[i : i + 1]})["node"].shape[0] for i in range(len(seeds))]))
+        counts = [self._bare.absent({"node": seeds[i : i + 1]})["node"].shape[0] for i in range(len(seeds))]
+        return float(np.mean(counts))
 
     def answers(self) -> FloatArray:
         """The final state of every node, float32 [num_nodes, d]."""

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import orjson
 
@@ -60,8 +61,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def send(self, payload: bytes) -> asyncio.Future[tuple[int, bytes]]:
         assert self.transport is not None
@@ -99,6 +99,7 @@ class Requester:
         self._port = port
         self._num_connections = connections
         self._free: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.answers: list[Answer] = []
 
     async def open(self) -> None:
@@ -118,13 +119,19 @@ class Requester:
         """Ask for nodes one by one at a fixed rate, whatever the answers do."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        tasks = []
         for number, node in enumerate(nodes.tolist()):
             pause = began + number / per_second - loop.time()
             if pause > 0:
                 await asyncio.sleep(pause)
-            tasks.append(loop.create_task(self.ask(node)))
-        await asyncio.gather(*tasks)
+            task = loop.create_task(self.ask(node))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for what is under way."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks)
 
     async def at_once(self, nodes: IdArray) -> None:
         """Ask for nodes with all connections, each as soon as it has its answer."""
@@ -139,13 +146,11 @@ class Requester:
     async def ask(self, node: int) -> None:
         """One request; the answer goes to `answers`."""
         connection = await self._free.get()
-        body = REQUEST.for_node(node).encode()
-        payload = b"%b %b HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-            REQUEST.method.encode(),
-            REQUEST.path.encode(),
-            len(body),
-            body,
-        )
+        body = REQUEST.for_node(node)
+        payload = (
+            f"{REQUEST.method} {REQUEST.path} HTTP/1.1\r\nHost: a\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
         sent = time.perf_counter()
         try:
             status, told = await asyncio.wait_for(connection.send(payload), _LOST_S)
@@ -159,7 +164,9 @@ class Requester:
         await self._free.put(connection)
 
     async def _connect(self) -> _Connection:
-        _, protocol = await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", self._port)
+        _, protocol = await asyncio.get_running_loop().create_connection(
+            _Connection, "127.0.0.1", self._port
+        )
         return protocol
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import workload
@@ -15,9 +15,9 @@ from hopline.features.l1 import CachePlan
 _PAGE_BYTES = 4096
 
 
-def command(kind: str, serve_dir: Path, **settings: object) -> list[str]:
-    """A command line of `hopline <kind>`; settings are named section__key."""
-    told = [("--set", f"{name.replace('__', '.', 1)}={value}") for name, value in settings.items()]
+def command(kind: str, serve_dir: Path, settings: Mapping[str, object]) -> list[str]:
+    """A command line of `hopline <kind>`; settings by their paths."""
+    told = [("--set", f"{name}={value}") for name, value in settings.items()]
     return [
         *(sys.executable, "-m", "hopline.cli", kind),
         *("--graph", str(serve_dir / "graph"), "--repository", str(serve_dir / "repository")),
@@ -26,10 +26,12 @@ def command(kind: str, serve_dir: Path, **settings: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def hopline(serve_dir: Path, num_outputs: int = workload.NUM_OUTPUTS, **settings: object) -> Iterator[Running]:
+def hopline(
+    serve_dir: Path, settings: Mapping[str, object], num_outputs: int = workload.NUM_OUTPUTS
+) -> Iterator[Running]:
     """A server for the length of a `with` block."""
     port = free_port()
-    line = [*command("serve", serve_dir, **settings), "--port", str(port), "--grpc-port", "-1"]
+    line = [*command("serve", serve_dir, settings), "--port", str(port), "--grpc-port", "-1"]
     with serve(line, port, REQUEST, num_outputs=num_outputs) as running:
         yield running
 

@@ -18,6 +18,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "features": ("hopline.commands.features", "app", "Copy features into a store, and compare them."),
     "package": ("hopline.commands.package", "package", "Package a trained PyG model for serving."),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
+    "prefetch": (
+        "hopline.commands.prefetch",
+        "prefetch",
+        "Fetch feature rows for all workers of this host.",
+    ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }

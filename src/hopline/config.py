@@ -133,6 +133,12 @@ class FeaturesConfig:
     prewarm_file: Path | None = setting(
         None, "external ids to prewarm instead, one a line, the most asked for first"
     )
+    shared_file: Path | None = setting(
+        None, "file in memory (/dev/shm/...) for the rows kept near; a prefetcher and restarts share it"
+    )
+    prefetcher: Path | None = setting(
+        None, "Unix socket of `hopline prefetch`, which fetches for all workers; empty: each by itself"
+    )
 
 
 @dataclass(frozen=True, slots=True)

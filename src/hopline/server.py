@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config
+from hopline.config import Config, needed_folder
 from hopline.errors import ConfigError
 from hopline.sockets import hold_new_connections, join, reserve, tls_context, tls_pair, url_host
 
@@ -53,6 +53,9 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     if config.server.workers > 1:
         from hopline.supervisor import run_workers
 
+        if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
+            needed_folder(config, "graph.path")
+            needed_folder(config, "models.repository")
         return run_workers(config, service=service)
     return run_process(config, service, announce)
 

@@ -22,6 +22,8 @@ from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFou
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
+from hopline.prefetch.link import PrefetchLink
+from hopline.prefetch.wire import Identity
 from hopline.rollout.prewarm import prewarm
 from hopline.rollout.sources import Sources
 from hopline.rollout.version import ServedVersion
@@ -46,6 +48,7 @@ class Service:
         #: model name -> the version that serves
         self._serving: dict[str, ServedVersion] = {}
         self._executor: ThreadPoolExecutor | None = None
+        self._link: PrefetchLink | None = None
         self._ready = False
         self._draining = False
 
@@ -59,6 +62,7 @@ class Service:
         began = time.perf_counter()
         graph = Graph.open(needed_folder(self.config, "graph.path"))
         await self.sources.open(graph)
+        self._link = self._prefetcher(graph)
         memory = self.config.graph.memory
         own_features = not self.sources.near
         if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
@@ -109,6 +113,8 @@ class Service:
     async def close(self) -> None:
         """Let go of threads; after `drain`."""
         self._ready = False
+        if self._link is not None:
+            await self._link.close()
         await self.sources.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -194,6 +200,18 @@ class Service:
 
     def _queued_rows(self, name: str) -> float:
         return float(sum(served.batcher.queued_rows for served in self._models[name].values()))
+
+    def _prefetcher(self, graph: Graph) -> PrefetchLink | None:
+        """The prefetcher, asked from now on whenever it is there."""
+        path, shared = self.config.features.prefetcher, self.sources.shared
+        if path is None or shared is None:
+            return None
+        identity = Identity(graph.version, shared.identity)
+        timeout_s = self.config.features.fetch_timeout_ms / 1e3
+        link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
+        link.start()
+        self.sources.sidecar = link
+        return link
 
     def _arena(self, num_bytes: int) -> Arena:
         fd = self.config.worker.table_fd

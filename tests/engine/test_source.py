@@ -8,7 +8,7 @@ from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, Supply
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import MEAN, SMALLER, STALE, Overlay, RowsAbsent, drop_edges
+from hopline.engine.source import MEAN, SMALLER, STALE, Absent, Overlay, drop_edges
 from hopline.errors import FeatureStoreUnavailable
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from tests.engine import zoo
@@ -77,7 +77,7 @@ def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, na
     forget(sources)
     asked = request(case, [3, 17, 40])
     (absent,) = answerer.answer_supplied([asked], [Supply()])
-    assert isinstance(absent, RowsAbsent)
+    assert isinstance(absent, Absent)
     overlays = {}
     for node_type, ids in absent.absent.items():
         assert (np.diff(ids) > 0).all()
@@ -102,7 +102,7 @@ def test_batch_mates_whose_rows_are_near_are_answered_at_once(cases, name):
     forget(sources, needs)
     found = answerer.answer_supplied([first, second, third], [Supply()] * 3)
     expected = case.answerer(False).answer([first, third])
-    assert isinstance(found[1], RowsAbsent)
+    assert isinstance(found[1], Absent)
     assert (logits(found[0]) == logits(expected[0])).all()
     assert (logits(found[2]) == logits(expected[1])).all()
 

@@ -1,13 +1,16 @@
 """A service whose features lie in a store: the same answers, on time, and honest when they are not."""
 
 import asyncio
+import gc
 import time
+from types import TracebackType
 
 import numpy as np
 import pytest
 
 from hopline.arena import create_shared
 from hopline.config import load_config
+from hopline.engine.source import RowsAbsent
 from hopline.errors import (
     ConfigError,
     FeatureGroupNotFound,
@@ -195,6 +198,16 @@ async def test_a_cancelled_request_leaves_the_others_their_rows(places, store, e
             assert isinstance(result, asyncio.CancelledError)
         else:
             assert (result.outputs["logits"] == expected[[i]]).all()
+    await stop(service)
+
+
+async def test_requests_that_waited_for_rows_leave_nothing_behind(places, store):
+    service = await started(places, **{"features.ttl_s": 0.001})
+    for _ in range(3):
+        await asyncio.gather(*[ask(service, i) for i in range(N)])
+    gc.collect()
+    kept = [o for o in gc.get_objects() if type(o) in (RowsAbsent, TracebackType)]
+    assert len(kept) < 20
     await stop(service)
 
 

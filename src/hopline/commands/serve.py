@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hopline.config import Config, load_config, needed_folder, process_env
+from hopline.config import Config, load_config, process_env
 from hopline.errors import ConfigError
 
 _DEFAULT_FILE = Path("hopline.toml")
@@ -49,11 +49,7 @@ def serve(
         "server.grpc_port": grpc_port,
         "server.workers": workers,
     }
-    resolved = resolve_config(config, overrides, settings or [])
-    # Told here, once, rather than by every worker.
-    needed_folder(resolved, "graph.path")
-    needed_folder(resolved, "models.repository")
-    raise typer.Exit(server.run(resolved))
+    raise typer.Exit(server.run(resolve_config(config, overrides, settings or [])))
 
 
 def resolve_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> Config:

@@ -18,7 +18,7 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
-from hopline.engine.source import Overlay, RowsAbsent
+from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, NodeNotFound
 from hopline.graph import IdIndex
 from hopline.sampling.keyed import NO_CUT
@@ -81,8 +81,8 @@ class Answerer:
 
     def answer_supplied(
         self, requests: Sequence[ScoreRequest], supplies: Sequence[Supply]
-    ) -> list[Outcome | RowsAbsent]:
-        """The same for a model with sources; a request whose rows are not all there gets `RowsAbsent`.
+    ) -> list[Outcome | Absent]:
+        """The same for a model with sources; a request whose rows are not all there gets `Absent`.
 
         Requests that have all they read are answered together, at full quality; those that must do
         without something are answered apart, so that nobody else's answer is touched.
@@ -90,7 +90,7 @@ class Answerer:
         Raises:
             HoplineError: the batch failed as a whole.
         """
-        outcomes: list[Outcome | RowsAbsent | None] = [None] * len(requests)
+        outcomes: list[Outcome | Absent | None] = [None] * len(requests)
         together = list(range(len(requests)))
         try:
             self._together(requests, supplies, together, outcomes)
@@ -115,7 +115,7 @@ class Answerer:
         requests: Sequence[ScoreRequest],
         supplies: Sequence[Supply],
         members: list[int],
-        outcomes: list[Outcome | RowsAbsent | None],
+        outcomes: list[Outcome | Absent | None],
     ) -> None:
         overlays: dict[str, list[Overlay]] = {}
         for m in members:
@@ -145,12 +145,10 @@ class Answerer:
         self.model.supply(supply.overlays)
         return bool(self.model.absent(wanted, NO_CUT if request.as_of is None else request.as_of))
 
-    def _answer_without(
-        self, request: ScoreRequest, supply: Supply, found: RowsAbsent
-    ) -> Outcome | RowsAbsent:
+    def _answer_without(self, request: ScoreRequest, supply: Supply, found: RowsAbsent) -> Outcome | Absent:
         """What a request gets whose rows are not all there."""
         if not supply.is_last:
-            return found
+            return Absent(found.absent)
         if request.degraded == "refuse":
             count = sum(ids.shape[0] for ids in found.absent.values())
             return FeatureStoreUnavailable(

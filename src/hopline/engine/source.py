@@ -12,7 +12,7 @@ lower rungs of the degradation ladder:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numba import njit
@@ -76,6 +76,17 @@ class Overlay:
 
 #: Node type -> overlays, of one batch.
 Overlays = Mapping[str, Sequence[Overlay]]
+
+
+class Absent(NamedTuple):
+    """An outcome: the request reads rows that are not near. (Never the exception itself, whose traceback
+    would keep its batch alive.)
+
+    Attributes:
+        absent: node type -> int64 [m] distinct global ids, sorted.
+    """
+
+    absent: dict[str, IdArray]
 
 
 class RowsAbsent(Exception):

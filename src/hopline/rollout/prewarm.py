@@ -10,7 +10,7 @@ import numpy as np
 
 from hopline.config import Config
 from hopline.engine.model import Model
-from hopline.engine.source import RowsAbsent
+from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import ConfigError, HoplineError
 from hopline.rollout.version import ServedVersion
 from hopline.types import IdArray
@@ -50,14 +50,14 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
 
 async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdArray) -> bool:
     end = time.monotonic() + _PATIENCE_S
-    overlays: dict[str, list] = {}  # type: ignore[type-arg]
+    overlays: dict[str, list[Overlay]] = {}
     while True:
         model.supply(overlays)
         try:
             model.final_states({node_type: ids})
             return True
         except RowsAbsent as found:
-            if not await served.bring(found, overlays, max(0.0, end - time.monotonic())):
+            if not await served.bring(Absent(found.absent), overlays, max(0.0, end - time.monotonic())):
                 return False
         except HoplineError as error:
             log.warning("prewarming failed: %s", error)

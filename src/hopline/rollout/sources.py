@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+from collections.abc import Mapping
 from functools import partial
+from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 
 from hopline.arena import Arena
@@ -19,18 +23,22 @@ from hopline.features.metrics import FeatureMetrics
 from hopline.features.near import NearRows
 from hopline.features.registry import open_store
 from hopline.features.retry import RetryPolicy
+from hopline.features.shared_file import HEADER_BYTES, SharedFile
 from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
+from hopline.rollout.sidecar import Sidecar
 from hopline.settings import did_you_mean
 from hopline.types import FloatArray
 
 log = logging.getLogger(__name__)
 
 #: Rows of the graph that the mean row is taken of, evenly spread.
-_MEAN_ROWS = 10_000
+_MEAN_ROWS = 2_000
 #: Seconds: from just fetched to a day.
 _AGE_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
+#: What a prefetcher has of L1's slots, to one of all workers together: they write only when it is away.
+_PREFETCHER_SHARE = 4.0
 
 
 class Sources:
@@ -40,13 +48,20 @@ class Sources:
         near: node type -> its rows; empty where features lie in the graph.
         metrics: of fetches and degraded answers.
         fetched_rows: histogram by model and version.
+        shared: the file that L1 lives in, where it has one.
+        sidecar: fetches for this process; whoever wires one sets it before models are loaded.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
         self.near: dict[str, NearRows] = {}
+        self.shared: SharedFile | None = None
+        self.sidecar: Sidecar | None = None
         self.metrics = FeatureMetrics(metrics)
         self.fetched_rows = metrics.histogram(
-            "hopline_fetched_rows", "Rows that a request had to wait for.", ("model", "version"), ROW_BUCKETS
+            "hopline_fetched_rows",
+            "Rows that a request had to wait for.",
+            ("model", "version"),
+            ROW_BUCKETS,
         )
         self._config = config
         self._registry = metrics
@@ -64,6 +79,10 @@ class Sources:
         settings = self._config.features
         if not settings.store:
             return
+        if settings.prefetcher is not None and settings.shared_file is None:
+            raise ConfigError(
+                "features.prefetcher: set features.shared_file as well: the prefetcher puts rows there"
+            )
         origin = await self._tier("origin", settings.store, "features.store")
         l2 = await self._tier("l2", settings.cache, "features.cache") if settings.cache else None
         types = {name: nodes for name, nodes in graph.nodes.items() if nodes.features.shape[1]}
@@ -72,8 +91,7 @@ class Sources:
         ttls = _pairs(settings.ttls, "features.ttls", list(groups.values()))
         described = {name: await origin.store.describe(groups[name]) for name in types}
         plans = self._plans(graph, described)
-        fd = self._config.worker.rows_fd
-        arena = Arena(sum(plan.num_bytes for plan in plans.values()), fd if fd >= 0 else None)
+        arena = self._arena(graph, described, plans)
         ages = self._registry.histogram(
             "hopline_feature_age_seconds",
             "Age of feature rows served from L1 (a sample).",
@@ -103,7 +121,7 @@ class Sources:
                 graph.nodes[name].ids.external,
                 partial(_mean_row, graph, name),
                 ages(group.name),
-                shared=self._config.worker.count > 1,
+                shared=self._config.worker.count > 1 or self.shared is not None,
             )
         rows = self._registry.counter(
             "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
@@ -117,6 +135,9 @@ class Sources:
             await near.client.close()
         for store in self._stores:
             await store.close()
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
 
     async def _tier(self, name: str, url: str, setting: str) -> Tier:
         store = open_store(url, setting)
@@ -134,15 +155,44 @@ class Sources:
         sizes = {name: graph.nodes[name].num_nodes * group.dim for name, group in groups.items()}
         total = max(1, sum(sizes.values()))
         memory = self._config.features.memory_bytes
+        num_workers = self._config.worker.count
+        shares = (1.0,) * num_workers
+        if self._config.features.prefetcher is not None:
+            shares += (_PREFETCHER_SHARE * num_workers,)
         return {
             name: CachePlan.within(
                 graph.nodes[name].num_nodes,
                 group.dim,
                 memory * sizes[name] // total,
-                self._config.worker.count,
+                len(shares),
+                shares,
             )
             for name, group in groups.items()
         }
+
+    def _arena(
+        self, graph: Graph, groups: Mapping[str, FeatureGroup], plans: Mapping[str, CachePlan]
+    ) -> Arena:
+        """L1's memory: a file with a name, that of the supervisor, or this process's own."""
+        num_bytes = sum(plan.num_bytes for plan in plans.values())
+        settings, worker = self._config.features, self._config.worker
+        if settings.shared_file is None:
+            return Arena(num_bytes, worker.rows_fd if worker.rows_fd >= 0 else None)
+        described = {name: [group.name, group.hash] for name, group in groups.items()}
+        layout = {
+            "graph.path": graph.version,
+            # Whose rows they are, without a password.
+            "features.store": _short(urlsplit(settings.store)._replace(netloc=_place(settings.store))),
+            "features.groups": _short(described),
+            "features.memory_bytes": str(settings.memory_bytes),
+            "features.prefetcher": "set" if settings.prefetcher is not None else "empty",
+            "server.workers": str(worker.count),
+            "layout": _short([(plan.num_nodes, plan.dim, plan.slots) for plan in plans.values()]),
+        }
+        self.shared = SharedFile.join(settings.shared_file, layout, num_bytes, worker.index)
+        arena = Arena(HEADER_BYTES + num_bytes, self.shared.fd)
+        arena.take((HEADER_BYTES,), np.uint8)
+        return arena
 
     def _record(self) -> None:
         """Bring the caches' own counts into the metrics."""
@@ -151,6 +201,14 @@ class Sources:
                 key = near.group.name, result
                 self._l1_rows(*key).inc(count - self._counted.get(key, 0))
                 self._counted[key] = count
+
+
+def _place(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _short(value: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]
 
 
 def _check(group: FeatureGroup, graph: Graph, node_type: str) -> None:

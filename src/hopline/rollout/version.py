@@ -16,14 +16,16 @@ from hopline.engine.answer import Answerer, Supply
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import Overlay, RowsAbsent
+from hopline.engine.source import Absent, Overlay
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.sidecar import Wanted
 from hopline.rollout.sources import Sources
 from hopline.rollout.supplier import Supplier
+from hopline.sampling.keyed import NO_CUT
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import BatchPolicy, CostModel
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import Deliver, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 #: Batches whose figures wait to be brought into the metrics.
 _RAN_TOGETHER = 64
@@ -50,7 +52,7 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     enqueued: float = 0.0
     ended: bool = False
     supply: Supply = _NOTHING_YET
-    absent: RowsAbsent | None = None
+    absent: Absent | None = None
     patient_until: float = 0.0
 
     def cancel(self) -> None:
@@ -110,7 +112,7 @@ class ServedVersion:
         )
         self._supplier: Supplier | None = None
         if sources is not None and sources.near:
-            self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3)
+            self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
         self._ran: list[tuple[int, Sequence[float], float, float]] = []
@@ -166,7 +168,7 @@ class ServedVersion:
             raise
         return item
 
-    async def bring(self, absent: RowsAbsent, overlays: dict[str, list[Overlay]], timeout_s: float) -> bool:
+    async def bring(self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float) -> bool:
         """Fetch rows and add them to `overlays`; whether all of them came."""
         assert self._supplier is not None
         return not await self._supplier.fetch(absent, overlays, timeout_s)
@@ -220,7 +222,7 @@ class ServedVersion:
         )
         results: list[ScoreResult | HoplineError | None] = []
         for item, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, RowsAbsent):
+            if isinstance(outcome, Absent):
                 item.absent = outcome
                 results.append(None)
             else:
@@ -233,13 +235,30 @@ class ServedVersion:
         """Fetch the feature rows that a request lacks, and put it back."""
 
         def resume(supply: Supply, until: float) -> None:
-            item.supply, item.patient_until = supply, until
+            item.supply, item.patient_until, item.absent = supply, until, None
             self.batcher.resume(item)
 
         assert self._supplier is not None
         assert item.absent is not None
         self._fetched_rows.observe(sum(ids.shape[0] for ids in item.absent.absent.values()))
-        self._supplier.begin(item.absent, item.supply, item.patient_until, resume)
+        self._supplier.begin(
+            item.absent, item.supply, item.patient_until, resume, lambda: self._wanted(item.request)
+        )
+
+    def _wanted(self, request: ScoreRequest) -> Wanted | None:
+        """What a request is about; None where inline nodes are part of it."""
+        if request.inline:
+            return None
+        head = self.model.spec.head
+        sides = (request.nodes,) if request.pairs is None else request.pairs
+        types = (head.node_type, head.dst_node_type or head.node_type)
+        seeds: dict[str, IdArray] = {}
+        for node_type, external in zip(types, sides, strict=False):
+            ids = self.model.graph.nodes[node_type].ids.lookup(external)
+            ids = ids[ids >= 0]
+            seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
+        as_of = NO_CUT if request.as_of is None else request.as_of
+        return Wanted(self.name, self.version, as_of, seeds)
 
     def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
         """Take note of a batch that ran."""

@@ -1,0 +1,114 @@
+"""The life of a prefetcher: startup, until SIGTERM, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hopline.artifact import ModelSpec
+from hopline.config import Config, needed_folder
+from hopline.errors import ConfigError
+from hopline.graph import Graph
+from hopline.observe.metrics import Metrics
+from hopline.prefetch import wire
+from hopline.prefetch.neighborhood import Neighborhood
+from hopline.prefetch.server import Counts, PrefetchServer, Tally
+from hopline.rollout.sources import Sources
+
+log = logging.getLogger(__name__)
+
+#: Seconds between lines that say what was done.
+_REPORT_EVERY_S = 60.0
+
+
+def run(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int:
+    """Prefetch for the workers of a server with the same settings, until SIGTERM or SIGINT.
+
+    Args:
+        models: folder and spec of each version that the server has.
+
+    Returns: the exit code, 0 after an orderly end.
+    Raises: HoplineError: it could not start.
+    """
+    import uvloop
+
+    for name in ("store", "shared_file", "prefetcher"):
+        if not getattr(config.features, name):
+            raise ConfigError(f"features.{name}: not set; a prefetcher needs it, as does the server")
+    # The last of L1's writers; see `Sources`.
+    workers = config.server.workers
+    config = config.replace(worker__count=workers, worker__index=workers)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(config, models))
+
+
+async def _live(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int:
+    began = time.perf_counter()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    registry = Metrics()
+    sources = Sources(config, registry)
+    sources.metrics = tally = Tally(registry)
+    server: PrefetchServer | None = None
+    try:
+        graph = Graph.open(needed_folder(config, "graph.path"))
+        await sources.open(graph)
+        server = _server(graph, sources, tally, models)
+        path = config.features.prefetcher
+        assert path is not None
+        await server.listen(path)
+        gc.collect()
+        gc.freeze()
+        log.info("started in %.2f s", time.perf_counter() - began)
+        print(f"Hopline's prefetcher is ready at {path} ({len(models)} model versions)", flush=True)
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _REPORT_EVERY_S)
+            report(server)
+        log.info("draining")
+    finally:
+        if server is not None:
+            await server.drain(config.server.drain_timeout_s)
+        await sources.close()
+    return 0
+
+
+def _server(
+    graph: Graph, sources: Sources, tally: Tally, models: Sequence[tuple[Path, ModelSpec]]
+) -> PrefetchServer:
+    assert sources.shared is not None
+    neighborhoods = {
+        (spec.name, spec.version): Neighborhood(folder, spec, graph, sources.near)
+        for folder, spec in models
+    }
+    num_nodes = {name: nodes.num_nodes for name, nodes in graph.nodes.items()}
+    identity = wire.Identity(graph.version, sources.shared.identity)
+    return PrefetchServer(sources.near, neighborhoods, identity, num_nodes, tally)
+
+
+def report(server: PrefetchServer) -> None:
+    """Log what was done since the last report, and begin a new one."""
+    counts, server.counts = server.counts, Counts()
+    if not counts.messages:
+        return
+    log.info(
+        "%d messages of %d workers in %.2f ms on average, %.1f ms at most: %d seeds, %d rows in %d "
+        "calls, %d rows could not be had, %d messages not be answered",
+        counts.messages,
+        server.num_workers,
+        counts.seconds / counts.messages * 1e3,
+        counts.longest_s * 1e3,
+        counts.seeds,
+        counts.rows,
+        counts.calls,
+        counts.lacking,
+        counts.problems,
+    )

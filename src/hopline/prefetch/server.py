@@ -1,0 +1,301 @@
+"""The prefetcher's end of the socket: resolves what workers ask about and brings the rows into L1.
+
+One event loop serves all workers, so rows that several of them lack at once are one fetch of the
+feature client. A message is answered when its rows are in L1 or its worker's patience is over; rows that
+come later reach L1 all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hopline.errors import ConfigError, HoplineError
+from hopline.features.answer import Reason
+from hopline.features.metrics import FeatureMetrics
+from hopline.features.near import Brought, NearRows
+from hopline.prefetch import wire
+from hopline.prefetch.neighborhood import Neighborhood
+from hopline.types import IdArray
+
+log = logging.getLogger(__name__)
+
+#: Messages of one worker that may be under way: four times what a worker sends.
+_MAX_UNANSWERED = 256
+#: Of a worker's patience, what fetching may take: the rest is for the way back.
+_SHARE = 0.9
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since somebody last looked.
+
+    Attributes:
+        messages, problems: answered, and those of them with nothing but a problem.
+        seeds, rows, calls: asked about; fetched; calls to stores that this took.
+        lacking: rows that could not be had.
+        seconds, longest_s: from a message to its answer, in all and at most.
+    """
+
+    messages: int = 0
+    problems: int = 0
+    seeds: int = 0
+    rows: int = 0
+    calls: int = 0
+    lacking: int = 0
+    seconds: float = 0.0
+    longest_s: float = 0.0
+
+
+class Tally(FeatureMetrics):
+    """Metrics of fetching that also count rows and calls over all stores, since the start."""
+
+    num_rows = 0
+    num_calls = 0
+
+    def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
+        """As `ClientMetrics.called`."""
+        super().called(store, tier, outcome, seconds)
+        self.num_calls += 1
+
+    def rows(self, tier: str, result: str, count: int) -> None:
+        """As `ClientMetrics.rows`."""
+        super().rows(tier, result, count)
+        if result == Reason.FOUND.label:
+            self.num_rows += count
+
+
+class PrefetchServer:
+    """See the module.
+
+    Args:
+        near: node type -> its rows; L1 is shared.
+        neighborhoods: (model, version) -> what its seeds read.
+        identity: that workers must have, too.
+        num_nodes: node type -> ids are below this.
+        tally: of what is fetched.
+
+    Attributes:
+        counts: see there; set a fresh one to begin anew.
+        num_workers: that are connected.
+    """
+
+    def __init__(
+        self,
+        near: Mapping[str, NearRows],
+        neighborhoods: Mapping[tuple[str, str], Neighborhood],
+        identity: wire.Identity,
+        num_nodes: Mapping[str, int],
+        tally: Tally,
+    ) -> None:
+        self.counts = Counts()
+        self._near = near
+        self._neighborhoods = neighborhoods
+        self._identity = identity
+        self._num_nodes = num_nodes
+        self._tally = tally
+        self._told_rows = self._told_calls = 0
+        self._listener: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_workers(self) -> int:
+        """See above."""
+        return len(self._talks)
+
+    async def listen(self, path: Path) -> None:
+        """Take workers in.
+
+        Raises:
+            ConfigError: the path cannot be a socket, or another prefetcher listens there.
+        """
+        _make_way(path)
+        try:
+            # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
+            before = os.umask(0o177)
+            try:
+                self._listener = await asyncio.start_unix_server(self._talk, path)
+            finally:
+                os.umask(before)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"features.prefetcher: cannot listen at {path}: {error}") from None
+        self._path = path
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more workers and messages, and answer those taken, within a time."""
+        if self._listener is not None:
+            self._listener.close()
+        for talk in list(self._talks):
+            talk.cancel()  # it reads no more; answers that are under way keep the writer
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=timeout_s)
+        if self._talks:
+            await asyncio.wait(self._talks, timeout=1.0)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One worker, from its first word to its last."""
+        talk = asyncio.current_task()
+        assert talk is not None
+        unanswered: set[asyncio.Task[None]] = set()
+        try:
+            async with asyncio.timeout(5):
+                refusal = self._refusal(await wire.receive(reader, wire.from_worker))
+            if refusal:
+                log.warning("a worker was refused: %s", refusal)
+                writer.write(wire.frame(wire.Refusal(refusal)))
+                return
+            writer.write(wire.frame(wire.Welcome()))
+            self._talks[talk] = writer
+            while True:
+                message = await wire.receive(reader, wire.from_worker)
+                if isinstance(message, wire.Ping):
+                    writer.write(wire.frame(wire.Pong()))
+                elif isinstance(message, wire.Ask) and len(unanswered) < _MAX_UNANSWERED:
+                    answer = asyncio.ensure_future(self._answer(message, writer))
+                    for tasks in (unanswered, self._answers):
+                        tasks.add(answer)
+                        answer.add_done_callback(tasks.discard)
+                else:
+                    raise wire.WireError(f"{len(unanswered)} messages unanswered, or a second hello")
+        except (EOFError, OSError, TimeoutError):
+            pass  # the worker has ended; what it asked for is fetched to its end
+        except wire.WireError as error:
+            log.error("a worker's connection is cut: %s", error)
+        except asyncio.CancelledError:  # the drain
+            if unanswered:
+                await asyncio.wait(unanswered)
+        finally:
+            self._talks.pop(talk, None)
+            writer.close()
+
+    def _refusal(self, message: wire.FromWorker) -> str:
+        """Why a worker may not ask; "" where it may."""
+        if not isinstance(message, wire.Hello):
+            raise wire.WireError("the first message is no hello")
+        if message.protocol != wire.PROTOCOL:
+            return f"it speaks version {message.protocol}, the prefetcher {wire.PROTOCOL}: upgrade both"
+        if message.identity.graph != self._identity.graph:
+            return f"its graph is {message.identity.graph}, the prefetcher's {self._identity.graph}"
+        if message.identity.file != self._identity.file:
+            return "its rows are in another file than the prefetcher's: features.shared_file differs"
+        return ""
+
+    async def _answer(self, ask: wire.Ask, writer: asyncio.StreamWriter) -> None:
+        began = time.perf_counter()
+        try:
+            done = await self._bring(ask)
+        except wire.WireError as error:
+            done = wire.Done(ask.number, problem=str(error))
+        except Exception as error:  # the boundary: the worker waits for an answer
+            log.exception("a message could not be answered")
+            done = wire.Done(ask.number, problem=f"{type(error).__name__}: {error}")
+        counts = self.counts
+        took = time.perf_counter() - began
+        counts.messages += 1
+        counts.problems += bool(done.problem)
+        counts.seconds += took
+        counts.longest_s = max(counts.longest_s, took)
+        if not writer.is_closing():
+            tally = self._tally
+            done.num_rows, self._told_rows = tally.num_rows - self._told_rows, tally.num_rows
+            done.num_calls, self._told_calls = tally.num_calls - self._told_calls, tally.num_calls
+            counts.rows += done.num_rows
+            counts.calls += done.num_calls
+            writer.write(wire.frame(done))
+
+    async def _bring(self, ask: wire.Ask) -> wire.Done:
+        """Bring the rows of a message into L1."""
+        done = wire.Done(ask.number)
+        lacking: dict[str, list[IdArray]] = {}
+        for seeds in ask.seeds:
+            problem = self._resolve(seeds, lacking)
+            if problem:
+                done.problem = problem
+                return done
+        now = time.monotonic()
+        for node_type, data in ask.rows.items():
+            if node_type not in self._near:
+                raise wire.WireError(f"{node_type!r} has no rows in a store")
+            ids = self._ids(node_type, data)
+            lacking.setdefault(node_type, []).append(ids[self._near[node_type].cache.probe(ids, now)])
+        wanted = {
+            node_type: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+            for node_type, parts in lacking.items()
+            if any(part.shape[0] for part in parts)
+        }
+        timeout_s = ask.patience_s * _SHARE
+        found = await asyncio.gather(
+            *(self._near[node_type].bring(ids, timeout_s) for node_type, ids in wanted.items())
+        )
+        reasons: set[str] = set()
+        for (node_type, ids), brought in zip(wanted.items(), found, strict=True):
+            if brought.why:
+                gone = self._gone(node_type, ids, brought)
+                if gone.shape[0]:
+                    reasons |= set(brought.why)
+                    self.counts.lacking += gone.shape[0]
+                    done.lacking = {**done.lacking, node_type: wire.pack(gone)}
+        done.reason = " or ".join(sorted(reasons))
+        return done
+
+    def _resolve(self, seeds: wire.Seeds, lacking: dict[str, list[IdArray]]) -> str:
+        """Add what seeds lack; returns why that cannot be told, "" where it can."""
+        neighborhood = self._neighborhoods.get((seeds.model, seeds.version))
+        if neighborhood is None:
+            return f"the prefetcher has no model {seeds.model}/{seeds.version}"
+        wanted = {node_type: self._ids(node_type, data) for node_type, data in seeds.ids.items()}
+        if not neighborhood.seed_types.issuperset(wanted):
+            raise wire.WireError(f"{seeds.model} has no seeds of {', '.join(wanted)}")
+        self.counts.seeds += sum(ids.shape[0] for ids in wanted.values())
+        try:
+            found = neighborhood.lacking(wanted, seeds.as_of)
+        except HoplineError as error:
+            return str(error)
+        for node_type, ids in found.items():
+            lacking.setdefault(node_type, []).append(ids)
+        return ""
+
+    def _ids(self, node_type: str, data: bytes) -> IdArray:
+        if node_type not in self._num_nodes:
+            raise wire.WireError(f"no node type {node_type!r}")
+        return wire.unpack(data, self._num_nodes[node_type])
+
+    def _gone(self, node_type: str, ids: IdArray, brought: Brought) -> IdArray:
+        """Of `ids`, those that were not brought and that nobody else has brought."""
+        left = np.setdiff1d(ids, brought.ids, assume_unique=True)
+        gone: IdArray = left[self._near[node_type].cache.probe(left, time.monotonic())]
+        return gone
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket that a dead prefetcher left."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"features.prefetcher: {path} is there and is no socket; name another path")
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"features.prefetcher: another prefetcher listens at {path}")
