@@ -9,10 +9,11 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hopline.arena import Arena
 from hopline.artifact import ModelSpec, read_spec
@@ -22,12 +23,13 @@ from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFou
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
-from hopline.prefetch.link import PrefetchLink
-from hopline.prefetch.wire import Identity
-from hopline.rollout.prewarm import prewarm
-from hopline.rollout.sources import Sources
 from hopline.rollout.version import ServedVersion
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+
+if TYPE_CHECKING:
+    from hopline.features.near import NearRows
+    from hopline.prefetch.link import PrefetchLink
+    from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
-        self.sources = Sources(config, self.metrics)
+        #: Where features come from that are not in the graph.
+        self.sources: Sources | None = None
         #: model name -> version -> served; the last version is the one that serves.
         self._models: dict[str, dict[str, ServedVersion]] = {}
         #: model name -> the version that serves
@@ -61,10 +64,9 @@ class Service:
         """
         began = time.perf_counter()
         graph = Graph.open(needed_folder(self.config, "graph.path"))
-        await self.sources.open(graph)
-        self._link = self._prefetcher(graph)
+        near = await self._open_sources(graph)
         memory = self.config.graph.memory
-        own_features = not self.sources.near
+        own_features = not near
         if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
             graph = in_huge_pages(graph, features=own_features)
         prefault(graph, features=own_features)
@@ -74,12 +76,11 @@ class Service:
         self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
         for (folder, spec), plan in zip(found, plans, strict=True):
             tables = plan.build(arena, self.config.worker.index)
-            near = self.sources.near
             model = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
             metrics = self.metrics.model(spec.name, spec.version)
             served = ServedVersion(model, self.config, metrics, self._executor, self.sources)
             served.warm_up()
-            await prewarm(served, self.config)
+            await self._prewarm(served)
             self.metrics.before_reading(served.record)
             self._models.setdefault(spec.name, {})[spec.version] = served
             self._serving[spec.name] = served
@@ -115,7 +116,8 @@ class Service:
         self._ready = False
         if self._link is not None:
             await self._link.close()
-        await self.sources.close()
+        if self.sources is not None:
+            await self.sources.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -201,17 +203,34 @@ class Service:
     def _queued_rows(self, name: str) -> float:
         return float(sum(served.batcher.queued_rows for served in self._models[name].values()))
 
-    def _prefetcher(self, graph: Graph) -> PrefetchLink | None:
-        """The prefetcher, asked from now on whenever it is there."""
+    # What only some servers need is imported where it is: a fifth of a second of each start.
+
+    async def _open_sources(self, graph: Graph) -> Mapping[str, NearRows]:
+        """Connect to the feature store, if there is one; node type -> its rows."""
+        if not self.config.features.store:
+            return {}
+        from hopline.rollout.sources import Sources
+
+        self.sources = Sources(self.config, self.metrics)
+        await self.sources.open(graph)
         path, shared = self.config.features.prefetcher, self.sources.shared
-        if path is None or shared is None:
-            return None
-        identity = Identity(graph.version, shared.identity)
-        timeout_s = self.config.features.fetch_timeout_ms / 1e3
-        link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
-        link.start()
-        self.sources.sidecar = link
-        return link
+        if path is not None and shared is not None:
+            from hopline.prefetch.link import PrefetchLink
+            from hopline.prefetch.wire import Identity
+
+            identity = Identity(graph.version, shared.identity)
+            timeout_s = self.config.features.fetch_timeout_ms / 1e3
+            self._link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
+            self._link.start()
+            self.sources.sidecar = self._link
+        return self.sources.near
+
+    async def _prewarm(self, served: ServedVersion) -> None:
+        settings = self.config.features
+        if settings.prewarm_nodes or settings.prewarm_file is not None:
+            from hopline.rollout.prewarm import prewarm
+
+            await prewarm(served, self.config)
 
     def _arena(self, num_bytes: int) -> Arena:
         fd = self.config.worker.table_fd

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,12 +20,14 @@ from hopline.engine.source import Absent, Overlay
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.sidecar import Wanted
-from hopline.rollout.sources import Sources
-from hopline.rollout.supplier import Supplier
 from hopline.sampling.keyed import NO_CUT
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import BatchPolicy, CostModel
 from hopline.types import Deliver, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+if TYPE_CHECKING:
+    from hopline.rollout.sources import Sources
+    from hopline.rollout.supplier import Supplier
 
 #: Batches whose figures wait to be brought into the metrics.
 _RAN_TOGETHER = 64
@@ -112,6 +114,8 @@ class ServedVersion:
         )
         self._supplier: Supplier | None = None
         if sources is not None and sources.near:
+            from hopline.rollout.supplier import Supplier
+
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
