@@ -17,7 +17,7 @@ import uvloop
 
 from benchmarks.feature_phases.redis_process import GROUP, RedisProcess
 from hopline.arena import Arena
-from hopline.engine.source import Overlay, Absent
+from hopline.engine.source import Absent, Overlay
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, RowCache
 from hopline.features.near import NearRows
