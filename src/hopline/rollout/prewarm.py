@@ -17,9 +17,12 @@ from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
 
-#: Nodes computed at once, and the longest that rows of so many are waited for.
+#: Nodes computed at once, and the longest that the rows of so many are waited for.
 _AT_ONCE = 1024
 _PATIENCE_S = 5.0
+#: Rows of one fetch: as many as requests ask for together, since a fetch that takes longer than
+#: `features.fetch_timeout_ms` counts as the store's failure and would open its breaker.
+_ROWS_AT_ONCE = 1024
 
 
 async def prewarm(served: ServedVersion, config: Config) -> None:
@@ -57,13 +60,24 @@ async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdA
             model.final_states({node_type: ids})
             return True
         except RowsAbsent as found:
-            if not await served.bring(Absent(found.absent), overlays, max(0.0, end - time.monotonic())):
+            if not await _bring(served, found, overlays, end):
                 return False
         except HoplineError as error:
             log.warning("prewarming failed: %s", error)
             return False
         finally:
             model.supply({})
+
+
+async def _bring(
+    served: ServedVersion, found: RowsAbsent, overlays: dict[str, list[Overlay]], end: float
+) -> bool:
+    for node_type, ids in found.absent.items():
+        for at in range(0, ids.shape[0], _ROWS_AT_ONCE):
+            absent = Absent({node_type: ids[at : at + _ROWS_AT_ONCE]})
+            if not await served.bring(absent, overlays, max(0.0, end - time.monotonic())):
+                return False
+    return True
 
 
 def most_read(model: Model, count: int) -> IdArray:
