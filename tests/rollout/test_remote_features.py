@@ -20,6 +20,7 @@ from hopline.errors import (
 )
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
+from hopline.rollout import prewarm
 from hopline.rollout import sources as wiring
 from hopline.service import Service
 from hopline.testing.faulty_store import FaultyStore
@@ -250,6 +251,22 @@ async def test_prewarming_from_a_file_skips_ids_that_are_gone(places, store, tmp
     store.reset_counts()
     await ask(service, 5, 6)
     assert store.num_rows == 0
+    await stop(service)
+
+
+async def test_prewarming_goes_on_after_a_row_that_the_store_lacks(places, store, monkeypatch):
+    monkeypatch.setattr(prewarm, "_AT_ONCE", 4)
+    store.missing_share = 0.1
+    service = await started(places, **{"features.prewarm_nodes": N, "features.negative_ttl_ms": 1.0})
+    asked = set(store.asked)
+    store.reset_counts()
+    store.heal()
+    for i in range(N):
+        await ask(service, i)
+    lacked = set(store.asked)  # those that were not there, and only those, are asked for again
+    assert lacked
+    assert len(lacked) <= 0.2 * N
+    assert len(asked) == N
     await stop(service)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from hopline.config import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import ConfigError, HoplineError
+from hopline.features.answer import Reason
 from hopline.rollout.version import ServedVersion
 from hopline.types import IdArray
 
@@ -20,6 +23,10 @@ log = logging.getLogger(__name__)
 #: Nodes computed at once, and the longest that the rows of so many are waited for.
 _AT_ONCE = 1024
 _PATIENCE_S = 5.0
+#: Batches in a row that the store may fail to supply before prewarming gives up on it.
+_MAX_FAILURES = 3
+#: Reasons that are the row's own: the store answered, and does not have it.
+_OF_THE_ROW = {Reason.MISSING.label, Reason.INVALID.label}
 #: Rows of one fetch: as many as requests ask for together, since a fetch that takes longer than
 #: `features.fetch_timeout_ms` counts as the store's failure and would open its breaker.
 _ROWS_AT_ONCE = 1024
@@ -28,7 +35,8 @@ _ROWS_AT_ONCE = 1024
 async def prewarm(served: ServedVersion, config: Config) -> None:
     """Compute the most read nodes of a version, which keeps what that passes through.
 
-    A store that does not answer is no reason not to start: what is missing is fetched on demand.
+    Neither a store that does not answer nor a row that it lacks is a reason not to start: what is missing
+    is fetched on demand. A batch that reads such a row still leaves the others' rows near.
 
     Raises:
         ConfigError: `features.prewarm_file` cannot be read.
@@ -40,44 +48,54 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
     began = time.perf_counter()
     node_type = model.spec.head.node_type
     ids = _listed(model, config) if settings.prewarm_file else most_read(model, settings.prewarm_nodes)
-    done = 0
+    done = failures = 0
+    why: Counter[str] = Counter()
     for at in range(0, ids.shape[0], _AT_ONCE):
         batch = ids[at : at + _AT_ONCE]
-        if not await _compute(served, model, node_type, batch):
-            log.warning("prewarming ended after %d of %d nodes: the store does not answer", done, len(ids))
+        lacking = await _compute(served, model, node_type, batch)
+        why.update(lacking)
+        done += 0 if lacking else batch.shape[0]
+        failures = failures + 1 if lacking.keys() - _OF_THE_ROW else 0
+        if failures == _MAX_FAILURES:
+            log.warning("prewarming ended at %d of %d nodes: the store does not answer", at, len(ids))
             break
-        done += batch.shape[0]
         await asyncio.sleep(0)
-    log.info("prewarmed %s with %d nodes in %.2f s", served.name, done, time.perf_counter() - began)
+    told = f"; rows that could not be had: {dict(why)}" if why else ""
+    log.info("prewarmed %s with %d nodes in %.2f s%s", served.name, done, time.perf_counter() - began, told)
 
 
-async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdArray) -> bool:
+async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdArray) -> Mapping[str, int]:
+    """Compute nodes, which keeps their rows; what kept them from being computed, as rows by reason."""
     end = time.monotonic() + _PATIENCE_S
     overlays: dict[str, list[Overlay]] = {}
     while True:
         model.supply(overlays)
         try:
             model.final_states({node_type: ids})
-            return True
+            return {}
         except RowsAbsent as found:
-            if not await _bring(served, found, overlays, end):
-                return False
+            lacking = await _bring(served, found, overlays, end)
+            if lacking:
+                return lacking
         except HoplineError as error:
             log.warning("prewarming failed: %s", error)
-            return False
+            return {error.code: 1}
         finally:
             model.supply({})
 
 
 async def _bring(
     served: ServedVersion, found: RowsAbsent, overlays: dict[str, list[Overlay]], end: float
-) -> bool:
+) -> Mapping[str, int]:
+    """Fetch what is absent, in pieces; rows that did not come, by reason."""
+    why: Counter[str] = Counter()
     for node_type, ids in found.absent.items():
         for at in range(0, ids.shape[0], _ROWS_AT_ONCE):
             absent = Absent({node_type: ids[at : at + _ROWS_AT_ONCE]})
-            if not await served.bring(absent, overlays, max(0.0, end - time.monotonic())):
-                return False
-    return True
+            why.update(await served.bring(absent, overlays, max(0.0, end - time.monotonic())))
+            if why.keys() - _OF_THE_ROW:
+                return why
+    return why
 
 
 def most_read(model: Model, count: int) -> IdArray:

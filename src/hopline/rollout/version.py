@@ -172,10 +172,12 @@ class ServedVersion:
             raise
         return item
 
-    async def bring(self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float) -> bool:
-        """Fetch rows and add them to `overlays`; whether all of them came."""
+    async def bring(
+        self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float
+    ) -> dict[str, int]:
+        """Fetch rows and add them to `overlays`; how many did not come, by reason."""
         assert self._supplier is not None
-        return not await self._supplier.fetch(absent, overlays, timeout_s)
+        return await self._supplier.fetch(absent, overlays, timeout_s)
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""
