@@ -7,6 +7,10 @@
     ├── ModelNotFound (LookupError)        no such model or version
     ├── ModelNotReady                      known, but not loaded (or failed to load: says why)
     ├── Overloaded                         refused before any work; carries `retry_after_s`
+    │   └── RateLimited                    the caller or the model had its share of this second
+    ├── Unauthenticated (PermissionError)  who asks is not known: no key or token, or a bad one
+    ├── PermissionDenied (PermissionError) who asks is known, and may not do this
+    ├── Conflict                           a change that does not fit what is going on (a second rollout)
     ├── Unavailable                        draining or shutting down; carries `retry_after_s`
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
@@ -88,6 +92,30 @@ class Overloaded(HoplineError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """A client or a model has had the requests that it may have in this time; nothing was done."""
+
+    code = "rate_limited"
+
+
+class Unauthenticated(HoplineError, PermissionError):
+    """It is not known who asks: no key or token, or one that is wrong, expired or forged."""
+
+    code = "unauthenticated"
+
+
+class PermissionDenied(HoplineError, PermissionError):
+    """Who asks is known, and may not do this; the message names the permission."""
+
+    code = "permission_denied"
+
+
+class Conflict(HoplineError):
+    """A change that does not fit the state things are in; the message says which state."""
+
+    code = "conflict"
 
 
 class Unavailable(HoplineError):

@@ -23,6 +23,7 @@ from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFou
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
+from hopline.rollout.served import Recorder
 from hopline.rollout.version import ServedVersion
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
@@ -50,6 +51,8 @@ class Service:
         self._models: dict[str, dict[str, ServedVersion]] = {}
         #: model name -> the version that serves
         self._serving: dict[str, ServedVersion] = {}
+        #: Are told of everything that ended; set before versions are loaded.
+        self.recorders: list[Recorder] = []
         self._executor: ThreadPoolExecutor | None = None
         self._link: PrefetchLink | None = None
         self._ready = False
@@ -78,10 +81,12 @@ class Service:
             tables = plan.build(arena, self.config.worker.index)
             model = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
             metrics = self.metrics.model(spec.name, spec.version)
-            served = ServedVersion(model, self.config, metrics, self._executor, self.sources)
+            served = ServedVersion(
+                model, self.config, metrics, self._executor, self.sources, self.recorders
+            )
             served.warm_up()
             await self._prewarm(served)
-            self.metrics.before_reading(served.record)
+            self.metrics.before_reading(served.bring_in)
             self._models.setdefault(spec.name, {})[spec.version] = served
             self._serving[spec.name] = served
             self.metrics.queue_rows(spec.name).set_function(partial(self._queued_rows, spec.name))

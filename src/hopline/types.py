@@ -25,6 +25,7 @@ ExternalIds = Sequence[int] | Sequence[str] | IdArray
 #: class, class probabilities, regression value or link probability).
 OutputName = Literal["embedding", "logits", "probabilities", "label"]
 OnMissing = Literal["error", "null"]
+Priority = Literal["high", "normal", "low"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,16 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
 
     A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
 
-    Exactly one of these is asked for: `nodes` and/or `inline` (node models), or `pairs` (link
-    models). Answer rows are in request order: nodes first, then inline nodes.
+    Exactly one of these is asked for: `nodes` and/or `inline` (node models), `pairs` (link models) or
+    `columns` (table models); a pipeline may take nodes and columns together. Answer rows are in request
+    order: nodes first, then inline nodes.
 
     Attributes:
         model: model name.
         nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
         inline: nodes that the graph does not have.
         pairs: (source ids, destination ids) of equal length, for link scores.
+        columns: column name -> values, one for each row [n], of equal length; for table models.
         version: a version of the model; None lets the rollout choose.
         outputs: what to answer; empty means the model's default outputs.
         as_of: only edges with time <= as_of count (same unit as the graph's edge times).
@@ -70,6 +73,11 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         request_id: for logs and traces.
         degraded: "allow" takes an answer from a lower rung of the degradation ladder, "refuse" would
             rather have Unavailable.
+        attributes: name -> string, number or truth value: what routing rules may look at.
+        key: requests of one key get the same version in an A/B test; "" draws by chance.
+        priority: in a queue, "high" goes before "normal", and "low" is refused first.
+        client: who asks, as authenticated; "" where nobody has to say.
+        traceparent: W3C trace context that the request belongs to; "" for none.
     """
 
     model: str
@@ -83,6 +91,12 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     deadline: float | None = None
     request_id: str = ""
     degraded: Literal["allow", "refuse"] = "allow"
+    columns: Mapping[str, Any] | None = None
+    attributes: Mapping[str, Any] | None = None
+    key: str = ""
+    priority: Priority = "normal"
+    client: str = ""
+    traceparent: str = ""
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):
@@ -145,8 +159,10 @@ class ModelInfo:
         version: the one described.
         state: "READY", "LOADING", "UNAVAILABLE".
         reason: why it is not ready, else "".
-        kind: "node" (takes `node_ids`) or "link" (takes `src_ids` and `dst_ids`).
-        id_kind: "int" or "string": what external ids of the model's node type are.
+        kind: "node" (takes `node_ids`), "link" (takes `src_ids` and `dst_ids`), "table" (takes columns) or
+            "pipeline" (takes what its steps read).
+        id_kind: "int" or "string": what external ids of the model's node type are; "none" where it reads
+            no graph.
         inputs, outputs: the OIP interface.
         default_outputs: what an empty `ScoreRequest.outputs` stands for.
         graph_version: snapshot id served.
@@ -158,8 +174,8 @@ class ModelInfo:
     version: str
     state: str
     reason: str
-    kind: Literal["node", "link"]
-    id_kind: Literal["int", "string"]
+    kind: Literal["node", "link", "table", "pipeline"]
+    id_kind: Literal["int", "string", "none"]
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     default_outputs: tuple[str, ...]

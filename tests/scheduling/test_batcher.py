@@ -38,8 +38,13 @@ class Record:
         self.batches = []
         self.outcomes = []
 
-    def batch(self, num_items, rows, queue_s, compute_s):
-        self.batches.append(num_items)
+    def batch(self, items, outcomes, queue_s, compute_s):
+        assert len(items) == len(outcomes) == len(queue_s)
+        self.batches.append(len(items))
+        self.told = [item for item, outcome in zip(items, outcomes, strict=True) if outcome is not None]
+
+    def late(self, item, error):
+        assert item.ended
 
     def outcome(self, code, count=1):
         self.outcomes += [code] * count

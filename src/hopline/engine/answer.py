@@ -53,12 +53,18 @@ class Answerer:
         model: used by one caller at a time.
         default_outputs: for requests that name none.
         max_inline_neighbors: of one inline node.
+        version: what answers call the model's version; "" takes the artifact's own.
     """
 
     def __init__(
-        self, model: Model | EgoModel, default_outputs: tuple[str, ...], max_inline_neighbors: int
+        self,
+        model: Model | EgoModel,
+        default_outputs: tuple[str, ...],
+        max_inline_neighbors: int,
+        version: str = "",
     ) -> None:
         self.model = model
+        self._version = version or model.spec.version
         self.default_outputs = default_outputs
         self.max_inline_neighbors = max_inline_neighbors
         self._interner = Interner()
@@ -184,14 +190,14 @@ class Answerer:
             found = {name: values[numbers] for name, values in found.items()}
         if len(requests) == 1:
             return [self._result(found, None)]
-        spec, version = self.model.spec, self.model.graph.version
+        name, graph_version = self.model.spec.name, self.model.graph.version
         results: list[Outcome] = []
         pairs = list(found.items())
         at = 0
         for request in requests:
             end = at + len(request.nodes)
             own = {name: values[at:end] for name, values in pairs}
-            results.append(ScoreResult(spec.name, spec.version, version, own))
+            results.append(ScoreResult(name, self._version, graph_version, own))
             at = end
         return results
 
@@ -362,8 +368,8 @@ class Answerer:
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
-        spec = self.model.spec
-        return ScoreResult(spec.name, spec.version, self.model.graph.version, outputs, missing)
+        model = self.model
+        return ScoreResult(model.spec.name, self._version, model.graph.version, outputs, missing)
 
 
 def _side(request: ScoreRequest, side: int) -> ExternalIds:

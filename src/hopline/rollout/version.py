@@ -1,14 +1,12 @@
-"""One loaded model version behind its queue: checks requests, predicts their cost, answers them."""
+"""A loaded graph model behind its queue: checks requests, predicts their cost, answers them."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from hopline.config import Config
@@ -17,27 +15,23 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
-from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge
+from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.queued import QueuedRequest, QueuedVersion
+from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import NO_CUT
-from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.policy import BatchPolicy, CostModel
-from hopline.types import Deliver, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
     from hopline.rollout.supplier import Supplier
 
-#: Batches whose figures wait to be brought into the metrics.
-_RAN_TOGETHER = 64
-
-
 _NOTHING_YET = Supply()
 
 
-class QueuedRequest(msgspec.Struct, eq=False, gc=False):
-    """A request in a version's queue; see `scheduling.batcher.Item`. To its sender, a `Ticket`.
+class SuppliedRequest(QueuedRequest, eq=False, gc=False):
+    """A request whose feature rows may have to be fetched.
 
     Attributes:
         supply, absent: feature rows that were fetched for it, and those that it lacked when it was last
@@ -45,25 +39,13 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
         patient_until: when it goes on without them; 0 while it has not waited.
     """
 
-    request: ScoreRequest
-    deliver: Deliver
-    batcher: Batcher[Any, ScoreResult]
-    rows: int
-    num_bytes: int
-    deadline: float
-    enqueued: float = 0.0
-    ended: bool = False
     supply: Supply = _NOTHING_YET
     absent: Absent | None = None
     patient_until: float = 0.0
 
-    def cancel(self) -> None:
-        """Withdraw the request; nothing is delivered any more."""
-        self.batcher.withdraw(self)
 
-
-class ServedVersion:
-    """A model version that takes requests.
+class ServedVersion(QueuedVersion[SuppliedRequest]):
+    """A graph model that takes requests.
 
     Args:
         model: loaded, used by nobody else.
@@ -71,7 +53,11 @@ class ServedVersion:
         metrics: of this model version.
         executor: runs dear batches.
         sources: of its features, where they do not lie in the graph.
+        recorders: are told of every batch.
+        version: what it is served as, where that is not the artifact's own version.
     """
+
+    _item = SuppliedRequest
 
     def __init__(
         self,
@@ -80,38 +66,32 @@ class ServedVersion:
         metrics: ModelMetrics,
         executor: Executor,
         sources: Sources | None = None,
+        recorders: Sequence[Recorder] = (),
+        version: str | None = None,
     ) -> None:
-        self.model = model
-        self.name = model.spec.name
-        self.version = model.spec.version
-        self._limits = config.limits
-        self._max_nodes = config.limits.max_nodes_per_request
-        self._default_timeout_s = config.limits.default_timeout_ms / 1e3
-        self._is_link = model.spec.head.kind == "link"
-        self._metrics = metrics
-        task = model.spec.task
-        self.output_names = model.output_names
-        self.default_outputs = default_outputs(task)
-        self._answerer = Answerer(model, self.default_outputs, config.limits.max_inline_neighbors)
-        self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
-        self._rows_per_seed = _rows_per_seed(model)
-        self._row_bytes = 4 * max(
-            stage.state_dim for level in model.spec.levels for stage in level.values()
+        widest = max(
+            (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
         )
-        batching = config.batching
-        self.batcher: Batcher[QueuedRequest, ScoreResult] = Batcher(
-            self._run,
-            BatchPolicy(
-                max_rows=batching.max_rows,
-                max_bytes=batching.max_bytes,
-                queue_delay_s=batching.queue_delay_ms / 1e3,
-                max_queue_rows=batching.max_queue_rows,
-                inline_cost_us=config.compute.inline_cost_us,
-            ),
-            CostModel(),
+        super().__init__(
+            model.spec.name,
+            version or model.spec.version,
+            model.graph.version,
+            config,
+            metrics,
             executor,
-            self,
+            recorders,
+            rows_per_seed=_rows_per_seed(model),
+            row_bytes=4 * widest,
         )
+        self.model = model
+        self._max_nodes = config.limits.max_nodes_per_request
+        self._is_link = model.spec.head.kind == "link"
+        self.output_names = model.output_names
+        self.default_outputs = default_outputs(model.spec.task)
+        self._answerer = Answerer(
+            model, self.default_outputs, config.limits.max_inline_neighbors, self.version
+        )
+        self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         self._supplier: Supplier | None = None
         if sources is not None and sources.near:
             from hopline.rollout.supplier import Supplier
@@ -119,10 +99,6 @@ class ServedVersion:
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
-        self._ran: list[tuple[int, Sequence[float], float, float]] = []
-        self.num_ok = self.num_failed = self.num_batches = 0
-        self.success_s = self.queue_s = 0.0
-        self.last_inference_ms = 0
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
@@ -142,35 +118,12 @@ class ServedVersion:
                 if isinstance(outcome, HoplineError):
                     raise outcome
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> QueuedRequest:
-        """Check a request and queue it; `deliver` is called with its outcome.
-
-        Raises:
-            BadRequest, RequestTooLarge: it can never be answered; nothing was queued.
-            DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
-        """
-        try:
-            if request.inline or request.outputs or request.as_of is not None or self._is_link:
-                num_seeds = self._check(request)
-            else:  # the usual request, without a detour
-                num_seeds = len(request.nodes)
-                if not 0 < num_seeds <= self._max_nodes or request.pairs is not None:
-                    self._check(request)
-            now = time.monotonic()
-            deadline = request.deadline
-            if deadline is None:
-                deadline = now + self._default_timeout_s
-            elif deadline <= now:
-                raise DeadlineExceeded("the request's deadline had passed when it arrived")
-            else:
-                deadline = min(deadline, now + self._limits.max_timeout_ms / 1e3)
-            rows = int(num_seeds * self._rows_per_seed)
-            item = QueuedRequest(request, deliver, self.batcher, rows, rows * self._row_bytes, deadline)
-            self.batcher.submit(item)
-        except HoplineError as error:
-            self.outcome(error.code)
-            raise
-        return item
+    def _num_seeds(self, request: ScoreRequest) -> int:
+        if not (request.inline or request.outputs or request.as_of is not None or self._is_link):
+            num_seeds = len(request.nodes)  # the usual request, without a detour
+            if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
+                return num_seeds
+        return self._check(request)
 
     async def bring(
         self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float
@@ -181,6 +134,10 @@ class ServedVersion:
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""
+        if request.columns is not None:
+            takes = "pairs of nodes" if self._is_link else "nodes"
+            named = ", ".join(map(repr, request.columns)) or "rows"
+            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes {takes}, not columns")
         for name in request.outputs:
             if name not in self.output_names:
                 raise BadRequest(
@@ -220,7 +177,7 @@ class ServedVersion:
                 "(limits.max_nodes_per_request)"
             )
 
-    def _run(self, batch: list[QueuedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+    def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         if self._supplier is None:
             return self._answerer.answer([item.request for item in batch])
         outcomes = self._answerer.answer_supplied(
@@ -237,7 +194,7 @@ class ServedVersion:
                     self._feature_metrics.degraded(self.name, outcome.degraded)
         return results
 
-    def postponed(self, item: QueuedRequest) -> None:
+    def postponed(self, item: SuppliedRequest) -> None:
         """Fetch the feature rows that a request lacks, and put it back."""
 
         def resume(supply: Supply, until: float) -> None:
@@ -266,40 +223,13 @@ class ServedVersion:
         as_of = NO_CUT if request.as_of is None else request.as_of
         return Wanted(self.name, self.version, as_of, seeds)
 
-    def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
-        """Take note of a batch that ran."""
-        self._ran.append((num_items, queue_s, compute_s, time.time()))
-        if len(self._ran) >= _RAN_TOGETHER:
-            self.record()
-
-    def record(self) -> None:
-        """Bring the batches that ran since into the metrics: together they cost a third of one by one."""
-        if not self._ran:
-            return
-        ran, self._ran = self._ran, []
-        metrics = self._metrics
-        for num_items, queue_s, compute_s, _ in ran:
-            metrics.compute.observe(compute_s)
-            metrics.batch_rows.observe(num_items)
-            metrics.queue.observe_all(queue_s)
-            metrics.total.observe_all([waited + compute_s for waited in queue_s])
-            self.queue_s += sum(queue_s)
-            self.success_s += num_items * compute_s
-        self.num_batches += len(ran)
-        self.last_inference_ms = int(ran[-1][3] * 1e3)
+    def bring_in(self) -> None:
+        """The same, and what the tables counted."""
+        super().bring_in()
         for table in self.model.tables.values():
-            metrics.table_hits.inc(table.num_hits)
-            metrics.table_misses.inc(table.num_misses)
+            self._metrics.table_hits.inc(table.num_hits)
+            self._metrics.table_misses.inc(table.num_misses)
             table.num_hits = table.num_misses = 0
-
-    def outcome(self, code: str, count: int = 1) -> None:
-        """Count ended requests."""
-        if code == "ok":
-            self.num_ok += count
-        else:
-            self.num_failed += count
-        if count:
-            self._metrics.outcome(code, count)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""
@@ -352,27 +282,6 @@ class ServedVersion:
                 "why_whole": spec.why_whole,
             },
         )
-
-    def statistics(self) -> dict[str, Any]:
-        """Counters in the form of the protocol's ModelStatistics."""
-        self.record()
-        success = {"count": self.num_ok, "ns": int(self.success_s * 1e9)}
-        queue = {"count": self.num_ok, "ns": int(self.queue_s * 1e9)}
-        return {
-            "name": self.name,
-            "version": self.version,
-            "last_inference": self.last_inference_ms,
-            "inference_count": self.num_ok,
-            "execution_count": self.num_batches,
-            "inference_stats": {
-                "success": success,
-                "fail": {"count": self.num_failed, "ns": 0},
-                "queue": queue,
-                "compute_input": {"count": 0, "ns": 0},
-                "compute_infer": success,
-                "compute_output": {"count": 0, "ns": 0},
-            },
-        }
 
 
 def _rows_per_seed(model: Model | EgoModel) -> float:

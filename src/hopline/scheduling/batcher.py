@@ -63,8 +63,13 @@ I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
 class Observer(Protocol):
     """Is told what happened; must be cheap."""
 
-    def batch(self, num_items: int, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
-        """A batch ran; `queue_s` has one entry for each item."""
+    def batch(
+        self, items: Sequence[Any], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
+    ) -> None:
+        """A batch ran and was delivered; all but `compute_s` have one entry for each item."""
+
+    def late(self, item: Any, error: HoplineError) -> None:
+        """An item's deadline passed; it was told so."""
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Requests ended: "ok", "cancelled" or an error's code."""
@@ -230,13 +235,13 @@ class Batcher(Generic[I, R]):
             else:
                 self._until_timed = _TIMED_EVERY
                 outcomes = self._timed_outcomes(batch)
-            self._finish(batch, rows, now, outcomes)
+            self._finish(batch, now, outcomes)
             return
         self._busy = True
         loop = asyncio.get_running_loop()
         self._watch_deadline(min(item.deadline for item in (*batch, *self._queue)))
         work = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
-        work.add_done_callback(lambda done: self._finish(batch, rows, now, done.result()))
+        work.add_done_callback(lambda done: self._finish(batch, now, done.result()))
 
     def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError | None]:
         """Run a batch; when it fails as a whole, each item alone. Never raises."""
@@ -258,17 +263,19 @@ class Batcher(Generic[I, R]):
         self.cost.observe(sum([item.rows for item in batch]), (time.thread_time() - began) * 1e6)
         return outcomes
 
-    def _finish(
-        self, batch: list[I], rows: int, started: float, outcomes: Sequence[R | HoplineError | None]
-    ) -> None:
+    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | HoplineError | None]) -> None:
         self._busy = False
         self._running = []
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         num_ok = 0
-        for item, outcome in zip(batch, outcomes, strict=True):
-            if item.ended:
+        told = outcomes
+        for at, (item, outcome) in enumerate(zip(batch, outcomes, strict=True)):
+            if item.ended:  # it had its outcome, or nobody wants one
+                if told is outcomes:
+                    told = list(outcomes)
+                told[at] = None  # type: ignore[index]
                 continue
             if outcome is None:
                 self._num_postponed += 1
@@ -282,7 +289,7 @@ class Batcher(Generic[I, R]):
             _deliver(item, outcome)
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
-        self._observer.batch(len(batch), rows, [started - item.enqueued for item in batch], elapsed)
+        self._observer.batch(batch, told, [started - item.enqueued for item in batch], elapsed)
         if self._queue:
             if self._scheduled is None:
                 self._schedule()
@@ -292,7 +299,9 @@ class Batcher(Generic[I, R]):
     def _expire(self, item: I) -> None:
         item.ended = True
         self._observer.outcome(DeadlineExceeded.code)
-        _deliver(item, DeadlineExceeded("the request's deadline passed before its answer was ready"))
+        error = DeadlineExceeded("the request's deadline passed before its answer was ready")
+        _deliver(item, error)
+        self._observer.late(item, error)
 
     def _rest(self) -> None:
         if self._idle is not None and not self.num_waiting:

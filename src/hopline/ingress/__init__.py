@@ -1,0 +1,1 @@
+"""Who may ask: keys, tokens, permissions and rates; knows nothing of HTTP and gRPC."""

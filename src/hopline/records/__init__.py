@@ -1,0 +1,1 @@
+"""What is kept of answers: the prediction log, and drift."""

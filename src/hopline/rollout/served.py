@@ -1,0 +1,100 @@
+"""What answers requests under a model's name, whatever is behind it; and who is told of what it answered.
+
+A graph model, a table model, a pipeline, a process of its own, a split between two versions: to the
+service all are one `Served`. Wrappers (a response cache, a mirror) are one too and hold another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hopline.errors import HoplineError
+from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+
+
+class Served(Protocol):
+    """One version of a model that takes requests.
+
+    Attributes:
+        name, version: as answers and metrics name it.
+        graph_version: id of the snapshot that it answers about; "" where it reads no graph.
+    """
+
+    name: str
+    version: str
+    graph_version: str
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """Take a request; `deliver` is called once with its outcome, on the event loop, maybe before this
+        returns, unless the ticket is cancelled.
+
+        Raises: HoplineError: refused at once; nothing is delivered.
+        """
+        ...
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What transports tell about it; `versions` are all that can be asked for."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters in the form of the protocol's ModelStatistics."""
+        ...
+
+    def warm_up(self) -> None:
+        """Answer made-up requests, so that the first real one finds everything ready.
+
+        Blocking; called on a thread before any request.
+
+        Raises: HoplineError: it cannot answer; it must not take traffic.
+        """
+        ...
+
+    @property
+    def queued_rows(self) -> int:
+        """Predicted rows that wait."""
+        ...
+
+    def close(self, why: str) -> None:
+        """Take no more requests; those taken still finish."""
+        ...
+
+    async def join(self) -> None:
+        """Wait until every request taken has its outcome."""
+        ...
+
+    async def release(self) -> None:
+        """Let go of memory, files and processes; after `close` and `join`."""
+        ...
+
+
+class Ran(NamedTuple):
+    """Requests that ended together: a batch that ran, or one request that was refused or came too late.
+
+    Attributes:
+        served: who answered.
+        requests, outcomes: side by side; an outcome of None is not one yet (the request waits for rows).
+        queue_s: seconds that each request waited.
+        compute_s: of the batch, wall time.
+        stages: of the batch: "sample", "compute", "post" -> seconds; empty where they are not told apart.
+        ended: time.time().
+    """
+
+    served: Served
+    requests: Sequence[ScoreRequest]
+    outcomes: Sequence[ScoreResult | HoplineError | None]
+    queue_s: Sequence[float]
+    compute_s: float
+    stages: Mapping[str, float]
+    ended: float
+
+
+class Recorder(Protocol):
+    """Is told of everything that ended: the prediction log, drift, the gates of a rollout."""
+
+    def record(self, ran: Ran) -> None:
+        """Take note; called on the event loop after the answers are out.
+
+        Must cost microseconds, never block and never raise; what it needs later it copies or holds.
+        """
+        ...
