@@ -1,0 +1,332 @@
+"""Population stability index: how far the values of now are from those of a reference.
+
+A `Sketch` counts values in bins that were taken from a reference once and never move; two sketches of the
+same bins are compared with `compare`. Pure sums: no clock, no models, no files.
+
+    PSI = sum over bins of (p - q) ln(p / q)        p, q: shares of the reference and of now
+
+Rules of thumb: below 0.1 nothing happened, above 0.25 something did. They hold for large samples only:
+where nothing changed, PSI is not 0 but about (bins - 1)(1/n + 1/m), 0.09 for two samples of 200 in ten bins
+(to second order PSI is the chi-square statistic of two samples over their size). `psi_noise` is that
+expectation and `psi_limit` what chance does not pass; a gate should use both, as `Comparison` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Counts: TypeAlias = NDArray[np.int64]
+
+#: Standard deviations that `psi_limit` allows chance: once in 30,000 comparisons.
+CHANCE = 4.0
+#: What a missing value is called where bins are named.
+MISSING = "missing"
+OTHER = "other"
+
+
+class NumberBins(msgspec.Struct, frozen=True, tag="number"):
+    """Intervals of numbers, and one more bin for what is missing (NaN, None, no number).
+
+    Attributes:
+        edges: ascending; bin i holds edges[i - 1] < value <= edges[i], the last but one what is above all.
+    """
+
+    edges: tuple[float, ...]
+
+    @property
+    def num_bins(self) -> int:
+        """Bins, that of missing values included."""
+        return len(self.edges) + 2
+
+    def count(self, values: Any) -> Counts:
+        """int64 [num_bins]: how many values fall into each bin."""
+        numbers = as_numbers(values)
+        at = np.searchsorted(np.array(self.edges, np.float64), numbers, side="left")
+        at[np.isnan(numbers)] = self.num_bins - 1
+        return np.bincount(at, minlength=self.num_bins)
+
+    def names(self) -> tuple[str, ...]:
+        """Each bin in words."""
+        if not self.edges:
+            return ("any", MISSING)
+        texts = [f"{edge:.6g}" for edge in self.edges]
+        between = [f"{low} to {high}" for low, high in pairwise(texts)]
+        return (f"up to {texts[0]}", *between, f"above {texts[-1]}", MISSING)
+
+
+class CategoryBins(msgspec.Struct, frozen=True, tag="category"):
+    """The most frequent categories, one bin for all others, and one for what is missing (None, NaN).
+
+    Attributes:
+        categories: as text.
+    """
+
+    categories: tuple[str, ...]
+
+    @property
+    def num_bins(self) -> int:
+        """Bins, those of others and of missing values included."""
+        return len(self.categories) + 2
+
+    def count(self, values: Any) -> Counts:
+        """int64 [num_bins]: how many values fall into each bin."""
+        place = {category: at for at, category in enumerate(self.categories)}
+        other = len(place)
+        counts = np.zeros(self.num_bins, np.int64)
+        for value, count in tally(values).items():
+            counts[other + 1 if value is None else place.get(value, other)] += count
+        return counts
+
+    def names(self) -> tuple[str, ...]:
+        """Each bin in words."""
+        return (*self.categories, OTHER, MISSING)
+
+
+Bins: TypeAlias = NumberBins | CategoryBins
+
+#: Twenty equal bins of [0, 1]: for probabilities before there is a reference.
+PROBABILITY_BINS = NumberBins(tuple(step / 20 for step in range(1, 20)))
+#: Powers of two from 0: for degrees.
+DEGREE_BINS = NumberBins((0.0, *(float(2**power) for power in range(20))))
+
+
+def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
+    """Bins that hold about equal shares of the reference.
+
+    A value that alone makes up a share (0 of a column that is mostly 0) gets a bin of its own, so that
+    what moves to either side of it shows.
+
+    Args:
+        reference: numbers; missing ones are left out.
+        num_bins: at most so many shares (a value with a bin of its own may add one).
+    """
+    numbers = as_numbers(reference)
+    numbers = numbers[np.isfinite(numbers)]
+    if not numbers.size:
+        return NumberBins(())
+    # Only values that occur: between two of them there may be nothing to interpolate.
+    cuts = np.quantile(numbers, np.arange(1, num_bins) / num_bins, method="inverted_cdf")
+    edges, times = np.unique(cuts, return_counts=True)
+    own = np.nextafter(edges[times > 1], -np.inf)
+    return NumberBins(tuple(np.unique(np.concatenate([edges, own])).tolist()))
+
+
+def category_bins(reference: Any, top: int = 20) -> CategoryBins:
+    """The `top` most frequent categories of the reference, in order of their names where they tie."""
+    known = tally(reference)
+    known.pop(None, None)
+    frequent = sorted(known.items(), key=lambda item: (-item[1], item[0] or ""))[:top]
+    return CategoryBins(tuple(category for category, _ in frequent if category is not None))
+
+
+class Sketch(msgspec.Struct):
+    """Counts of a quantity in fixed bins; msgspec writes and reads it.
+
+    Attributes:
+        bins: never change.
+        counts: one for each bin.
+    """
+
+    bins: Bins
+    counts: list[int] = []
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            self.counts = [0] * self.bins.num_bins
+        if len(self.counts) != self.bins.num_bins or min(self.counts) < 0:
+            raise ValueError(f"{self.bins.num_bins} bins take as many counts, none below 0")
+
+    @classmethod
+    def of(cls, bins: Bins, values: Any) -> Sketch:
+        """A sketch of these values."""
+        return cls(bins, bins.count(values).tolist())
+
+    @property
+    def num_values(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+    def update(self, values: Any) -> None:
+        """Count values: numbers or None for `NumberBins`, anything with a name for `CategoryBins`."""
+        self.counts = [
+            mine + new for mine, new in zip(self.counts, self.bins.count(values).tolist(), strict=True)
+        ]
+
+    def add(self, other: Sketch) -> None:
+        """Add what another sketch of the same bins counted.
+
+        Raises: ValueError: its bins are others; counts of different bins cannot be added.
+        """
+        if other.bins != self.bins:
+            raise ValueError("sketches of different bins cannot be added")
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+
+    def empty_copy(self) -> Sketch:
+        """The same bins, nothing counted."""
+        return Sketch(self.bins)
+
+    def shares(self) -> list[float]:
+        """Share of each bin; all 0 where nothing was counted."""
+        total = self.num_values or 1
+        return [count / total for count in self.counts]
+
+
+class Comparison(NamedTuple):
+    """A sketch of now against its reference.
+
+    Attributes:
+        psi: the index.
+        noise: what it would be on average if nothing had changed.
+        limit: what chance does not pass.
+        num_reference, num_current: values on each side.
+        bin: in words, the one that adds most to the index; "" where none adds anything.
+    """
+
+    psi: float
+    noise: float
+    limit: float
+    num_reference: int
+    num_current: int
+    bin: str
+
+    @property
+    def excess(self) -> float:
+        """The index less its expectation where nothing changed: what to hold against 0.1 and 0.25."""
+        return max(0.0, self.psi - self.noise)
+
+    def above(self, threshold: float) -> bool:
+        """Whether it passes a threshold, and that not by chance; never without values on both sides."""
+        return self.excess > threshold and self.psi > self.limit
+
+
+def compare(reference: Sketch, current: Sketch) -> Comparison:
+    """Compare two sketches of the same bins.
+
+    Raises: ValueError: their bins differ.
+    """
+    if reference.bins != current.bins:
+        raise ValueError("sketches of different bins cannot be compared")
+    num_reference, num_current = reference.num_values, current.num_values
+    terms = psi_terms(reference.counts, current.counts)
+    occupied = sum(1 for a, b in zip(reference.counts, current.counts, strict=True) if a or b)
+    most = int(terms.argmax())
+    return Comparison(
+        float(terms.sum()),
+        psi_noise(num_reference, num_current, occupied),
+        psi_limit(num_reference, num_current, occupied),
+        num_reference,
+        num_current,
+        reference.bins.names()[most] if terms[most] > 0 else "",
+    )
+
+
+def psi(
+    reference: Sketch | Sequence[int], current: Sketch | Sequence[int], *, smoothing: float = 0.5
+) -> float:
+    """The index of two sketches (or counts) of the same bins: at least 0, symmetric, 0 for equal shares.
+
+    Args:
+        reference, current: counts by bin.
+        smoothing: pseudo-counts for each bin, dealt out by the mean of both shares. They pull both sides
+            to a common point: an empty bin costs no infinity, and equal shares stay equal whatever the
+            sizes (pseudo-counts dealt out evenly would pull a small sample away from its reference). 0
+            gives the plain formula, which is inf where only one side has a bin empty.
+
+    Returns: the index; 0 where either side is empty, since nothing is known then.
+    """
+    return float(psi_terms(_counts(reference), _counts(current), smoothing).sum())
+
+
+def psi_terms(
+    reference: Sequence[int], current: Sequence[int], smoothing: float = 0.5
+) -> NDArray[np.float64]:
+    """What each bin adds to the index, float64 [num_bins], all at least 0; see `psi`."""
+    a, b = np.asarray(reference, np.float64), np.asarray(current, np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"{a.shape[0]} bins cannot be compared with {b.shape[0]}")
+    n, m = a.sum(), b.sum()
+    if n == 0 or m == 0:
+        return np.zeros(a.shape)
+    middle = (a / n + b / m) / 2
+    occupied = middle > 0
+    pseudo = smoothing * occupied.sum()
+    p = (a + pseudo * middle)[occupied] / (n + pseudo)
+    q = (b + pseudo * middle)[occupied] / (m + pseudo)
+    terms = np.zeros(a.shape)
+    with np.errstate(divide="ignore"):
+        terms[occupied] = (p - q) * (np.log(p) - np.log(q))
+    return terms
+
+
+def psi_noise(num_reference: int, num_current: int, bins: int) -> float:
+    """Expected index of two samples of one distribution: (bins - 1)(1/n + 1/m); inf where one is empty.
+
+    Holds for independent values. Rows that come many at a time from one entity are fewer than they seem.
+
+    Args:
+        num_reference, num_current: n and m.
+        bins: that are not empty on both sides.
+    """
+    if num_reference <= 0 or num_current <= 0:
+        return math.inf
+    return max(0, bins - 1) * (1 / num_reference + 1 / num_current)
+
+
+def psi_limit(num_reference: int, num_current: int, bins: int, chance: float = CHANCE) -> float:
+    """The index that two samples of one distribution do not pass but by `chance` standard deviations.
+
+    The chi-square quantile by Wilson and Hilferty's cube root (1931).
+    """
+    if num_reference <= 0 or num_current <= 0:
+        return math.inf
+    freedom = max(1, bins - 1)
+    spread = 2 / (9 * freedom)
+    quantile = freedom * (1 - spread + chance * math.sqrt(spread)) ** 3
+    return quantile * (1 / num_reference + 1 / num_current)
+
+
+def as_numbers(values: Any) -> NDArray[np.float64]:
+    """float64 [n]; what is no number is NaN."""
+    try:
+        return np.asarray(values, np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        return np.array([_number(value) for value in values], np.float64)
+
+
+def tally(values: Any) -> Counter[str | None]:
+    """How often each value occurs, as text; None stands for those that are missing."""
+    counts: Counter[str | None] = Counter()
+    seen: Iterable[tuple[Any, int]]
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        distinct, times = np.unique(values.reshape(-1), return_counts=True)
+        seen = zip(distinct.tolist(), times.tolist(), strict=True)
+    else:
+        seen = Counter(values).items()
+    for value, count in seen:
+        counts[_text(value)] += count
+    return counts
+
+
+def _text(value: Any) -> str | None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _number(value: Any) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _counts(side: Sketch | Sequence[int]) -> Sequence[int]:
+    return side.counts if isinstance(side, Sketch) else side
