@@ -145,7 +145,12 @@ class FeaturesConfig:
 class ModelsConfig:
     """The models that are served."""
 
-    repository: Path | None = setting(None, "folder of <model>/<version> artifacts")
+    repository: Path | str | None = setting(
+        None, "folder of <model>/<version> artifacts, or a URL of one (s3://, gs://, ...)"
+    )
+    cache: Path | None = setting(
+        None, "where copies of versions from a URL are kept; empty: ~/.cache/hopline/models"
+    )
     names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
 
 
@@ -173,6 +178,15 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CostConfig:
+    """Prices, for the cost of requests by model."""
+
+    cpu_hour: float = setting(0.0, "price of an hour of one processor core; 0: not counted", minimum=0)
+    gpu_hour: float = setting(0.0, "price of an hour of one GPU; 0: not counted", minimum=0)
+    currency: str = setting("USD", "label of the prices")
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the supervisor tells its workers; not for people."""
 
@@ -197,6 +211,7 @@ class Config:
     models: ModelsConfig = field(default_factory=ModelsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
     def replace(self, **settings: Any) -> Config:
@@ -361,10 +376,12 @@ def needed_folder(config: Config, path: Literal["graph.path", "models.repository
         ConfigError: it is not set, or not there.
     """
     section, _, key = path.partition(".")
-    folder: Path | None = getattr(getattr(config, section), key)
+    folder: Path | str | None = getattr(getattr(config, section), key)
     flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
     if folder is None:
         raise ConfigError(f"{path}: not set; give {flag} or set it in hopline.toml")
+    if isinstance(folder, str):
+        raise ConfigError(f"{path}: {folder} is a URL; a folder of this machine is needed here")
     if not folder.is_dir():
         raise ConfigError(f"{path}: {folder} is not a folder")
     return folder

@@ -12,6 +12,7 @@
     ├── PermissionDenied (PermissionError) who asks is known, and may not do this
     ├── Conflict                           a change that does not fit what is going on (a second rollout)
     ├── Unavailable                        draining or shutting down; carries `retry_after_s`
+    │   └── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
@@ -130,6 +131,12 @@ class Unavailable(HoplineError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RepositoryUnavailable(Unavailable, ConnectionError):
+    """A model repository at a URL cannot be asked now; the message says what its driver said."""
+
+    code = "repository_unavailable"
 
 
 class DeadlineExceeded(HoplineError, TimeoutError):

@@ -54,8 +54,10 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
         from hopline.supervisor import run_workers
 
         if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
+            from hopline.rollout.repository import configured_repository
+
             needed_folder(config, "graph.path")
-            needed_folder(config, "models.repository")
+            configured_repository(config)
         return run_workers(config, service=service)
     return run_process(config, service, announce)
 

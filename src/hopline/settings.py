@@ -75,6 +75,8 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
         inner = [part for part in typing.get_args(annotation) if part is not types.NoneType]
         if value is None or value == "":
             return None
+        if inner == [Path, str] and isinstance(value, str) and "://" in value:
+            return value  # a URL where a path may be as well
         return read_value(value, inner[0], path, field, source)
     if origin is Literal:
         choices = typing.get_args(annotation)

@@ -16,7 +16,8 @@ _DEFAULT_FILE = Path("hopline.toml")
 def serve(
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
-        Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+        str | None,
+        typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)

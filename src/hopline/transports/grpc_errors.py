@@ -19,6 +19,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.PermissionDenied: StatusCode.PERMISSION_DENIED,
     errors.Conflict: StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.RepositoryUnavailable: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
     errors.ArtifactError: StatusCode.FAILED_PRECONDITION,
     errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,

@@ -26,6 +26,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.PermissionDenied: 403,
     errors.Conflict: 409,
     errors.Unavailable: 503,
+    errors.RepositoryUnavailable: 503,
     errors.DeadlineExceeded: 504,
     errors.ArtifactError: 422,
     errors.ArtifactCorrupted: 422,

@@ -1,0 +1,218 @@
+"""A repository at a URL, read through fsspec and copied into a local cache.
+
+Any driver that fsspec knows: s3:// (s3fs), gs:// (gcsfs), abfs:// (adlfs), http:// … Each takes its
+credentials and endpoint from where it always does: environment, files, the role of the machine.
+
+Where the address cannot be asked, what was copied before is served: a server restarts without its store.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
+from hopline.rollout.repository import absent
+from hopline.rollout.version_cache import VersionCache
+from hopline.rollout.version_folder import MARKERS, check_name, in_order, is_name, listed_files
+from hopline.settings import did_you_mean
+
+log = logging.getLogger(__name__)
+
+_LONGEST_MESSAGE = 300
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+T = TypeVar("T")
+
+
+class FsspecRepository:
+    """See `Repository`.
+
+    Args:
+        url: of the folder of models.
+        cache: folder for copies.
+
+    Raises:
+        ConfigError: an unknown scheme, or a driver that is not installed.
+    """
+
+    def __init__(self, url: str, cache: Path) -> None:
+        self.address = _shown(url)
+        self._files, root = _open(url)
+        self._root = root.rstrip("/")
+        self._cache = VersionCache(cache, url)
+
+    def models(self) -> list[str]:
+        """As `Repository.models`."""
+        return self._asked(lambda: sorted(self._folders(self._root)), self._cache.models)
+
+    def versions(self, model: str) -> list[str]:
+        """As `Repository.versions`."""
+        check_name("model", model)
+        path = f"{self._root}/{model}"
+        return self._asked(
+            lambda: in_order(name for name in self._folders(path) if self._marker(f"{path}/{name}")),
+            lambda: self._cache.versions(model),
+        )
+
+    def fetch(self, model: str, version: str) -> Path:
+        """As `Repository.fetch`: a copy in the cache, made now if there is none of this content."""
+        check_name("model", model)
+        check_name("version", version)
+
+        def last() -> Path | None:
+            return self._cache.last(model, version)
+
+        found = self._asked(lambda: self._fetch(model, version), last)
+        if found is None:
+            raise ModelNotFound(absent(self, model, version))
+        return found
+
+    def model_file(self, model: str, name: str) -> Path | None:
+        """As `Repository.model_file`: copied anew at each call."""
+        check_name("model", model)
+        check_name("file", name)
+        path = self._cache.beside(model, name)
+
+        def copy() -> Path | None:
+            content = self._read(f"{self._root}/{model}/{name}")
+            if content is None:
+                path.unlink(missing_ok=True)
+                return None
+            self._cache.write(path, content)
+            return path
+
+        return self._asked(copy, lambda: path if path.is_file() else None)
+
+    def _fetch(self, model: str, version: str) -> Path | None:
+        path = f"{self._root}/{model}/{version}"
+        marker, content = self._manifest(path)
+        if content is None:
+            return None
+        sizes: dict[str, int] = {}
+        if marker == MARKERS[0]:
+            names = list(listed_files(content, f"{self.address}/{model}/{version}/{marker}"))
+        else:  # lists no files: whatever is there belongs to it
+            sizes = self._below(path)
+            names = [name for name in sizes if name != marker]
+        digest = hashlib.sha256(content + repr(sorted(sizes.items())).encode()).hexdigest()[:32]
+
+        def fill(folder: Path) -> None:
+            log.info("copying %s/%s from %s (%d files)", model, version, self.address, len(names))
+            (folder / marker).write_bytes(content)  # the bytes that the digest is of
+            local = [folder / name for name in names]
+            for target in local:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            if names:
+                self._files.get([f"{path}/{name}" for name in names], [str(target) for target in local])
+
+        return self._cache.keep(model, version, digest, fill)
+
+    def _manifest(self, path: str) -> tuple[str, bytes | None]:
+        for marker in MARKERS:
+            content = self._read(f"{path}/{marker}")
+            if content is not None:
+                return marker, content
+        return "", None
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            content: bytes = self._files.cat_file(path)
+        except FileNotFoundError:
+            return None
+        return content
+
+    def _marker(self, path: str) -> bool:
+        return any(name in MARKERS for name, _ in self._entries(path))
+
+    def _folders(self, path: str) -> list[str]:
+        return [name for name, kind in self._entries(path) if kind == "directory" and is_name(name)]
+
+    def _entries(self, path: str) -> Iterator[tuple[str, str]]:
+        """(last part of the name, "file" or "directory") of what lies in a folder."""
+        try:
+            found = self._files.ls(path, detail=True)
+        except FileNotFoundError:
+            return
+        for entry in found:
+            name = entry["name"].rstrip("/")
+            # Object stores may list an empty object that stands for the folder itself.
+            if name != path.strip("/") and name != path:
+                yield name.rpartition("/")[2], entry["type"]
+
+    def _below(self, path: str) -> dict[str, int]:
+        """Path inside a folder -> size, of every file below it."""
+        found: dict[str, Any] = self._files.find(path, detail=True)
+        prefix = path.strip("/") + "/"
+        sizes = {}
+        for full, entry in found.items():
+            name = full.strip("/").removeprefix(prefix)
+            if all(is_name(part) for part in name.split("/")):
+                sizes[name] = int(entry.get("size") or 0)
+        return sizes
+
+    def _asked(self, ask: Callable[[], T], remembered: Callable[[], T]) -> T:
+        """What the address says; where it cannot be asked, what is remembered, if that is anything."""
+        try:
+            with self._foreign():
+                return ask()
+        except RepositoryUnavailable as error:
+            known = remembered()
+            if not known:
+                raise
+            log.warning("%s; going on with what was copied before", error)
+            return known
+
+    @contextmanager
+    def _foreign(self) -> Iterator[None]:
+        """Drivers raise whatever their libraries do: to a server it all means that it cannot be asked."""
+        try:
+            yield
+        except HoplineError:
+            raise
+        except Exception as error:
+            said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise ConfigError(f"models.cache: cannot be written: {said}") from error
+            raise RepositoryUnavailable(
+                f"models.repository: {self.address} cannot be asked: {type(error).__name__}: {said}", 5.0
+            ) from error
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """The driver for a URL, and the path in its terms."""
+    try:
+        import fsspec
+        from fsspec.registry import known_implementations
+    except ImportError:
+        raise ConfigError(
+            f"models.repository: {_shown(url)}: URLs need the package fsspec; install hopline[remote]"
+        ) from None
+    scheme = url.partition("://")[0]
+    try:
+        # Nothing remembered: a version that was uploaded a moment ago must be seen.
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        module = known_implementations.get(scheme, {}).get("class", "").partition(".")[0]
+        package = f"the package {module}" if module not in ("", "fsspec") else f"more ({error})"
+        raise ConfigError(
+            f"models.repository: {scheme}:// needs {package}, which is not installed"
+        ) from None
+    except ValueError as error:
+        known = sorted({*fsspec.available_protocols(), "s3", "gs"})
+        raise ConfigError(
+            f"models.repository: {_shown(url)} cannot be used: {error}{did_you_mean(scheme, known)}"
+        ) from None
+    return files, root
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be a password."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

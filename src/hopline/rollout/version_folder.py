@@ -1,0 +1,112 @@
+"""A version of a model as a folder: its name, what makes it one, whether it is whole.
+
+Knows nothing of where folders come from; repositories (`repository.py`) do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from hopline.artifact import sha256_of
+from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+
+#: A folder that holds one of these is a version; the first one found says what it is.
+MARKERS = ("model.json", "pipeline.toml")
+
+_LONGEST_NAME = 255
+_DIGITS = re.compile(r"(\d+)")
+
+
+class _Manifest(msgspec.Struct):
+    """The part of any kind's model.json that tells which files belong to it."""
+
+    files: dict[str, str] = {}
+
+
+def is_name(name: str) -> bool:
+    """Whether a model, version or file beside them may be called so: one visible part of a path."""
+    return (
+        0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+        and name[0] != "."
+        and name.isprintable()
+        and "/" not in name
+        and "\\" not in name
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that could lead out of a repository.
+
+    Args:
+        what: "model" or "version", for the message.
+
+    Raises:
+        BadRequest: it is not one visible part of a path.
+    """
+    if not is_name(name):
+        raise BadRequest(
+            f"{what} name {name!r}: must not be empty, begin with a dot, be longer than {_LONGEST_NAME} "
+            "bytes or contain slashes or unprintable characters"
+        )
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Natural order, oldest version first: 2 before 10, v1.9 before v1.10."""
+    return sorted(names, key=_order)
+
+
+def _order(name: str) -> list[tuple[int, int, str]]:
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part
+    ]
+
+
+def listed_files(manifest: bytes, where: str) -> dict[str, str]:
+    """Files of a version as its model.json lists them: path inside the folder -> sha256.
+
+    Raises:
+        ArtifactError: not a model.json, or a path that leads out of the folder; `where` it was read.
+    """
+    try:
+        files = msgspec.json.decode(manifest, type=_Manifest).files
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{where}: not a valid model.json: {error}") from None
+    for name in files:
+        parts = PurePosixPath(name).parts
+        if not parts or name[0] == "/" or ".." in parts or not name.isprintable() or "\\" in name:
+            raise ArtifactError(
+                f"{where}: lists the file {name!r}, which is not inside the version's folder"
+            )
+    return files
+
+
+def verify(folder: Path) -> None:
+    """Compare every file of a version with the sha256 in its model.json; a pipeline has none.
+
+    Raises:
+        ArtifactError: no version, or a malformed one.
+        ArtifactCorrupted: a file is absent or changed.
+    """
+    manifest = folder / MARKERS[0]
+    try:
+        content = manifest.read_bytes()
+    except FileNotFoundError:
+        if any((folder / name).is_file() for name in MARKERS[1:]):
+            return
+        raise ArtifactError(
+            f"{folder}: no {' or '.join(MARKERS)}; is this a <model>/<version> folder?"
+        ) from None
+    for name, expected in listed_files(content, str(manifest)).items():
+        file = folder / name
+        if not file.is_file():
+            raise ArtifactCorrupted(f"{file}: listed in model.json but absent; package or copy it again")
+        actual = sha256_of(file)
+        if actual != expected:
+            raise ArtifactCorrupted(
+                f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
+                "package or copy it again"
+            )
