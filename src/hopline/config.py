@@ -235,6 +235,58 @@ class ConfigRow:
     """One line of the settings table.
 
     Attributes:
+@dataclass(frozen=True, slots=True)
+class PredictionLogConfig:
+    """What is kept of every answer, in files."""
+
+    path: Path | None = setting(None, "folder of the prediction log, of all workers; empty: none is kept")
+    format: Literal["jsonl", "jsonl.gz", "parquet"] = setting(
+        "jsonl", "of finished files; the file that is being written is always JSON Lines"
+    )
+    rotate_bytes: int = setting(64 * 2**20, "a worker's file is finished at about this size", minimum=4096)
+    rotate_s: float = setting(3600.0, "and at this age", minimum=0.01)
+    keep_bytes: int = setting(4 * 2**30, "the oldest finished files beyond this are deleted", minimum=8192)
+    inputs: Literal["all", "sample", "none"] = setting(
+        "all", "which requests' inputs are kept; without them an answer cannot be replayed"
+    )
+    input_share: float = setting(
+        0.01, 'share of requests whose inputs are kept with "sample"', minimum=0, maximum=1
+    )
+    tensors_share: float = setting(
+        0.0, "share of requests kept with their inputs as the model sees them", minimum=0, maximum=1
+    )
+    max_pending: int = setting(
+        16_384, "requests of a worker that may wait to be written; those beyond are dropped", minimum=1
+    )
+    max_pending_bytes: int = setting(
+        64 * 2**20, "the same in bytes, as estimated from what was written", minimum=4096
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DriftConfig:
+    """Whether requests, answers and neighbourhoods are still those of a reference."""
+
+    enabled: bool = setting(False, "watch drift, and raise alerts")
+    path: Path | None = setting(None, "folder for references, windows and hourly scores; workers share it")
+    sample_per_s: float = setting(
+        200.0, "requests of each version that are looked at each second, in each worker", minimum=0.1
+    )
+    window_s: float = setting(
+        3600.0, "length of the window that is compared; it moves by a sixth", minimum=0.6
+    )
+    reference_size: int = setting(
+        10_000, "looked-at rows that make a version's reference, where none was given", minimum=50
+    )
+    watch: float = setting(0.1, "stability index, less what chance makes of it, to watch", minimum=0)
+    alert: float = setting(0.25, "the same, to raise an alert", minimum=0)
+    hold: int = setting(3, "windows in a row that it takes to rise, and to fall again", minimum=1)
+    max_columns: int = setting(
+        32, "columns of a table, or features of a node type, that are watched: the first ones", minimum=0
+    )
+    columns: tuple[str, ...] = setting((), "names of the columns to watch instead of the first ones")
+
+
         path: "section.key" as in hopline.toml.
         type: in words.
         default: as it would be written.
@@ -263,6 +315,8 @@ def load_config(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
+    prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
     base: Config | None = None,
 ) -> Config:
     """Resolve all sources into one config.

@@ -1,0 +1,100 @@
+"""What was seen of some requests: values by quantity, not yet counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hopline.observe.psi import DEGREE_BINS, Bins, as_numbers, category_bins, number_bins
+
+Kind: TypeAlias = Literal["input", "output", "graph", "neighbor"]
+
+
+class Quantity(NamedTuple):
+    """Something that is watched.
+
+    Attributes:
+        kind: "input" a raw feature of the node or a column of the request, "output" of the answer,
+            "graph" of the node's place in the graph, "neighbor" a feature's mean over in-neighbours.
+        name: of the column, or what it is.
+    """
+
+    kind: Kind
+    name: str
+
+
+#: Probability of the positive class, or of the top class.
+SCORE = Quantity("output", "score")
+#: What a regression says.
+VALUE = Quantity("output", "value")
+LABEL = Quantity("output", "label")
+DEGREE = "degree"
+_NUMBERS = "fiu"
+
+
+class Observed:
+    """Values by quantity.
+
+    Attributes:
+        num_requests: that the values are of.
+        num_rows: that those asked for.
+    """
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_rows = 0
+        self._chunks: dict[Quantity, list[Any]] = {}
+        self._categories: set[Quantity] = set()
+
+    def numbers(self, quantity: Quantity, values: Any) -> None:
+        """Take numbers; NaN or None where one is missing."""
+        self._chunks.setdefault(quantity, []).append(values)
+
+    def categories(self, quantity: Quantity, values: Any) -> None:
+        """Take values that have names only."""
+        self._categories.add(quantity)
+        self._chunks.setdefault(quantity, []).append(values)
+
+    def column(self, quantity: Quantity, values: Any) -> None:
+        """Take values that are numbers or names: their type tells."""
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            is_number = values.dtype.kind in _NUMBERS
+        else:
+            first = next((value for value in values if value is not None), None)
+            is_number = isinstance(first, int | float | np.number) and not isinstance(first, bool)
+            if first is None and quantity not in self._categories:
+                is_number = True  # says nothing of the type
+        (self.numbers if is_number else self.categories)(quantity, values)
+
+    def quantities(self) -> Iterator[Quantity]:
+        """All that values were taken of."""
+        return iter(self._chunks)
+
+    def values(self, quantity: Quantity) -> Any:
+        """All values of a quantity: float64 [n] of numbers, else a list; empty where there are none."""
+        chunks = self._chunks.get(quantity, [])
+        if quantity in self._categories:
+            return [value for chunk in chunks for value in _items(chunk)]
+        return np.concatenate([np.empty(0), *[as_numbers(chunk) for chunk in chunks]])
+
+    def add(self, other: Observed) -> None:
+        """Take all that another one has."""
+        self.num_requests += other.num_requests
+        self.num_rows += other.num_rows
+        self._categories |= other._categories
+        for quantity, chunks in other._chunks.items():
+            self._chunks.setdefault(quantity, []).extend(chunks)
+
+    def bins(self, quantity: Quantity) -> Bins:
+        """Bins in which to compare later values with these."""
+        if quantity in self._categories:
+            return category_bins(self.values(quantity))
+        if quantity.kind == "graph" and quantity.name.startswith(DEGREE):
+            return DEGREE_BINS
+        return number_bins(self.values(quantity))
+
+
+def _items(chunk: Any) -> Any:
+    return chunk.tolist() if isinstance(chunk, np.ndarray) else chunk

@@ -1,0 +1,166 @@
+"""What one process knows of one model version: its reference, its window, its hours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hopline.config import DriftConfig
+from hopline.engine.ego import EgoModel
+from hopline.engine.model import Model
+from hopline.errors import ArtifactError, NodeNotFound
+from hopline.records.drift.answers import chosen_rows, num_rows, read_columns, read_result
+from hopline.records.drift.hours import Hours
+from hopline.records.drift.observed import Observed
+from hopline.records.drift.reference import FILE, Reference, read_reference, write_reference
+from hopline.records.drift.reservoir import Sampled
+from hopline.records.drift.structure import Structure
+from hopline.records.drift.window import NUM_SLICES, Window, window_path
+from hopline.rollout.served import Served
+from hopline.types import ScoreResult
+
+log = logging.getLogger(__name__)
+
+
+class WatchedVersion:
+    """See the module. Used by one thread at a time.
+
+    Args:
+        model, version: names.
+        folder: of its files.
+        worker: number of this process.
+        settings: what to watch.
+        random: chooses rows and neighbours.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        folder: Path,
+        worker: int,
+        settings: DriftConfig,
+        random: np.random.Generator,
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.folder = folder
+        self._settings = settings
+        self._random = random
+        self._slice_s = settings.window_s / NUM_SLICES
+        self._path = folder / FILE
+        self._window_path = window_path(folder, worker)
+        self._stamp: tuple[int, int] | None = None
+        self._reference: Reference | None = None
+        self._window: Window | None = None
+        self._collected: Observed | None = Observed()
+        self._hours = Hours(folder / "hours", worker)
+
+    def observe(self, served: Served, sampled: Sequence[Sampled], num_seen: int, now: float) -> None:
+        """Count some requests, out of `num_seen`, by `now`.
+
+        Raises: OSError: files cannot be written.
+        """
+        self._look_for_reference()
+        observed = self._read(served, sampled)
+        self._hours.update(observed, num_seen, self._reference, now)
+        if self._window is not None:
+            self._window.update(observed, now)
+        if self._collected is not None:
+            self._collected.add(observed)
+            if self._collected.num_rows >= self._settings.reference_size:
+                self._publish(self._collected, now)
+
+    def write(self) -> None:
+        """Show to the other workers what was counted.
+
+        Raises: OSError.
+        """
+        self._hours.write()
+        window = self._window
+        if window is None:
+            window = Window("", (), self._slice_s)
+        if self._collected is not None:
+            window.file.num_collected = self._collected.num_rows
+        window.write(self._window_path)
+
+    def _read(self, served: Served, sampled: Sequence[Sampled]) -> Observed:
+        """What is to be seen of some requests and their outcomes."""
+        observed = Observed()
+        settings = self._settings
+        answered = [(request, outcome) for request, outcome in sampled if _says_something(outcome)]
+        for request, outcome in answered:
+            observed.num_requests += 1
+            if isinstance(outcome, ScoreResult):
+                count = num_rows(outcome.outputs)
+                rows = chosen_rows(count, self._random)
+                observed.num_rows += rows.shape[0]
+                read_result(outcome, rows, observed)
+                if request.columns is not None:
+                    names = [name for name in request.columns if self._wants(name)]
+                    read_columns(request, names[: settings.max_columns], rows, observed)
+        model = getattr(served, "model", None)
+        if isinstance(model, Model | EgoModel) and answered:
+            structure = Structure(model, settings.max_columns, settings.columns, self._random)
+            requests, outcomes = zip(*answered, strict=True)
+            structure.read(requests, outcomes, observed)
+        return observed
+
+    def _wants(self, column: str) -> bool:
+        return not self._settings.columns or column in self._settings.columns
+
+    def _look_for_reference(self) -> None:
+        """Take up the reference that is on disk, where a worker or a person has put another one."""
+        stamp = self._stamp_on_disk()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        self._reference = self._window = None
+        if stamp is not None:
+            try:
+                self._reference, digest = read_reference(self._path)
+            except FileNotFoundError:
+                self._stamp = None
+            except ArtifactError as error:
+                aside = self._path.with_name("reference.damaged")
+                self._path.rename(aside)
+                self._stamp = None
+                log.error("drift: %s; it is put aside as %s, and a new one is collected", error, aside.name)
+        if self._reference is not None:
+            self._window = Window(digest, self._reference.entries, self._slice_s)
+            self._window.resume(self._window_path)
+        if self._reference is not None and self._reference.is_complete:
+            self._collected = None
+        elif self._collected is None:
+            self._collected = Observed()
+
+    def _publish(self, collected: Observed, now: float) -> None:
+        """Make the reference of what was collected, unless somebody else has done so."""
+        if self._stamp_on_disk() == self._stamp:
+            reference = Reference.of(
+                collected, "traffic", now, model=self.model, version=self.version, base=self._reference
+            )
+            write_reference(self._path, reference)
+            log.info(
+                "drift: %s/%s is now compared with its first %d requests, in %d quantities",
+                self.model,
+                self.version,
+                reference.num_requests,
+                len(reference.entries),
+            )
+        self._look_for_reference()
+
+    def _stamp_on_disk(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+def _says_something(outcome: object) -> bool:
+    """Answers, and requests about unknown nodes; other errors are none of drift's business."""
+    return isinstance(outcome, ScoreResult | NodeNotFound)

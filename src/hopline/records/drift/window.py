@@ -1,0 +1,145 @@
+"""What was counted lately: slices of a sliding window, and the file in which a worker shows them.
+
+A slice is a fixed piece of the clock, so that all workers cut at the same moments and slices of one
+number can be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hopline.errors import ArtifactCorrupted
+from hopline.observe.psi import Sketch
+from hopline.records.drift.files import read_sealed, write_sealed
+from hopline.records.drift.observed import Observed
+from hopline.records.drift.reference import Entry
+
+#: Slices of a window: how often it moves on while it is as long.
+NUM_SLICES = 6
+
+
+class Slice(msgspec.Struct, array_like=True):
+    """Counts of one piece of time.
+
+    Attributes:
+        num_requests: looked at.
+        counts: by entry of the reference, then by bin.
+    """
+
+    num_requests: int
+    counts: list[list[int]]
+
+
+class WindowFile(msgspec.Struct):
+    """What a worker counted.
+
+    Attributes:
+        reference: sha256 of the reference whose bins these are; "" while one is being collected.
+        slice_s: length of a slice in seconds.
+        slices: number of the slice (time // slice_s) -> counts.
+        num_collected: rows kept for a reference, while there is none.
+    """
+
+    reference: str
+    slice_s: float
+    slices: dict[int, Slice] = {}
+    num_collected: int = 0
+
+
+class Window:
+    """The slices of one worker.
+
+    Args:
+        reference: sha256.
+        entries: of the reference.
+        slice_s: length of a slice in seconds.
+    """
+
+    def __init__(self, reference: str, entries: Sequence[Entry], slice_s: float) -> None:
+        self._entries = entries
+        self.file = WindowFile(reference, slice_s)
+
+    def resume(self, path: Path) -> None:
+        """Go on from what this worker, or the one before it, wrote; nothing where it does not fit."""
+        found = read_window(path)
+        if found is None or (found.reference, found.slice_s) != (self.file.reference, self.file.slice_s):
+            return
+        bins = [entry.sketch.bins.num_bins for entry in self._entries]
+        if all([len(counts) for counts in each.counts] == bins for each in found.slices.values()):
+            self.file = found
+
+    def update(self, observed: Observed, now: float) -> None:
+        """Count what was seen by `now`; forget what has left the window."""
+        number = slice_number(now, self.file.slice_s)
+        slices = self.file.slices
+        current = slices.get(number)
+        if current is None:
+            empty = [[0] * entry.sketch.bins.num_bins for entry in self._entries]
+            current = slices[number] = Slice(0, empty)
+            # One more than the window has: the one that is being filled is not judged yet.
+            for old in [each for each in slices if not number - NUM_SLICES <= each <= number]:
+                del slices[old]
+        current.num_requests += observed.num_requests
+        for at, entry in enumerate(self._entries):
+            values = observed.values(entry.quantity)
+            if len(values):
+                new = entry.sketch.bins.count(values).tolist()
+                current.counts[at] = [a + b for a, b in zip(current.counts[at], new, strict=True)]
+
+    def write(self, path: Path) -> None:
+        """Show it to the other workers.
+
+        Raises: OSError.
+        """
+        write_sealed(path, self.file)
+
+
+def slice_number(now: float, slice_s: float) -> int:
+    """Which slice a moment is in."""
+    return int(now // slice_s)
+
+
+def window_path(folder: Path, worker: int) -> Path:
+    """The file of a worker."""
+    return folder / f"window-{worker}.json"
+
+
+def read_window(path: Path) -> WindowFile | None:
+    """What a worker wrote; None where nothing can be read: windows are made anew in an hour."""
+    try:
+        return read_sealed(path, WindowFile)[0]
+    except (FileNotFoundError, ArtifactCorrupted):
+        return None
+
+
+def read_windows(folder: Path) -> list[WindowFile]:
+    """What all workers wrote."""
+    found = [read_window(path) for path in sorted(folder.glob("window-*.json"))]
+    return [window for window in found if window is not None]
+
+
+def merged(
+    entries: Sequence[Entry], reference: str, windows: Iterable[WindowFile], numbers: range
+) -> tuple[int, list[Sketch]]:
+    """Add up slices of all workers.
+
+    Args:
+        reference: sha256; windows of another one are left out.
+        numbers: of the slices that count.
+
+    Returns: requests looked at, and a sketch for each entry.
+    """
+    num_requests = 0
+    totals = [entry.sketch.empty_copy() for entry in entries]
+    for window in windows:
+        if window.reference != reference:
+            continue
+        for number, each in window.slices.items():
+            if number in numbers:
+                num_requests += each.num_requests
+                for total, counts in zip(totals, each.counts, strict=True):
+                    total.add(Sketch(total.bins, counts))
+    return num_requests, totals
