@@ -1,0 +1,109 @@
+"""Arrays in JSON such that they are read back bit for bit.
+
+float32 is written in the shortest decimal that reads back as the same float32, int64 and strings as they
+are: people can read those. Everything else (float64, NaN, empty arrays, …) is packed: its bytes in
+base64, little-endian, beside dtype and shape.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from hopline.types import AnyArray, FloatArray
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+#: Values that are written in one go: 0.2 ms.
+_AT_ONCE = 4096
+
+
+def array_json(array: AnyArray, rest: Callable[[], object]) -> msgspec.Raw:
+    """An array as JSON.
+
+    Args:
+        array: of any dtype that is not structured.
+        rest: called between the parts of a large one, by a thread that must not hold the GIL for long.
+    """
+    if array.size and array.ndim:
+        if array.dtype.kind in "OU":
+            return msgspec.Raw(orjson.dumps(array.tolist(), default=str))
+        if array.dtype in (np.float32, np.int64):
+            text = _rows_json(np.ascontiguousarray(array), rest)
+            if b"null" not in text:  # NaN and infinities
+                return msgspec.Raw(text)
+    return msgspec.Raw(orjson.dumps(packed(array)))
+
+
+def json_array(value: Any) -> AnyArray:
+    """The array that `array_json` wrote, decoded as far as JSON goes."""
+    if isinstance(value, dict):
+        return unpacked(value)
+    leaf = value
+    while isinstance(leaf, list):
+        leaf = leaf[0]
+    if isinstance(leaf, float):
+        return nearest_float32(np.array(value, np.float64))
+    return np.array(value, np.int64 if isinstance(leaf, int) else np.object_)
+
+
+def packed(array: AnyArray) -> dict[str, Any]:
+    """dtype, shape and bytes of an array."""
+    array = np.asarray(array)
+    if array.dtype.kind in "OU":
+        return {"dtype": "text", "shape": list(array.shape), "values": array.ravel().tolist()}
+    dtype = array.dtype.newbyteorder("<")
+    data = np.ascontiguousarray(array, dtype).tobytes()
+    return {
+        "dtype": dtype.str,
+        "shape": list(array.shape),
+        "base64": base64.b64encode(data).decode(),
+    }
+
+
+def unpacked(value: dict[str, Any]) -> AnyArray:
+    """The array that `packed` described."""
+    shape = tuple(value["shape"])
+    if value["dtype"] == "text":
+        texts = np.empty(len(value["values"]), np.object_)
+        texts[:] = value["values"]
+        return texts.reshape(shape)
+    dtype = np.dtype(value["dtype"])
+    flat = np.frombuffer(base64.b64decode(value["base64"]), dtype)
+    return flat.astype(dtype.newbyteorder("=")).reshape(shape)
+
+
+def nearest_float32(values: AnyArray) -> FloatArray:
+    """The float32 that shortest decimals stand for, which JSON readers give as float64.
+
+    A decimal right beside the middle of two float32 may have become the middle itself, from where rounding
+    is by chance; then the one counts whose own decimal it was.
+    """
+    near = values.astype(np.float32)
+    exact = near.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.spacing(np.abs(near)).astype(np.float64)
+        apart = np.abs(values - exact)
+        middles = (apart == step / 2) | (apart == step / 4)
+    for at in zip(*np.nonzero(middles), strict=True):
+        for candidate in (np.nextafter(near[at], d, dtype=np.float32) for d in (-np.inf, np.inf)):
+            if float(orjson.dumps(candidate, option=_NUMPY)) == values[at]:
+                near[at] = candidate
+    return near
+
+
+def _rows_json(array: AnyArray, rest: Callable[[], object]) -> bytes:
+    """A contiguous array as nested lists; large ones in parts."""
+    num_rows = array.shape[0]
+    if array.size <= _AT_ONCE:
+        return orjson.dumps(array, option=_NUMPY)
+    step = max(1, _AT_ONCE * num_rows // array.size)
+    parts = []
+    for a in range(0, num_rows, step):
+        parts.append(orjson.dumps(array[a : a + step], option=_NUMPY)[1:-1])
+        rest()
+    return b"[" + b",".join(parts) + b"]"

@@ -1,0 +1,140 @@
+"""What becomes of a file that is full: synced, renamed, converted, and the oldest ones deleted.
+
+All of it takes time, so it happens on a thread of its own. Converting is a process of its own: it is
+Python for seconds, which would take the GIL from the event loop, and needs pyarrow, which a server never
+imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hopline.config import PredictionLogConfig
+from hopline.records.names import JOURNAL, PART, log_files
+
+log = logging.getLogger(__name__)
+
+_CONVERT = (sys.executable, "-P", "-c", "from hopline.records.convert import main; main()")
+_POLL_S = 0.05
+
+
+class Finisher:
+    """Finishes files in the order in which they come.
+
+    Args:
+        settings: form and limits; `path` is set.
+    """
+
+    def __init__(self, settings: PredictionLogConfig) -> None:
+        assert settings.path is not None
+        self._folder = settings.path
+        self._settings = settings
+        self._work: queue.SimpleQueue[tuple[int, Path] | None] = queue.SimpleQueue()
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hopline-log-finisher", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self, fd: int, path: Path) -> None:
+        """Finish a file that is open and locked; it is closed in the end."""
+        self._work.put((fd, path))
+
+    def convert(self, path: Path) -> None:
+        """Convert a finished .jsonl file, if another form is wanted."""
+        if self._settings.format != "jsonl":
+            self._work.put((-1, path))
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what was given, but leave conversions that take longer than `timeout_s`."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._hurry.set()
+            self._thread.join(1.0)
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            fd, path = work
+            try:
+                if fd >= 0:
+                    path = _seal(fd, path)
+                self._convert(path)
+                delete_oldest(self._folder, self._settings.keep_bytes)
+            except OSError as error:
+                log.warning("prediction log: %s could not be finished: %s", path, error)
+
+    def _convert(self, source: Path) -> None:
+        form = "." + self._settings.format
+        if form == JOURNAL or not source.name.endswith(JOURNAL) or self._hurry.is_set():
+            return
+        target = source.with_name(source.name.removesuffix(JOURNAL) + form)
+        process = subprocess.Popen(
+            [*_CONVERT, str(source), str(target)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        while process.poll() is None and not self._hurry.is_set():
+            time.sleep(_POLL_S)
+        if process.poll() is None:
+            process.kill()
+        with process.stderr:
+            said = process.stderr.read()
+        if process.wait() and not self._hurry.is_set():
+            log.warning("prediction log: %s stays as it is: %s", source, said.strip() or process.returncode)
+
+
+def _seal(fd: int, path: Path) -> Path:
+    """Bring a file's bytes to the disk and give it its name; the lock goes with the descriptor."""
+    final = path.with_name(path.name.removesuffix(PART))
+    try:
+        if os.fstat(fd).st_size == 0:
+            path.unlink(missing_ok=True)
+            return path
+        with contextlib.suppress(OSError):  # what cannot be synced is worth its name all the same
+            os.fdatasync(fd)
+        os.rename(path, final)
+    finally:
+        os.close(fd)
+    with contextlib.suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return final
+
+
+def delete_oldest(folder: Path, keep_bytes: int) -> list[Path]:
+    """Delete finished files, oldest first, until all files of the log take at most `keep_bytes`.
+
+    Returns: what was deleted. Several workers may do this at once.
+    """
+    sizes = []
+    for file in log_files(folder):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append((file, file.path.stat().st_size))
+    total = sum(size for _, size in sizes)
+    deleted = []
+    for file, size in sizes:
+        if total <= keep_bytes:
+            break
+        if file.is_finished:
+            file.path.unlink(missing_ok=True)
+            total -= size
+            deleted.append(file.path)
+    return deleted

@@ -1,0 +1,51 @@
+"""Which exact artifact, preprocessing and libraries stand behind a version: what its entries carry."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from hopline import __version__
+from hopline.rollout.served import Preprocessing, Served
+
+
+class Identity(NamedTuple):
+    """Of one version that answers; see `entry.Entry`. Does not hold the version itself.
+
+    Attributes:
+        shows_tensors: it is a `Preprocessing`.
+    """
+
+    model: str
+    version: str
+    graph_version: str
+    artifact_hash: str
+    preprocessing_hash: str
+    feature_schema_hash: str
+    runtime: str
+    shows_tensors: bool
+
+
+def identity_of(served: Served) -> Identity:
+    """Ask a version who it is; its `info` tells the hashes as properties."""
+    properties = served.info((served.version,)).properties
+    return Identity(
+        served.name,
+        served.version,
+        served.graph_version,
+        str(properties.get("artifact_hash", "")),
+        str(properties.get("preprocessing_hash", "")),
+        str(properties.get("feature_schema_hash", "")),
+        runtime_name("torch" if properties.get("runtime") == "torch" else "onnxruntime"),
+        isinstance(served, Preprocessing),
+    )
+
+
+@functools.cache
+def runtime_name(library: str) -> str:
+    """This process's Hopline and the library that runs models, with their versions."""
+    try:
+        return f"hopline {__version__}, {library} {version(library)}"
+    except PackageNotFoundError:  # a build under another name, such as onnxruntime-gpu
+        return f"hopline {__version__}, {library}"

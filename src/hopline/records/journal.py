@@ -1,0 +1,193 @@
+"""The files of one writer: appended to, finished by size and age, converted, deleted when too many.
+
+A file is JSON Lines while it is written, whatever form it takes in the end: whole lines are handed to the
+kernel, so that a killed process loses nothing that was written, and a torn line at most. It becomes
+visible under its final name by a rename, after its bytes are on the disk (fdatasync): a loss of power
+costs the file that was being written, at most. A writer holds a lock (flock) on its file; one that is
+unlocked was left behind, and the next writer in the folder finishes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from hopline.config import PredictionLogConfig
+from hopline.errors import ConfigError
+from hopline.records.finisher import Finisher
+from hopline.records.names import JOURNAL, PART, LogFile, log_files, stem_of
+
+log = logging.getLogger(__name__)
+
+#: What a full disk says; another file would be refused as well.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Looked at from the end of a file for its last whole line.
+_TAIL_BYTES = 2**16
+
+
+class Journal:
+    """Used by one thread, after `open`.
+
+    Args:
+        settings: where, how large, how old; `path` is set.
+        worker: number of this worker.
+        clock: time.time.
+    """
+
+    def __init__(
+        self, settings: PredictionLogConfig, worker: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        assert settings.path is not None
+        self.folder = settings.path
+        self._settings = settings
+        self._worker = worker
+        self._clock = clock
+        self._finisher = Finisher(settings)
+        self._fd = -1
+        self._path = self.folder
+        self._size = 0
+        self._opened = 0.0
+
+    def open(self) -> None:
+        """Make the folder and finish what killed writers left.
+
+        Raises: ConfigError: the folder can never be written to. (A full disk is no reason: it may be
+            emptied.)
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise ConfigError(
+                    f"prediction_log.path: {self.folder} cannot be made: {error.strerror}"
+                ) from None
+        if self.folder.is_dir() and not os.access(self.folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"prediction_log.path: {self.folder} cannot be written to")
+        self._finisher.start()
+        with contextlib.suppress(OSError):
+            for file in log_files(self.folder):
+                self._take_over(file)
+
+    def write(self, lines: bytes | bytearray, begins: float) -> None:
+        """Append whole lines; all of them or none.
+
+        Args:
+            lines: each with its newline.
+            begins: time of the first one.
+        Raises: OSError: the disk refuses.
+        """
+        if self._fd < 0:
+            self._open_file(begins)
+        left = memoryview(lines)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:
+            self._back(keep=error.errno in _FULL)
+            raise
+        finally:
+            left.release()
+        self._size += len(lines)
+        if self._size >= self._settings.rotate_bytes:
+            self._finish()
+
+    def turn(self) -> None:
+        """Finish the file if it is old enough; to be called now and then."""
+        if self._fd < 0:
+            return
+        if os.fstat(self._fd).st_nlink == 0:
+            log.warning("prediction log: %s was deleted; going on with another file", self._path)
+            self._let_go()
+        elif self._clock() - self._opened >= self._settings.rotate_s:
+            self._finish()
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish the file and wait for conversions; whether they were done in time."""
+        if self._fd >= 0:
+            self._finish()
+        return self._finisher.close(timeout_s)
+
+    def _open_file(self, begins: float) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = 0
+        while True:
+            name = stem_of(begins, self._worker, os.getpid(), number) + JOURNAL + PART
+            path = self.folder / name
+            number += 1
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+                if _locked(fd):
+                    break
+                os.close(fd)
+        self._fd, self._path, self._size, self._opened = fd, path, 0, self._clock()
+
+    def _back(self, *, keep: bool) -> None:
+        """After a failed write: the file ends where the last whole line does, or is let go."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:
+            keep = False
+        if not keep:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Write to this file no more; it stays as a killed writer would leave it."""
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+    def _finish(self) -> None:
+        fd, self._fd = self._fd, -1
+        self._finisher.finish(fd, self._path)
+
+    def _take_over(self, file: LogFile) -> None:
+        """Finish a file that its writer left."""
+        if file.is_finished:
+            if file.form == JOURNAL:
+                self._finisher.convert(file.path)
+            return
+        try:
+            fd = os.open(file.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:  # another worker was faster
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            torn = _cut_torn_line(fd)
+        except OSError:  # its writer lives
+            os.close(fd)
+            return
+        if torn:
+            log.warning("prediction log: %s ended in a torn line of %d bytes", file.path, torn)
+        self._finisher.finish(fd, file.path)
+
+
+def _locked(fd: int) -> bool:
+    """Lock a new file; False where another worker was faster and takes it for one that was left behind."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nobody takes files over there
+        return True
+    return os.fstat(fd).st_nlink > 0
+
+
+def _cut_torn_line(fd: int) -> int:
+    """Cut what follows the last newline of a file; how many bytes that was."""
+    size = os.fstat(fd).st_size
+    end = size
+    while end:
+        begin = max(0, end - _TAIL_BYTES)
+        newline = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            end = begin + newline + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(fd, end)
+    return size - end

@@ -1,0 +1,48 @@
+"""Entries of one JSON Lines file, plain or compressed; what is torn or no entry is counted."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from hopline.records.entry import Entry, read_entry
+
+
+class Lines:
+    """The entries of a file, in the order in which they were written.
+
+    Attributes:
+        num_torn: 1 where the end is not a whole line: its writer was killed, or is writing just now.
+        num_bad: whole lines that are no entries.
+        num_bytes: of the file, read so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.num_torn = self.num_bad = self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Raises: OSError: the file cannot be read."""
+        with self._path.open("rb") as raw:
+            file = raw
+            if self._path.name.endswith(".gz"):
+                file = cast(io.BufferedReader, gzip.GzipFile(fileobj=raw))
+            for line in self._lines(file):
+                self.num_bytes = raw.tell()
+                if not line.endswith(b"\n"):
+                    self.num_torn += 1
+                    break
+                try:
+                    yield read_entry(line)
+                except ValueError:
+                    self.num_bad += 1
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        try:
+            yield from file
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            self.num_torn += 1

@@ -1,0 +1,304 @@
+"""The prediction log: takes note of every answer on the event loop, writes on a thread.
+
+`record` adds a batch to a queue and nothing else. The thread looks at the queue ten times a second, makes
+entries and appends them to the journal. What does not fit into the queue, because the disk is full or
+slower than the traffic, is dropped and counted: a request never waits for its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hopline.config import Config
+from hopline.errors import ConfigError, HoplineError
+from hopline.observe.metrics import Metrics
+from hopline.records.entry import Entry, EntryWriter
+from hopline.records.identity import Identity, identity_of
+from hopline.records.inputs import input_hash, inputs_of
+from hopline.records.journal import Journal
+from hopline.records.pace import Pace
+from hopline.records.parquet import library
+from hopline.rollout.served import Preprocessing, Ran, Served
+from hopline.types import ScoreRequest, ScoreResult
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+#: Bytes that are handed to the kernel at once.
+_WRITE_BYTES = 256 * 1024
+#: Seconds until a disk that refused is tried again: doubled each time.
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
+#: How long the end of the server waits for what is still to be written, in seconds.
+_CLOSE_S = 20.0
+#: What a request is thought to take in memory before any was written, and how slowly that is unlearned.
+_FIRST_BYTES, _UNLEARN = 1024.0, 0.999
+
+
+class PredictionLog:
+    """A `Recorder`; one for each worker.
+
+    Args:
+        config: sections `prediction_log` (its `path` is set) and `worker`.
+        metrics: where written and dropped entries are counted.
+        clock: time.time.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics, clock: Callable[[], float] = time.time) -> None:
+        self._settings = config.prediction_log
+        self._journal = Journal(self._settings, config.worker.index, clock)
+        self._pace = Pace()
+        self._writer = EntryWriter(self._pace)
+        self._pending: deque[Ran] = deque()
+        # Only the loop adds to the one, only the thread to the other.
+        self._num_taken = self._num_done = 0
+        self._room = self._settings.max_pending
+        self._request_bytes = _FIRST_BYTES
+        self._identities: weakref.WeakKeyDictionary[Served, Identity] = weakref.WeakKeyDictionary()
+        self._buffer = bytearray()
+        self._begins = 0.0
+        self._num_buffered = 0
+        self._complained = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hopline-prediction-log", daemon=True)
+        self._written = metrics.counter(
+            "hopline_prediction_log_written_total", "Entries written to the prediction log."
+        )()
+        dropped = metrics.counter(
+            "hopline_prediction_log_dropped_total",
+            "Entries that are not in the prediction log.",
+            ("reason",),
+        )
+        # One child for each thread that counts.
+        self._dropped_queue, self._dropped_disk = dropped("queue"), dropped("disk")
+        self._dropped_end, self._dropped_error = dropped("shutdown"), dropped("error")
+        self._failing = metrics.gauge(
+            "hopline_prediction_log_failing", "Workers whose prediction log cannot be written."
+        )()
+
+    def start(self) -> None:
+        """Make the folder, finish what killed workers left, and begin to write.
+
+        Raises: ConfigError: the folder or the sizes cannot be used, or pyarrow is not there for Parquet.
+        """
+        settings = self._settings
+        if settings.keep_bytes < 2 * settings.rotate_bytes:
+            raise ConfigError(
+                f"prediction_log.keep_bytes: {settings.keep_bytes} is less than two files of "
+                f"{settings.rotate_bytes} (prediction_log.rotate_bytes)"
+            )
+        if settings.format == "parquet":
+            _need_pyarrow()
+        self._journal.open()
+        self._thread.start()
+
+    def record(self, ran: Ran) -> None:
+        """Take note of requests that ended: half a microsecond, however many they are."""
+        count = len(ran.requests)
+        if self._num_taken - self._num_done + count > self._room:
+            (self._dropped_disk if self._failing.value else self._dropped_queue).value += count
+            return
+        self._num_taken += count
+        self._pending.append(ran)
+
+    async def close(self) -> None:
+        """Write what is pending and finish the file; after the last request has its answer."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        if self._thread.is_alive():
+            log.warning("prediction log: the disk hangs; %d entries are lost", self.num_pending)
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that are not on the disk yet."""
+        return self._num_taken - self._num_done
+
+    # The thread
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(_LOOK_S)
+            try:
+                self._drain()
+                self._journal.turn()
+            except Exception:  # the boundary: nobody else would start this thread again
+                log.exception("prediction log: entries are lost")
+                self._lose(self._dropped_error)
+        try:
+            if not self._journal.close(_CLOSE_S / 2):
+                log.warning("prediction log: the last files are not converted; the next start does that")
+        except OSError as error:
+            log.warning("prediction log: the last file could not be finished: %s", error)
+
+    def _drain(self) -> None:
+        """Write everything that is pending."""
+        while self._pending:
+            ran = self._pending.popleft()
+            before = len(self._buffer)
+            for entry in self._entries(ran):
+                self._append(entry)
+            self._num_buffered += len(ran.requests)
+            self._learn(len(self._buffer) - before, len(ran.requests))
+            del ran  # a version that is unloaded must not be kept by a disk that hangs
+            if len(self._buffer) >= _WRITE_BYTES:
+                self._flush()
+        self._flush()
+
+    def _append(self, entry: Entry) -> None:
+        if not self._buffer:
+            self._begins = entry.time
+        try:
+            self._writer.append(entry, self._buffer)
+        except (TypeError, ValueError) as error:  # inputs that JSON cannot hold
+            self._complain(f"an entry cannot be written and is left out: {error}")
+            self._dropped_error.value += 1
+
+    def _learn(self, num_bytes: int, num_requests: int) -> None:
+        """How many more requests may wait: large ones must not fill the memory, were the disk to hang."""
+        each = num_bytes / max(1, num_requests)
+        self._request_bytes = max(each, self._request_bytes * _UNLEARN)
+        room = int(self._settings.max_pending_bytes / max(1.0, self._request_bytes))
+        self._room = max(1, min(self._settings.max_pending, room))
+
+    def _flush(self) -> None:
+        """Hand the buffer to the kernel; tries again until it is taken or the server ends."""
+        wait_s = _FIRST_WAIT_S
+        since = time.monotonic()
+        while self._buffer:
+            try:
+                self._journal.write(self._buffer, self._begins)
+            except OSError as error:
+                if not self._failing.value:
+                    self._failing.set(1)
+                    log.error(
+                        "prediction log: %s cannot be written: %s; entries that find no place in memory "
+                        "are dropped until it can",
+                        self._journal.folder,
+                        error.strerror or error,
+                    )
+                if self._stop.wait(wait_s):
+                    self._lose(self._dropped_end)
+                    return
+                wait_s = min(2 * wait_s, _LAST_WAIT_S)
+                continue
+            self._written.value += self._buffer.count(b"\n")
+            self._buffer.clear()
+        if self._failing.value:
+            self._failing.set(0)
+            log.info("prediction log: written again after %.1f s", time.monotonic() - since)
+        self._num_done += self._num_buffered
+        self._num_buffered = 0
+
+    def _lose(self, dropped: object) -> None:
+        """Give up what is in hand and what is pending."""
+        count = self._num_buffered + sum(len(ran.requests) for ran in self._pending)
+        self._pending.clear()
+        self._buffer.clear()
+        self._num_buffered = 0
+        self._num_done = self._num_taken
+        dropped.value += count  # type: ignore[attr-defined]
+
+    # Entries
+
+    def _entries(self, ran: Ran) -> Iterator[Entry]:
+        known = self._identities.get(ran.served)
+        if known is None:
+            known = self._identities[ran.served] = identity_of(ran.served)
+        stages = ran.stages or {"compute": ran.compute_s}
+        of_batch = {name: round(seconds * 1e3, 3) for name, seconds in stages.items()}
+        ended = round(ran.ended, 6)
+        for request, outcome, queued_s in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+            if outcome is None:  # not ended, or nobody wanted the answer any more
+                continue
+            latency = {
+                "queue": round(queued_s * 1e3, 3),
+                **of_batch,
+                "total": round((queued_s + ran.compute_s) * 1e3, 3),
+            }
+            try:
+                entry = self._entry(known, request, outcome, latency, ended)
+                self._add_inputs(entry, ran.served if known.shows_tensors else None, request)
+            except (
+                Exception
+            ) as error:  # the boundary: one odd request must not cost the others their entries
+                self._complain(f"an entry could not be made and is left out: {error!r}")
+                self._dropped_error.value += 1
+                continue
+            yield entry
+            self._pace()
+
+    def _entry(
+        self,
+        known: Identity,
+        request: ScoreRequest,
+        outcome: ScoreResult | HoplineError,
+        latency: dict[str, float],
+        ended: float,
+    ) -> Entry:
+        entry = Entry(
+            request.request_id,
+            ended,
+            known.model,
+            known.version,
+            known.graph_version,
+            latency_ms=latency,
+            input_hash=input_hash(request),
+            artifact_hash=known.artifact_hash,
+            preprocessing_hash=known.preprocessing_hash,
+            feature_schema_hash=known.feature_schema_hash,
+            runtime=known.runtime,
+            client=request.client,
+            is_copy=request.is_copy,
+        )
+        if isinstance(outcome, HoplineError):
+            entry.outcome = outcome.code
+        else:
+            entry.outputs = dict(outcome.outputs)
+            entry.degraded = outcome.degraded
+            if outcome.missing is not None:
+                entry.missing = tuple(np.flatnonzero(outcome.missing).tolist())
+        return entry
+
+    def _add_inputs(self, entry: Entry, shows: Served | None, request: ScoreRequest) -> None:
+        """Keep what was asked, and what the model saw of it, where it is this request's turn."""
+        settings = self._settings
+        kept = settings.inputs == "all"
+        if settings.inputs == "sample" or settings.tensors_share:
+            draw = _draw(entry.request_id or entry.input_hash)
+            kept |= settings.inputs == "sample" and draw < settings.input_share
+            if draw < settings.tensors_share:
+                kept = True
+                if entry.outcome == "ok" and isinstance(shows, Preprocessing):
+                    tensors = shows.preprocessed(request)
+                    if tensors:
+                        entry.tensors = dict(tensors)
+        if kept:
+            entry.inputs = inputs_of(request, self._pace)
+
+    def _complain(self, what: str) -> None:
+        """Say it once."""
+        if not self._complained:
+            self._complained = True
+            log.warning("prediction log: %s (said once)", what)
+
+
+def _draw(request_id: str) -> float:
+    """A number in [0, 1) that is the same for a request wherever it is served."""
+    return zlib.crc32(request_id.encode("utf-8", "replace")) / 2**32
+
+
+def _need_pyarrow() -> None:
+    """Raises: ConfigError: it is not installed. It is looked for, not imported: conversions need it."""
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        library("pyarrow")

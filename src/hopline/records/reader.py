@@ -1,0 +1,140 @@
+"""Reads a folder of prediction logs in order of time, whoever wrote them, in whichever form.
+
+Each file is in order by itself and begins at the time in its name, so that a file is opened only when the
+entries before it are through: as many are open as workers wrote at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hopline.errors import BadRequest
+from hopline.records.entry import Entry
+from hopline.records.lines import Lines
+from hopline.records.names import FORMS, LogFile, log_file, log_files
+from hopline.records.parquet import ParquetRows
+
+
+class LogReader:
+    """The entries of a log.
+
+    Args:
+        path: a folder, or one file of it.
+
+    Attributes:
+        num_entries: read so far.
+
+    Raises: BadRequest: nothing is there, or it is no log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            self.files = _best_forms(log_files(path))
+        elif path.is_file():
+            self.files = [log_file(path) or LogFile(path, path.stem, "".join(path.suffixes), 0.0)]
+        else:
+            raise BadRequest(f"{path}: no such file or folder")
+        if not self.files:
+            raise BadRequest(f"{path} holds no prediction log: no file is named predictions-*")
+        self.num_entries = 0
+        self._sizes = [_size(file.path) for file in self.files]
+        self._opened: list[Lines | ParquetRows] = []
+
+    @property
+    def num_torn(self) -> int:
+        """Files whose end is torn: their writer was killed, or is writing just now."""
+        return sum(part.num_torn for part in self._opened)
+
+    @property
+    def num_bad(self) -> int:
+        """Lines that are no entries."""
+        return sum(part.num_bad for part in self._opened)
+
+    @property
+    def done(self) -> float:
+        """Share of the bytes that were read, 0 to 1."""
+        return sum(part.num_bytes for part in self._opened) / max(1, sum(self._sizes))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Entries, oldest first.
+
+        Raises: OSError: a file cannot be read (one that was deleted meanwhile is left out).
+        """
+        waiting = deque(self.files)
+        heads: list[tuple[float, int, Entry, Iterator[Entry]]] = []
+        number = 0
+        while waiting or heads:
+            while waiting and (not heads or waiting[0].begins <= heads[0][0]):
+                rows = self._open(waiting.popleft())
+                for first in rows:
+                    heapq.heappush(heads, (first.time, number, first, rows))
+                    break
+                number += 1
+            if not heads:
+                continue
+            _, order, entry, rows = heads[0]
+            self.num_entries += 1
+            yield entry
+            for following in rows:
+                heapq.heapreplace(heads, (following.time, order, following, rows))
+                break
+            else:
+                heapq.heappop(heads)
+
+    def last(self, count: int, model: str | None = None) -> list[Entry]:
+        """The last entries, oldest first; reads no more files than it takes.
+
+        Args:
+            count: at most so many.
+            model: only this one's.
+        """
+        found: list[Entry] = []
+        for file in sorted(self.files, key=lambda file: -_changed(file.path)):
+            if len(found) == count and _changed(file.path) < found[0].time:
+                break  # all of it is older than what there is
+            rows = (entry for entry in self._open(file) if model is None or entry.model == model)
+            found = sorted([*found, *deque(rows, maxlen=count)], key=lambda entry: entry.time)[-count:]
+        return found
+
+    def _open(self, file: LogFile) -> Iterator[Entry]:
+        rows: Lines | ParquetRows = (ParquetRows if file.form == ".parquet" else Lines)(file.path)
+        self._opened.append(rows)
+        return self._rows(file, rows)
+
+    def _rows(self, file: LogFile, rows: Lines | ParquetRows) -> Iterator[Entry]:
+        try:
+            yield from rows
+        except FileNotFoundError:  # finished or converted just now, or deleted as too old
+            for form in FORMS:
+                path = file.path.with_name(file.stem + form)
+                if form != file.form and path.is_file():
+                    yield from self._open(replace(file, path=path, form=form))
+                    return
+
+
+def _best_forms(files: list[LogFile]) -> list[LogFile]:
+    """One file for each stem: a crash in a conversion may leave two."""
+    best: dict[str, LogFile] = {}
+    for file in files:
+        other = best.get(file.stem)
+        if other is None or FORMS.index(file.form) < FORMS.index(other.form):
+            best[file.stem] = file
+    return list(best.values())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

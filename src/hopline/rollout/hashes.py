@@ -1,0 +1,58 @@
+"""Short names for what an answer hangs on, besides its version: artifact, preprocessing, feature schema.
+
+Version names can be used again and folders changed; these hashes cannot. Sixteen hexadecimal digits of
+SHA-256 each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hopline.artifact import ModelSpec
+
+_DIGITS = 16
+
+
+def hash_of(value: Any) -> str:
+    """The hash of a value that JSON can hold, whatever order its keys are in."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
+    """The three hashes of a graph model, as properties of its `ModelInfo`.
+
+    artifact_hash: all files. preprocessing_hash: what stands between the graph and the first layer, which
+    is how neighbours are sampled and the level-0 stages. feature_schema_hash: names, order and widths of
+    node features and edge attributes.
+    """
+    first = spec.levels[0] if spec.levels else {}
+    stages = {name: spec.files.get(stage.file or "", "") for name, stage in first.items()}
+    sampling = {
+        "fanouts": {key: list(fanouts) for key, fanouts in spec.fanouts.items()},
+        "sampling": spec.sampling,
+        "max_degree": spec.max_degree,
+        "salt": spec.salt,
+    }
+    return {
+        "artifact_hash": hash_of([dict(spec.files), sampling, spec.task, list(spec.classes)]),
+        "preprocessing_hash": hash_of([sampling, stages]),
+        "feature_schema_hash": hash_of(_features(spec.graph_schema)),
+    }
+
+
+def _features(schema: Mapping[str, Any]) -> Any:
+    nodes, edges = schema.get("node_types", {}), schema.get("edge_types", {})
+    return {
+        "nodes": {
+            name: [node.get("feature_dim"), list(node.get("feature_names", ()))]
+            for name, node in nodes.items()
+        },
+        "edges": {
+            key: [edge.get("attr_dim", 0), list(edge.get("attr_names", ())), edge.get("has_weight", False)]
+            for key, edge in edges.items()
+        },
+    }

@@ -1,0 +1,86 @@
+"""What a graph model reads of a request's own nodes: their feature rows and degrees, as float32 and counts.
+
+Reads mapped arrays and the shared rows of L1, which other threads may do while the loop works; never the
+model's buffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hopline.engine.ego import EgoModel
+from hopline.engine.model import Model
+from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
+
+if TYPE_CHECKING:
+    from hopline.features.near import NearRows
+
+#: Rows of one request.
+_MOST_ROWS = 64
+
+
+def seed_tensors(
+    model: Model | EgoModel, near: Mapping[str, NearRows], request: ScoreRequest
+) -> dict[str, AnyArray]:
+    """Feature rows and in-degrees of a request's first nodes.
+
+    Args:
+        model: that answered it.
+        near: node type -> rows kept near, for types whose features lie in a store.
+        request: answered, so that its ids are well-formed.
+
+    Returns: "<side>.<node type>.features" float32 [n, d], NaN in rows that are not known or not near any
+        more, and "<side>.<edge type>.degree" int64 [n], -1 where the node is not known; side is "nodes",
+        "sources" or "targets". "inline.features" float32 [n, d] as the request brought them.
+    """
+    head = model.spec.head
+    found: dict[str, AnyArray] = {}
+    if request.pairs is None:
+        found |= _side("nodes", model, near, head.node_type, request.nodes)
+    else:
+        found |= _side("sources", model, near, head.node_type, request.pairs[0])
+        found |= _side("targets", model, near, head.dst_node_type or head.node_type, request.pairs[1])
+    if request.inline:
+        found["inline.features"] = np.array(
+            [np.asarray(node.features, np.float32) for node in request.inline[:_MOST_ROWS]]
+        )
+    return found
+
+
+def _side(
+    side: str, model: Model | EgoModel, near: Mapping[str, NearRows], node_type: str, asked: ExternalIds
+) -> dict[str, AnyArray]:
+    if not len(asked):
+        return {}
+    nodes = model.graph.nodes[node_type]
+    ids = nodes.ids.lookup(asked[:_MOST_ROWS])
+    known = ids >= 0
+    found: dict[str, AnyArray] = {
+        f"{side}.{node_type}.features": _features(nodes.features, near.get(node_type), ids, known)
+    }
+    for key in model.spec.fanouts:
+        adjacency = model.graph.edges[key]
+        if adjacency.dst == node_type:
+            degrees = np.full(ids.shape[0], -1, np.int64)
+            degrees[known] = adjacency.indptr[ids[known] + 1] - adjacency.indptr[ids[known]]
+            found[f"{side}.{key}.degree"] = degrees
+    return found
+
+
+def _features(stored: AnyArray, near: NearRows | None, ids: IdArray, known: AnyArray) -> FloatArray:
+    rows: FloatArray = np.full(
+        (ids.shape[0], stored.shape[1] if near is None else near.group.dim), np.nan, np.float32
+    )
+    if near is None:
+        rows[known] = stored[ids[known]]
+        return rows
+    wanted = ids[known]
+    read: FloatArray = np.empty((wanted.shape[0], near.group.dim), np.float32)
+    # as the model read them, however old by now
+    read[near.cache.read(wanted, read, time.monotonic(), True)] = np.nan
+    rows[known] = read
+    return rows
