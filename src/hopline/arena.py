@@ -22,17 +22,19 @@ class Arena:
     Args:
         num_bytes: size of the region.
         fd: file descriptor of a memfd, which is made so large; None maps private memory.
+        offset: where in the file the region begins; a multiple of 4096.
     """
 
-    def __init__(self, num_bytes: int, fd: int | None = None) -> None:
+    def __init__(self, num_bytes: int, fd: int | None = None, offset: int = 0) -> None:
         self.num_bytes = max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN)
         self.shared = fd is not None
         if fd is None:
             self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
-            if os.fstat(fd).st_size < self.num_bytes:
-                os.ftruncate(fd, self.num_bytes)  # another process may do the same: the size is the same
-            self._map = mmap.mmap(fd, self.num_bytes)
+            end = offset + self.num_bytes
+            if os.fstat(fd).st_size < end:
+                os.ftruncate(fd, end)  # another process may do the same: the size is the same
+            self._map = mmap.mmap(fd, self.num_bytes, offset=offset)
         # Random rows over 4 KiB pages are bound by TLB misses; the kernel may still decline.
         self._map.madvise(mmap.MADV_HUGEPAGE)
         self._used = 0

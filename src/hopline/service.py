@@ -1,34 +1,27 @@
 """The transport-neutral API: what HTTP, gRPC and queues translate to.
 
-Knows models, versions and their graph; knows no status codes and no sockets.
+Knows models and versions by name; knows no status codes and no sockets. Which versions are loaded and which
+of them answers is `rollout/lifecycle.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopline.arena import Arena
-from hopline.artifact import ModelSpec, read_spec
-from hopline.config import Config, needed_folder
-from hopline.engine.model import TablePlan, load_model
-from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotFound, Unavailable
+from hopline.config import Config
+from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
 from hopline.graph import Graph
-from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
-from hopline.rollout.served import Recorder
-from hopline.rollout.version import ServedVersion
+from hopline.rollout.lifecycle import Lifecycle
+from hopline.rollout.loader import Loader
+from hopline.rollout.rollout import Rollout, RolloutRequest
+from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
-    from hopline.features.near import NearRows
     from hopline.prefetch.link import PrefetchLink
     from hopline.rollout.sources import Sources
 
@@ -39,21 +32,19 @@ class Service:
     """All models of one server process.
 
     Args:
-        config: the resolved settings; `graph.path` and `models.repository` are needed by `start`.
+        config: the resolved settings; `models.repository` is needed by `start`, and `graph.path` for
+            models that read a graph.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
-        #: Where features come from that are not in the graph.
-        self.sources: Sources | None = None
-        #: model name -> version -> served; the last version is the one that serves.
-        self._models: dict[str, dict[str, ServedVersion]] = {}
-        #: model name -> the version that serves
-        self._serving: dict[str, ServedVersion] = {}
         #: Are told of everything that ended; set before versions are loaded.
         self.recorders: list[Recorder] = []
-        self._executor: ThreadPoolExecutor | None = None
+        self._lifecycle: Lifecycle | None = None
+        self._loader: Loader | None = None
+        #: model name -> who answers; the lifecycle's own.
+        self._serving: dict[str, Scorer] = {}
         self._link: PrefetchLink | None = None
         self._ready = False
         self._draining = False
@@ -66,65 +57,53 @@ class Service:
             GraphError, ArtifactError: what cannot be opened, and why.
         """
         began = time.perf_counter()
-        graph = Graph.open(needed_folder(self.config, "graph.path"))
-        near = await self._open_sources(graph)
-        memory = self.config.graph.memory
-        own_features = not near
-        if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
-            graph = in_huge_pages(graph, features=own_features)
-        prefault(graph, features=own_features)
-        found = find_models(self.config)
-        plans = plan_tables(self.config, graph, [spec for _, spec in found])
-        arena = self._arena(sum(plan.num_bytes for plan in plans))
-        self._executor = ThreadPoolExecutor(max(1, len(found)), thread_name_prefix="hopline-compute")
-        for (folder, spec), plan in zip(found, plans, strict=True):
-            tables = plan.build(arena, self.config.worker.index)
-            model = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
-            metrics = self.metrics.model(spec.name, spec.version)
-            served = ServedVersion(
-                model, self.config, metrics, self._executor, self.sources, self.recorders
-            )
-            served.warm_up()
-            await self._prewarm(served)
-            self.metrics.before_reading(served.bring_in)
-            self._models.setdefault(spec.name, {})[spec.version] = served
-            self._serving[spec.name] = served
-            self.metrics.queue_rows(spec.name).set_function(partial(self._queued_rows, spec.name))
+        self._loader = Loader(self.config, self.metrics, self.recorders, self._resolve)
+        self._loader.on_sources = self._connect_prefetcher
+        self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
+        self._serving = self._lifecycle.fleet.serving
+        await self._lifecycle.start()
+        self.metrics.before_reading(self._bring_in)
         self._ready = True
-        log.info(
-            "serving %s on graph %s (%d nodes, %d edges), started in %.2f s",
-            ", ".join(f"{name}/{version}" for name, known in self._models.items() for version in known),
-            graph.version,
-            graph.num_nodes,
-            graph.num_edges,
-            time.perf_counter() - began,
+        names = ", ".join(
+            f"{name}/{unit}" for name, units in self._lifecycle.fleet.units.items() for unit in units
         )
+        own = self._loader.own
+        graph = "no graph"
+        if own is not None:
+            graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
+        log.info("serving %s on %s, started in %.2f s", names, graph, time.perf_counter() - began)
+
+    @property
+    def sources(self) -> Sources | None:
+        """Where features come from that are not in the server's own graph."""
+        own = None if self._loader is None else self._loader.own
+        return None if own is None else own.sources
 
     def begin_drain(self) -> None:
         """Refuse new requests; those admitted finish."""
         self._draining = True
         for served in self._all():
-            served.batcher.close("the server is shutting down")
+            served.close("the server is shutting down")
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for admitted requests; whether all finished in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 for served in self._all():
-                    await served.batcher.join()
+                    await served.join()
         except TimeoutError:
             return False
         return True
 
     async def close(self) -> None:
-        """Let go of threads; after `drain`."""
+        """Let go of threads, stores and processes; after `drain`."""
         self._ready = False
         if self._link is not None:
             await self._link.close()
-        if self.sources is not None:
-            await self.sources.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._lifecycle is not None:
+            await self._lifecycle.close()
+
+    # Scoring
 
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
         """Hand a request in; `deliver` is called with its outcome from the event loop.
@@ -136,6 +115,8 @@ class Service:
             served = self._serving.get(request.model)
             if served is not None:
                 return served.submit(request, deliver)
+        if self._draining:
+            raise Unavailable("the server is shutting down")
         return self._resolve(request.model, request.version).submit(request, deliver)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -160,6 +141,8 @@ class Service:
         finally:
             ticket.cancel()  # nothing once it is answered
 
+    # What there is
+
     def live(self) -> bool:
         """Whether the process works at all."""
         return True
@@ -170,109 +153,102 @@ class Service:
 
     def model_names(self) -> tuple[str, ...]:
         """Names of the models that are served."""
-        return tuple(self._models)
+        return tuple(self._serving)
 
     def describe(self, name: str, version: str | None = None) -> ModelInfo:
         """One model version; None means the one that serves.
 
         Raises:
             ModelNotFound: naming what there is.
+            ModelNotReady: it is wanted, and could not be loaded.
         """
-        served = self._resolve(name, version, even_draining=True)
-        return served.info(tuple(self._models[name]))
+        return self._resolve(name, version).info(tuple(self._units(name)))
+
+    def index(self) -> list[dict[str, str]]:
+        """Every version of every model in the repository with its state, as the protocol's index has it."""
+        assert self._lifecycle is not None
+        return self._lifecycle.fleet.index()
 
     def statistics(self, name: str) -> list[dict[str, Any]]:
         """Counters of each version, in the form of the protocol's ModelStatistics."""
-        self._resolve(name, None, even_draining=True)
-        return [served.statistics() for served in self._models[name].values()]
+        self._resolve(name, None)
+        return [served.statistics() for served in self._units(name).values()]
 
-    def _resolve(self, name: str, version: str | None, even_draining: bool = False) -> ServedVersion:
-        versions = self._models.get(name)
-        if versions is None:
-            known = ", ".join(self._models) or "none"
-            raise ModelNotFound(f"no model {name!r}; there are: {known}")
-        if self._draining and not even_draining:
+    # Lifecycle
+
+    async def load(
+        self,
+        name: str,
+        version: str | None = None,
+        *,
+        graph: str = "",
+        groups: tuple[str, ...] = (),
+        serve: bool = True,
+    ) -> str:
+        """Load a version and let it serve; see `Lifecycle.load`."""
+        return await self._changing().load(name, version, graph=graph, groups=groups, serve=serve)
+
+    async def unload(self, name: str, version: str | None = None) -> None:
+        """Let go of a version or of a whole model; see `Lifecycle.unload`."""
+        await self._changing().unload(name, version)
+
+    async def begin_rollout(self, asked: RolloutRequest) -> Rollout:
+        """Begin a rollout; see `Lifecycle.begin`."""
+        return await self._changing().begin(asked)
+
+    async def decide_rollout(self, name: str, verb: str, why: str = "") -> dict[str, Any]:
+        """Promote, roll back, pause, resume, advance or end; see `Lifecycle.decide`."""
+        return await self._changing().decide(name, verb, why)
+
+    def describe_rollout(self, name: str) -> dict[str, Any]:
+        """A model's versions and rollouts; see `Lifecycle.describe`."""
+        assert self._lifecycle is not None
+        return self._lifecycle.describe(name)
+
+    def _changing(self) -> Lifecycle:
+        if self._draining or self._lifecycle is None:
             raise Unavailable("the server is shutting down")
+        return self._lifecycle
+
+    def _resolve(self, name: str, version: str | None) -> Scorer:
+        served: Scorer | None = (
+            self._serving.get(name) if version is None else self._units(name).get(version)
+        )
+        if served is not None:
+            return served
+        assert self._lifecycle is not None
+        self._lifecycle.fleet.check_wanted(name, version)
+        units = self._units(name)
+        if not units:
+            known = ", ".join(self._serving) or "none"
+            raise ModelNotFound(f"no model {name!r}; there are: {known}")
         if version is None:
-            return self._serving[name]
-        served = versions.get(version)
-        if served is None:
-            raise ModelNotFound(
-                f"model {name!r} has no version {version!r}; there are: {', '.join(versions)}"
+            raise ModelNotReady(
+                f"model {name!r} has no version that serves; loaded are: {', '.join(units)}"
             )
-        return served
+        raise ModelNotFound(f"model {name!r} has no version {version!r}; there are: {', '.join(units)}")
 
-    def _all(self) -> list[ServedVersion]:
-        return [served for versions in self._models.values() for served in versions.values()]
+    def _units(self, name: str) -> dict[str, Served]:
+        assert self._lifecycle is not None
+        return self._lifecycle.fleet.units.get(name, {})
 
-    def _queued_rows(self, name: str) -> float:
-        return float(sum(served.batcher.queued_rows for served in self._models[name].values()))
+    def _all(self) -> list[Served]:
+        return [] if self._lifecycle is None else self._lifecycle.fleet.all()
 
-    # What only some servers need is imported where it is: a fifth of a second of each start.
+    def _bring_in(self) -> None:
+        """Have every version bring the counts that it keeps apart into the metrics."""
+        for served in self._all():
+            served.statistics()
 
-    async def _open_sources(self, graph: Graph) -> Mapping[str, NearRows]:
-        """Connect to the feature store, if there is one; node type -> its rows."""
-        if not self.config.features.store:
-            return {}
-        from hopline.rollout.sources import Sources
+    def _connect_prefetcher(self, sources: Sources, graph: Graph) -> None:
+        path, shared = self.config.features.prefetcher, sources.shared
+        if path is None or shared is None:
+            return
+        from hopline.prefetch.link import PrefetchLink
+        from hopline.prefetch.wire import Identity
 
-        self.sources = Sources(self.config, self.metrics)
-        await self.sources.open(graph)
-        path, shared = self.config.features.prefetcher, self.sources.shared
-        if path is not None and shared is not None:
-            from hopline.prefetch.link import PrefetchLink
-            from hopline.prefetch.wire import Identity
-
-            identity = Identity(graph.version, shared.identity)
-            timeout_s = self.config.features.fetch_timeout_ms / 1e3
-            self._link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
-            self._link.start()
-            self.sources.sidecar = self._link
-        return self.sources.near
-
-    async def _prewarm(self, served: ServedVersion) -> None:
-        settings = self.config.features
-        if settings.prewarm_nodes or settings.prewarm_file is not None:
-            from hopline.rollout.prewarm import prewarm
-
-            await prewarm(served, self.config)
-
-    def _arena(self, num_bytes: int) -> Arena:
-        fd = self.config.worker.table_fd
-        return Arena(num_bytes, fd if fd >= 0 else None)
-
-
-def find_models(config: Config) -> list[tuple[Path, ModelSpec]]:
-    """(folder, spec) of every version to serve, oldest version of each model first.
-
-    Raises:
-        ConfigError: no repository, or a named model is not in it.
-        ArtifactError: an artifact that cannot be used.
-    """
-    repository = needed_folder(config, "models.repository")
-    there = sorted(path.name for path in repository.iterdir() if path.is_dir() and path.name[0] != ".")
-    names = list(config.models.names) or there
-    found = []
-    for name in names:
-        if name not in there:
-            known = ", ".join(there) or "nothing"
-            raise ConfigError(f"models.names: {name!r} is not in {repository}; there is: {known}")
-        folders = [path for path in (repository / name).iterdir() if (path / "model.json").is_file()]
-        if not folders:
-            raise ArtifactError(f"{repository / name}: no version with a model.json; run `hopline package`")
-        found += [(path, read_spec(path)) for path in sorted(folders, key=_version_order)]
-    if not found:
-        raise ConfigError(f"models.repository: {repository} holds no models; run `hopline package` first")
-    return found
-
-
-def plan_tables(config: Config, graph: Graph, specs: list[ModelSpec]) -> list[TablePlan]:
-    """How the table budget is divided: evenly among versions, the same in every worker."""
-    share = config.table.memory_bytes // max(1, len(specs))
-    return [TablePlan(spec, graph, share, config.worker.count) for spec in specs]
-
-
-def _version_order(folder: Path) -> list[tuple[int, int, str]]:
-    """Natural order: 2 before 10, v1.9 before v1.10."""
-    parts = re.split(r"(\d+)", folder.name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+        identity = Identity(graph.version, shared.identity)
+        timeout_s = self.config.features.fetch_timeout_ms / 1e3
+        self._link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
+        self._link.start()
+        sources.sidecar = self._link

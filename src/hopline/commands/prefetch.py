@@ -42,7 +42,7 @@ def prefetch(
     needed_folder(resolved, "models.repository")
     from hopline.observe.logs import configure_logs
     from hopline.prefetch.process import run
-    from hopline.service import find_models
+    from hopline.rollout.loader import graph_models
 
     configure_logs(resolved.log)
-    raise typer.Exit(run(resolved, find_models(resolved)))
+    raise typer.Exit(run(resolved, graph_models(resolved)))

@@ -7,14 +7,14 @@ service all are one `Served`. Wrappers (a response cache, a mirror) are one too 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hopline.errors import HoplineError
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+from hopline.types import AnyArray, Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 
-class Served(Protocol):
-    """One version of a model that takes requests.
+class Scorer(Protocol):
+    """Who takes the requests to one name: a version, or two of them while a rollout is under way.
 
     Attributes:
         name, version: as answers and metrics name it.
@@ -36,6 +36,10 @@ class Served(Protocol):
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about it; `versions` are all that can be asked for."""
         ...
+
+
+class Served(Scorer, Protocol):
+    """One version of a model, with a life of its own."""
 
     def statistics(self) -> dict[str, Any]:
         """Counters in the form of the protocol's ModelStatistics."""
@@ -65,6 +69,18 @@ class Served(Protocol):
 
     async def release(self) -> None:
         """Let go of memory, files and processes; after `close` and `join`."""
+        ...
+
+
+@runtime_checkable
+class Preprocessing(Protocol):
+    """A version that can show what its model reads of a request; not all can."""
+
+    def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
+        """Arrays by name, each with one row for each of the request's first rows; None where there are none.
+
+        Called on a thread beside the event loop: it only reads, and what it reads nobody changes in place.
+        """
         ...
 
 

@@ -1,0 +1,95 @@
+"""Sends copies of requests to another version and holds its answers against those that went out.
+
+Copies are sent after the real answers, from a bounded queue, at low priority: when there are more than can
+be sent they are dropped and counted, and no caller waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hopline.errors import HoplineError
+from hopline.rollout.served import Served
+from hopline.types import ScoreRequest, ScoreResult
+
+#: Copies that may wait, that may be under way, and those sent in one turn.
+_MAX_WAITING, _MAX_RUNNING, _AT_ONCE = 2000, 64, 16
+#: Seconds from an answer to its copy, and between turns: together, copies cost less than one by one.
+_PAUSE_S = 0.01
+#: A copy may take so long.
+_PATIENCE_S = 5.0
+
+Outcome = ScoreResult | HoplineError
+
+
+class Copies:
+    """Args:
+    target: gets the copies.
+    compare: is called with both outcomes, the real one first.
+    dropped: is called for each copy that there was no room for.
+    """
+
+    def __init__(
+        self, target: Served, compare: Callable[[Outcome, Outcome], object], dropped: Callable[[], object]
+    ) -> None:
+        self._target = target
+        self._compare = compare
+        self._dropped = dropped
+        self._waiting: deque[tuple[ScoreRequest, Outcome]] = deque()
+        self._num_running = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def offer(self, request: ScoreRequest, outcome: Outcome) -> None:
+        """Take a request whose answer is out."""
+        if self._closed:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._dropped()
+            return
+        self._waiting.append((request, outcome))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._send)
+
+    def close(self) -> None:
+        """Send nothing more; answers that are under way are ignored."""
+        self._closed = True
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        for _ in range(min(_AT_ONCE, len(self._waiting), _MAX_RUNNING - self._num_running)):
+            self._start(loop, *self._waiting.popleft())
+        if self._waiting and not self._closed:
+            self._timer = loop.call_later(_PAUSE_S, self._send)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, request: ScoreRequest, outcome: Outcome) -> None:
+        copy = msgspec.structs.replace(
+            request,
+            version=None,
+            priority="low",
+            key="",
+            traceparent="",
+            is_copy=True,
+            deadline=loop.time() + _PATIENCE_S,
+        )
+
+        def deliver(found: Any) -> None:
+            self._num_running -= 1
+            if not self._closed:
+                self._compare(outcome, found)
+
+        self._num_running += 1
+        try:
+            self._target.submit(copy, deliver)
+        except HoplineError as error:
+            deliver(error)

@@ -1,0 +1,312 @@
+"""Makes what serves out of what lies in the repository: opens graphs, stores and artifacts, each once.
+
+Knows every kind of model; whoever asks for a unit gets something that takes requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hopline.artifact import ModelSpec, read_artifact
+from hopline.config import Config, needed_folder
+from hopline.engine.model import Model, TablePlan, load_model
+from hopline.errors import ArtifactError, ConfigError
+from hopline.graph import Graph
+from hopline.graph.residency import in_huge_pages, prefault
+from hopline.observe.metrics import Metrics
+from hopline.rollout.limits import ModelLimits, read_limits
+from hopline.rollout.regions import Regions
+from hopline.rollout.repository import Repository, configured_repository
+from hopline.rollout.served import Recorder, Scorer, Served
+from hopline.rollout.unit import Unit
+from hopline.rollout.version import ServedVersion
+from hopline.runtimes.opset import check_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hopline.rollout.sources import Sources
+
+log = logging.getLogger(__name__)
+
+#: Threads for batches that are too dear for the event loop; made when they are needed.
+_MAX_THREADS = 64
+#: A model process of a shadow leaves the processor to whoever serves.
+_SHADOW_NICE = 19
+
+
+@dataclass(slots=True)
+class Ground:
+    """What graph models stand on.
+
+    Attributes:
+        graph: snapshot.
+        sources: of features that are not in it.
+        users: units that stand on it.
+    """
+
+    graph: Graph
+    sources: Sources | None = None
+    users: set[str] = field(default_factory=set)
+
+
+class Loader:
+    """Args:
+    config: resolved.
+    metrics: of the server.
+    recorders: are told of every batch.
+    resolve: model name and version -> what serves; for the steps of pipelines.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        recorders: Sequence[Recorder],
+        resolve: Callable[[str, str | None], Scorer],
+    ) -> None:
+        self.config = config
+        self.repository: Repository = configured_repository(config)
+        self._metrics = metrics
+        self._recorders = recorders
+        self._resolve = resolve
+        self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
+        self._grounds: dict[tuple[str, tuple[str, ...]], Ground] = {}
+        worker = config.worker
+        self._regions = Regions(worker.table_fd, worker.index)
+        self._share = config.table.memory_bytes
+        self._keys: dict[tuple[str, str], str] = {}
+        #: Connects sources to the prefetcher; set by who knows about it.
+        self.on_sources: Callable[[Sources, Graph], object] | None = None
+
+    @property
+    def own(self) -> Ground | None:
+        """The server's own graph and sources, once a unit needed them."""
+        return self._grounds.get(("", ()))
+
+    def expect(self, num_units: int) -> None:
+        """Divide the tables' memory among so many units; later ones get as much as these."""
+        self._share = self.config.table.memory_bytes // max(1, num_units)
+
+    def available(self, model: str) -> list[str]:
+        """Versions of a model in the repository, oldest first.
+
+        Raises: BadRequest, RepositoryUnavailable.
+        """
+        return self.repository.versions(model)
+
+    def limits(self, model: str) -> ModelLimits:
+        """What `serving.toml` beside the model's versions says.
+
+        Raises: ConfigError: it says something unknown.
+        """
+        return read_limits(self.repository.model_file(model, "serving.toml"), self.config)
+
+    def models(self) -> list[str]:
+        """Names to serve: those of the settings, else all in the repository.
+
+        Raises:
+            ConfigError: a name is not in the repository, or nothing is.
+            ArtifactError: a model has no version.
+        """
+        repository = self.repository
+        there = repository.models()
+        names = list(self.config.models.names) or there
+        for name in names:
+            if name not in there:
+                known = ", ".join(there) or "nothing"
+                raise ConfigError(
+                    f"models.names: {name!r} is not in {repository.address}; there is: {known}"
+                )
+            if not repository.versions(name):
+                raise ArtifactError(
+                    f"{repository.address}/{name}: no version with a model.json; run `hopline package`"
+                )
+        if not names:
+            raise ConfigError(
+                f"models.repository: {repository.address} holds no models; run `hopline package` first"
+            )
+        return names
+
+    def is_pipeline(self, model: str) -> bool:
+        """Whether a model's newest version is made of others: those must be loaded first."""
+        versions = self.repository.versions(model)
+        folder = self.repository.fetch(model, versions[-1]) if versions else None
+        return folder is not None and (folder / "pipeline.toml").is_file()
+
+    async def load(self, model: str, unit: Unit) -> Served:
+        """Load and warm up a unit; nothing of it takes requests yet.
+
+        Blocking work is done on a thread, so that requests to others are answered meanwhile.
+
+        Raises:
+            HoplineError: it is not there, or failed a check; the message says which.
+        """
+        folder = await asyncio.to_thread(self.repository.fetch, model, unit.version)
+        limits = await asyncio.to_thread(self.limits, model)
+        served = await self._made(model, unit, folder, limits)
+        try:
+            await asyncio.to_thread(served.warm_up)
+            if isinstance(served, ServedVersion):
+                await self._prewarm(served)
+        except BaseException:
+            await self.drop(model, unit, served)
+            raise
+        return self._wrapped(served, limits)
+
+    async def drop(self, model: str, unit: Unit, served: Served) -> None:
+        """Let go of a unit that takes no requests any more."""
+        await served.release()
+        key = self._keys.pop((model, unit.id), "")
+        if key:
+            self._regions.give_back(key)
+        for place, ground in list(self._grounds.items()):
+            ground.users.discard(f"{model}/{unit.id}")
+            if not ground.users and place != ("", ()):
+                del self._grounds[place]
+                if ground.sources is not None:
+                    await ground.sources.close()
+
+    async def close(self) -> None:
+        """Let go of stores and threads."""
+        for ground in self._grounds.values():
+            if ground.sources is not None:
+                await ground.sources.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _made(self, model: str, unit: Unit, folder: Path, limits: ModelLimits) -> Served:
+        metrics = self._metrics.model(model, unit.id)
+        if (folder / "pipeline.toml").is_file():
+            from hopline.rollout.pipeline import load_pipeline
+
+            return load_pipeline(
+                folder, model, unit.id, self._resolve, self.config, self._metrics, self._recorders, limits
+            )
+        spec = await asyncio.to_thread(read_artifact, folder)
+        if spec.name != model:
+            raise ArtifactError(
+                f"{folder}: the artifact is of model {spec.name!r}, its folder of {model!r}"
+            )
+        check_runtime(spec)
+        if (limits.isolate or unit.shadow) and not self.config.worker.isolated:
+            from hopline.rollout.process_version import ProcessVersion
+
+            return await ProcessVersion.start(
+                model, unit, spec, self.config, limits, metrics, self._metrics, self._recorders,
+                nice=_SHADOW_NICE if unit.shadow else 0,
+            )  # fmt: skip
+        if not isinstance(spec, ModelSpec):
+            from hopline.rollout.table_version import TableVersion
+
+            return await asyncio.to_thread(
+                lambda: TableVersion.load(
+                    folder, spec, self.config, metrics, self._executor, self._recorders,
+                    limits=limits, version=unit.id,
+                )
+            )  # fmt: skip
+        ground = await self._ground(unit)
+        ground.users.add(f"{model}/{unit.id}")
+        near = ground.sources.near if ground.sources is not None else {}
+
+        def build() -> ServedVersion:
+            plan, arena = self._regions.take(
+                self._keep_key(model, unit, spec, ground.graph),
+                self._share,
+                lambda share: TablePlan(spec, ground.graph, share, self.config.worker.count),
+            )
+            tables = plan.build(arena, self.config.worker.index)
+            loaded = load_model(folder, spec, ground.graph, tables, self.config.compute.threads, near)
+            return ServedVersion(
+                loaded, self.config, metrics, self._executor, ground.sources, self._recorders,
+                version=unit.id, limits=limits,
+            )  # fmt: skip
+
+        return await asyncio.to_thread(build)
+
+    def _keep_key(self, model: str, unit: Unit, spec: ModelSpec, graph: Graph) -> str:
+        """What the unit's tables are kept under: another artifact in the same folder has other rows."""
+        digest = hashlib.sha256(msgspec.json.encode(spec) + graph.version.encode()).hexdigest()[:16]
+        key = self._keys[model, unit.id] = f"{model}/{unit.id}/{digest}"
+        return key
+
+    def _wrapped(self, served: Served, limits: ModelLimits) -> Served:
+        if not limits.cache_bytes:
+            return served
+        from hopline.rollout.response_cache import CachedVersion
+
+        return CachedVersion(served, limits, self._metrics, self._recorders)
+
+    async def _ground(self, unit: Unit) -> Ground:
+        key = (unit.graph, unit.groups)
+        ground = self._grounds.get(key)
+        if ground is None:
+            graph = await asyncio.to_thread(self._open_graph, unit)
+            ground = self._grounds[key] = Ground(graph)
+            ground.sources = await self._open_sources(graph, unit)
+            await asyncio.to_thread(prefault, graph, features=ground.sources is None)
+        return ground
+
+    def _open_graph(self, unit: Unit) -> Graph:
+        if unit.graph:
+            folder = Path(unit.graph)
+            if not folder.is_dir():
+                raise ConfigError(f"graph: {folder} is not a folder; give that of a graph snapshot")
+        else:
+            folder = needed_folder(self.config, "graph.path")
+        graph = Graph.open(folder)
+        memory = self.config.graph.memory
+        if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
+            graph = in_huge_pages(graph, features=not self.config.features.store)
+        return graph
+
+    # What only some servers need is imported where it is: a fifth of a second of each start.
+
+    async def _open_sources(self, graph: Graph, unit: Unit) -> Sources | None:
+        if not self.config.features.store:
+            return None
+        from hopline.rollout.sources import Sources
+
+        config = self.config
+        if unit.groups:
+            config = config.replace(features__groups=unit.groups)
+        if unit.graph or unit.groups:
+            # Memory that workers share was laid out for the server's own graph.
+            config = config.replace(
+                worker__rows_fd=-1, features__shared_file=None, features__prefetcher=None
+            )
+        sources = Sources(config, self._metrics)
+        await sources.open(graph)
+        if self.on_sources is not None and not (unit.graph or unit.groups):
+            self.on_sources(sources, graph)
+        return sources
+
+    async def _prewarm(self, served: ServedVersion) -> None:
+        settings = self.config.features
+        if isinstance(served.model, Model) and (
+            settings.prewarm_nodes or settings.prewarm_file is not None
+        ):
+            from hopline.rollout.prewarm import prewarm
+
+            await prewarm(served, self.config)
+
+
+def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
+    """(folder, spec) of every graph model version in the repository, for the prefetcher."""
+    repository = configured_repository(config)
+    found = []
+    for name in list(config.models.names) or repository.models():
+        for version in repository.versions(name):
+            folder = repository.fetch(name, version)
+            spec = read_artifact(folder) if (folder / "model.json").is_file() else None
+            if isinstance(spec, ModelSpec):
+                found.append((folder, spec))
+    return found

@@ -1,0 +1,219 @@
+"""One rollout from start to end, as the state file has it: pure steps, the clock is an argument."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import msgspec
+
+from hopline.errors import BadRequest, Conflict
+from hopline.rollout.gates import Gates, Verdict
+
+Kind = Literal["canary", "blue_green", "shadow", "ab"]
+Status = Literal["running", "paused", "promoted", "rolled_back", "ended"]
+
+STEPS: dict[str, tuple[float, ...]] = {
+    "canary": (5.0, 25.0, 50.0, 100.0),
+    "blue_green": (100.0,),
+    "shadow": (),
+    "ab": (50.0,),
+}
+#: Events that are kept; the oldest go.
+_MAX_EVENTS = 100
+
+
+class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked for.
+
+    Attributes:
+        model: name.
+        version: the candidate's folder in the repository.
+        kind: "canary" moves requests over in steps; "blue_green" all at once; "shadow" copies requests to
+            the candidate and only compares; "ab" splits them until somebody decides.
+        graph, groups: the candidate's snapshot and feature groups, where they are not the server's own.
+        steps: percent of requests for the candidate, one after the other; empty takes the kind's usual.
+        hold_s: each step lasts at least so long.
+        gates: see `Gates`.
+        share: of requests that a shadow gets a copy of, in percent.
+        auto: False leaves going on to people; gates still roll back.
+    """
+
+    model: str
+    version: str
+    kind: Kind = "canary"
+    graph: str = ""
+    groups: tuple[str, ...] = ()
+    steps: tuple[float, ...] = ()
+    hold_s: float = 60.0
+    gates: Gates = Gates()
+    share: float = 100.0
+    auto: bool = True
+
+    def check(self) -> None:
+        """Raises: BadRequest: steps, shares or gates that make no sense."""
+        problems = self.gates.problems()
+        if any(not 0 < step <= 100 for step in self.steps) or list(self.steps) != sorted(set(self.steps)):
+            problems.append(f"steps are percents above 0 and up to 100 that grow, not {list(self.steps)}")
+        if self.steps and self.kind == "canary" and self.steps[-1] != 100:
+            problems.append("the last step of a canary is 100")
+        if self.steps and self.kind in ("shadow", "blue_green"):
+            problems.append(f"a {self.kind} has no steps of its own")
+        if self.kind == "ab" and len(self.steps) > 1:
+            problems.append("an A/B test has one step: the percent of requests for the candidate")
+        if not self.hold_s >= 0:
+            problems.append(f"hold_s must be at least 0, not {self.hold_s}")
+        if not 0 < self.share <= 100:
+            problems.append(f"share is a percent above 0 and up to 100, not {self.share}")
+        if problems:
+            raise BadRequest("; ".join(problems))
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, at a time.time()."""
+
+    time: float
+    text: str
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """See the module.
+
+    Attributes:
+        id: unique; also salts who is in the candidate's share, so that a key stays in as the share grows.
+        current, candidate: unit ids.
+        step: index in `steps`.
+        percent: of requests that the candidate answers now.
+        step_since: time.time() at which the step began.
+        reason: of the present status.
+    """
+
+    id: str
+    model: str
+    kind: Kind
+    current: str
+    candidate: str
+    steps: tuple[float, ...]
+    hold_s: float
+    gates: Gates
+    share: float
+    auto: bool
+    started: float
+    step_since: float
+    step: int = 0
+    percent: float = 0.0
+    status: Status = "running"
+    reason: str = ""
+    events: tuple[Event, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it needs no more attention."""
+        return self.status in ("promoted", "rolled_back", "ended")
+
+
+def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Rollout:
+    """The first step."""
+    steps = asked.steps or STEPS[asked.kind]
+    rollout = Rollout(
+        id=secrets.token_hex(6),
+        model=asked.model,
+        kind=asked.kind,
+        current=current,
+        candidate=candidate,
+        steps=steps,
+        hold_s=asked.hold_s,
+        gates=asked.gates,
+        share=asked.share,
+        auto=asked.auto,
+        started=now,
+        step_since=now,
+        percent=steps[0] if steps else 0.0,
+    )
+    return _noted(rollout, now, f"{asked.kind} of {candidate} beside {current}, {_told(rollout)}")
+
+
+def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
+    """What the gates' verdict makes of a rollout; the same object where nothing changes.
+
+    A paused rollout still rolls back; an A/B test never goes on by itself.
+    """
+    if rollout.is_over:
+        return rollout
+    if verdict == "bad" and rollout.kind != "ab":
+        return rolled_back(rollout, why, now)
+    if verdict != "good" or rollout.status == "paused" or not rollout.auto:
+        return rollout
+    if rollout.kind in ("shadow", "ab") or now - rollout.step_since < rollout.hold_s:
+        return rollout
+    return forward(rollout, why, now)
+
+
+def forward(rollout: Rollout, why: str, now: float) -> Rollout:
+    """The next step, or the end of the last one.
+
+    Raises: Conflict: it is over, or has no steps.
+    """
+    _must_run(rollout, "go on")
+    if rollout.kind == "shadow":
+        raise Conflict("a shadow has no next step: promote it, end it, or start a canary")
+    if rollout.step + 1 >= len(rollout.steps):
+        return promoted(rollout, why, now)
+    at = rollout.step + 1
+    rollout = msgspec.structs.replace(
+        rollout, step=at, percent=rollout.steps[at], step_since=now, reason="", status="running"
+    )
+    return _noted(rollout, now, f"{_told(rollout)}: {why}")
+
+
+def promoted(rollout: Rollout, why: str, now: float) -> Rollout:
+    """The candidate becomes the version that serves."""
+    _must_run(rollout, "be promoted")
+    if rollout.kind == "shadow":
+        raise Conflict("a shadow answers nobody, so it cannot be promoted; end it and begin a canary")
+    rollout = msgspec.structs.replace(rollout, status="promoted", reason=why, percent=100.0)
+    return _noted(rollout, now, f"promoted: {why}")
+
+
+def rolled_back(rollout: Rollout, why: str, now: float) -> Rollout:
+    """The current version gets every request again."""
+    _must_run(rollout, "be rolled back")
+    rollout = msgspec.structs.replace(rollout, status="rolled_back", reason=why, percent=0.0)
+    return _noted(rollout, now, f"rolled back: {why}")
+
+
+def ended(rollout: Rollout, why: str, now: float) -> Rollout:
+    """Over without a decision: a shadow that was watched long enough."""
+    _must_run(rollout, "end")
+    return _noted(
+        msgspec.structs.replace(rollout, status="ended", reason=why, percent=0.0), now, f"ended: {why}"
+    )
+
+
+def paused(rollout: Rollout, now: float) -> Rollout:
+    """Stay at this step; gates still roll back."""
+    _must_run(rollout, "be paused")
+    return _noted(msgspec.structs.replace(rollout, status="paused"), now, "paused")
+
+
+def resumed(rollout: Rollout, now: float) -> Rollout:
+    """Go on from this step."""
+    _must_run(rollout, "be resumed")
+    return _noted(msgspec.structs.replace(rollout, status="running"), now, "resumed")
+
+
+def _must_run(rollout: Rollout, what: str) -> None:
+    if rollout.is_over:
+        name = f"the rollout of {rollout.model} to {rollout.candidate}"
+        raise Conflict(f"{name} is over ({rollout.status}) and cannot {what}")
+
+
+def _noted(rollout: Rollout, now: float, text: str) -> Rollout:
+    events = (*rollout.events, Event(now, text))[-_MAX_EVENTS:]
+    return msgspec.structs.replace(rollout, events=events)
+
+
+def _told(rollout: Rollout) -> str:
+    if rollout.kind == "shadow":
+        return f"{rollout.share:g} % of requests copied"
+    return f"{rollout.percent:g} % of requests"

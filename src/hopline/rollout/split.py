@@ -1,0 +1,127 @@
+"""Two versions under one name, while a rollout is under way: who answers a request, and who gets a copy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from hopline.errors import HoplineError
+from hopline.rollout.copies import Copies
+from hopline.rollout.served import Served
+from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
+
+#: Steps of a share: a key's place is one of so many.
+_PLACES = 1 << 32
+
+
+class Split:
+    """A `Served` that hands each request to one of two others.
+
+    A request with a key always goes the same way while the share stays, and once it goes to the candidate
+    it does so for every larger share. One without a key is drawn by chance.
+
+    Args:
+        current, candidate: who answers.
+        percent: of requests for the candidate.
+        salt: of the rollout: in another one, other keys come first.
+        copies: gets what the candidate answered, to compare with the current version; None compares
+            nothing.
+        draw: in [0, 1); for tests.
+    """
+
+    def __init__(
+        self,
+        current: Served,
+        candidate: Served,
+        percent: float,
+        salt: str,
+        copies: Copies | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = current.name
+        self.version = current.version
+        self.graph_version = current.graph_version
+        self.current = current
+        self.candidate = candidate
+        self._share = percent / 100
+        self._salt = crc32(salt.encode())
+        self._copies = copies
+        self._draw = draw
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """To one of both."""
+        place = crc32(request.key.encode(), self._salt) / _PLACES if request.key else self._draw()
+        if place >= self._share:
+            return self.current.submit(request, deliver)
+        return _copied(self.candidate, request, deliver, self._copies)
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """That of the current version."""
+        return self.current.info(versions)
+
+    @property
+    def queued_rows(self) -> int:
+        """Of both."""
+        return self.current.queued_rows + self.candidate.queued_rows
+
+    def withdraw(self) -> None:
+        """No longer in use."""
+        if self._copies is not None:
+            self._copies.close()
+
+
+class Mirror:
+    """A `Served` whose answers are the current version's, while a share of requests is copied.
+
+    Args:
+        current: who answers.
+        percent: of requests copied.
+        copies: to the candidate.
+        draw: in [0, 1); for tests.
+    """
+
+    def __init__(
+        self, current: Served, percent: float, copies: Copies, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.name = current.name
+        self.version = current.version
+        self.graph_version = current.graph_version
+        self.current = current
+        self._share = percent / 100
+        self._copies = copies
+        self._draw = draw
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        """To the current version."""
+        copies = self._copies if self._share >= 1 or self._draw() < self._share else None
+        return _copied(self.current, request, deliver, copies)
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """That of the current version."""
+        return self.current.info(versions)
+
+    @property
+    def queued_rows(self) -> int:
+        """Of the current version."""
+        return self.current.queued_rows
+
+    def withdraw(self) -> None:
+        """No longer in use."""
+        self._copies.close()
+
+
+def _copied(served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | None) -> Ticket:
+    if copies is None:
+        return served.submit(request, deliver)
+
+    def both(outcome: Any) -> None:
+        deliver(outcome)
+        copies.offer(request, outcome)
+
+    try:
+        return served.submit(request, both)
+    except HoplineError as error:
+        copies.offer(request, error)
+        raise

@@ -1,0 +1,193 @@
+"""What one worker saw of one unit during one step of a rollout: counts that add up over workers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from hopline.errors import BadRequest, HoplineError, ModelNotFound, RateLimited
+from hopline.types import AnyArray, ScoreResult
+
+#: Latency buckets: 20 to each factor of ten, from 10 µs to 100 s.
+_PER_DECADE, _DECADES, _FIRST_S = 20, 7, 1e-5
+_NUM_BUCKETS = _PER_DECADE * _DECADES
+#: Scores kept by each worker, drawn evenly from all that it saw.
+_MAX_SCORES = 1000
+#: Scores of either side below which a shift is not looked for, and the bins that it is looked for in.
+_MIN_SCORES, _BINS = 100, 10
+#: Errors that are the caller's own doing: every version would answer so.
+_OF_THE_CALLER = (BadRequest, ModelNotFound, RateLimited)
+
+
+class Tally(msgspec.Struct):
+    """See the module.
+
+    Attributes:
+        requests: that ended, but for those that were the caller's mistake.
+        errors: of them, those without an answer.
+        last_error: its text.
+        latency: counts of answers by bucket of seconds.
+        num_scores: scores seen. scores: a sample of them.
+        compared: requests that both versions answered. differing: of them, otherwise.
+        difference: sum of the largest difference of scores of each compared request.
+        last_difference: one of those that differ, in words.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    last_error: str = ""
+    latency: list[int] = msgspec.field(default_factory=lambda: [0] * _NUM_BUCKETS)
+    num_scores: int = 0
+    scores: list[float] = msgspec.field(default_factory=list)
+    compared: int = 0
+    differing: int = 0
+    difference: float = 0.0
+    last_difference: str = ""
+
+    @property
+    def answered(self) -> int:
+        """Requests that got an answer."""
+        return self.requests - self.errors
+
+    def count(self, outcome: object, seconds: float) -> None:
+        """Take a request in."""
+        if isinstance(outcome, HoplineError):
+            if not isinstance(outcome, _OF_THE_CALLER):
+                self.requests += 1
+                self.errors += 1
+                self.last_error = f"{outcome.code}: {str(outcome)[:200]}"
+            return
+        self.requests += 1
+        self.latency[bucket(seconds)] += 1
+
+    def sample(self, result: ScoreResult) -> None:
+        """Keep an even sample of scores (reservoir sampling: J. S. Vitter, 1985)."""
+        for score in scores_of(result)[:8].tolist():
+            self.num_scores += 1
+            if len(self.scores) < _MAX_SCORES:
+                self.scores.append(score)
+            elif (at := random.randrange(self.num_scores)) < _MAX_SCORES:
+                self.scores[at] = score
+
+    def compare(self, wanted: object, found: object, tolerance: float) -> None:
+        """Hold this unit's outcome against that of the other one for the same request."""
+        if isinstance(wanted, HoplineError) and isinstance(found, HoplineError):
+            return
+        self.compared += 1
+        if isinstance(wanted, ScoreResult) and isinstance(found, ScoreResult):
+            largest, flips = difference(wanted, found)
+            self.difference += largest if math.isfinite(largest) else 0.0
+            if largest <= tolerance and not flips:
+                return
+            self.last_difference = f"scores differ by {largest:.3g}, {flips} labels differ"
+        else:
+            self.last_difference = f"{_told(wanted)} in place of {_told(found)}"
+        self.differing += 1
+
+    def add(self, other: Tally) -> None:
+        """Add another worker's."""
+        self.requests += other.requests
+        self.errors += other.errors
+        self.last_error = self.last_error or other.last_error
+        self.latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
+        self.num_scores += other.num_scores
+        self.scores = self.scores + other.scores
+        self.compared += other.compared
+        self.differing += other.differing
+        self.difference += other.difference
+        self.last_difference = self.last_difference or other.last_difference
+
+    def p99_s(self) -> float | None:
+        """Upper bound of the 99th percentile in seconds; None below 100 answers."""
+        total = sum(self.latency)
+        if total < 100:
+            return None
+        left = total - math.floor(0.99 * total)
+        for at in range(_NUM_BUCKETS - 1, -1, -1):
+            left -= self.latency[at]
+            if left <= 0:
+                return _FIRST_S * 10 ** ((at + 1) / _PER_DECADE)
+        return None
+
+    def slower_than(self, seconds: float) -> int:
+        """Answers that certainly took longer."""
+        return sum(self.latency[bucket(seconds) + 1 :])
+
+    def mean_difference(self) -> float:
+        """Of scores, over compared requests."""
+        return self.difference / self.compared if self.compared else 0.0
+
+    def shift_from(self, reference: Tally) -> tuple[float | None, float]:
+        """Population stability index of the scores, and what chance alone would give; None for too few.
+
+        Bins are the reference's deciles. The expectation under no change is (B - 1)(1/n + 1/m).
+        """
+        ours, theirs = np.asarray(self.scores), np.asarray(reference.scores)
+        if min(ours.shape[0], theirs.shape[0]) < _MIN_SCORES:
+            return None, 0.0
+        edges = np.unique(np.quantile(theirs, np.linspace(0, 1, _BINS + 1)[1:-1]))
+        shares = []
+        for values in (ours, theirs):
+            counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=edges.shape[0] + 1)
+            shares.append((counts + 0.5) / (counts.sum() + 0.5 * counts.shape[0]))
+        a, b = shares
+        index = float(((a - b) * np.log(a / b)).sum())
+        return index, edges.shape[0] * (1 / ours.shape[0] + 1 / theirs.shape[0])
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """The sum; the parts stay as they are."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total
+
+
+def bucket(seconds: float) -> int:
+    """Index of the latency bucket."""
+    if seconds <= _FIRST_S:
+        return 0
+    return min(_NUM_BUCKETS - 1, int(math.log10(seconds / _FIRST_S) * _PER_DECADE))
+
+
+def scores_of(result: ScoreResult) -> AnyArray:
+    """One number for each row: the probability of the positive or the top class, the value, the label."""
+    for name in ("probabilities", "value", "logits"):
+        values = result.outputs.get(name)
+        if values is not None and values.dtype.kind == "f":
+            flat: AnyArray = values if values.ndim == 1 else _top(values)
+            return flat[np.isfinite(flat)]
+    for values in result.outputs.values():
+        if values.dtype.kind in "fiub":
+            flat = values.astype(np.float64).reshape(values.shape[0], -1).mean(axis=1)
+            return flat[np.isfinite(flat)]
+    return np.empty(0)
+
+
+def difference(wanted: ScoreResult, found: ScoreResult) -> tuple[float, int]:
+    """Largest difference of float outputs, and how many other values (labels, texts) differ."""
+    largest, flips = 0.0, 0
+    for name, values in wanted.outputs.items():
+        others = found.outputs.get(name)
+        if others is None or others.shape != values.shape:
+            return math.inf, flips
+        if values.dtype.kind == "f":
+            if values.size:
+                gap = np.abs(values.astype(np.float64) - others)
+                gap = np.where(np.isnan(values) & np.isnan(others), 0.0, gap)
+                largest = max(largest, float(np.nan_to_num(gap, nan=math.inf).max()))
+        else:
+            flips += int((values != others).sum())
+    return largest, flips
+
+
+def _top(values: AnyArray) -> AnyArray:
+    return values[:, -1] if values.shape[1] <= 2 else values.max(axis=1)
+
+
+def _told(outcome: object) -> str:
+    return f"error {outcome.code}" if isinstance(outcome, HoplineError) else "an answer"

@@ -1,0 +1,107 @@
+"""What this worker sees of a rollout under way, and where the worker that decides finds it.
+
+A `Recorder`: while a rollout runs it is told of every batch. Counts begin anew at each step. Several times
+a second they are written to a file of this worker; the leader adds up what the files of the step say.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from hopline.rollout.copies import Outcome
+from hopline.rollout.rollout import Rollout
+from hopline.rollout.served import Ran
+from hopline.rollout.tally import Tally
+from hopline.types import ScoreResult
+
+_Tallies = dict[str, Tally]
+
+
+class Watch:
+    """Args:
+    rollout: that is watched, at its present step.
+    folder: for the files.
+    """
+
+    def __init__(self, rollout: Rollout, folder: Path) -> None:
+        self.rollout = rollout
+        self._folder = folder
+        # What a worker counted that died since was counted all the same.
+        self._worker = os.getpid()
+        self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
+        #: Whether the copies are what the candidate answers: a shadow has no callers of its own.
+        self._counts_copies = rollout.kind == "shadow"
+
+    def record(self, ran: Ran) -> None:
+        """Count what both versions answered."""
+        if ran.served.name != self.rollout.model:
+            return
+        tally = self.tallies.get(ran.served.version)
+        if tally is None:
+            return
+        copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
+        for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+            if outcome is None or request.is_copy != copies_count:
+                continue
+            # A copy waits until there is time for it: only what it took to compute can be compared.
+            tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
+            if isinstance(outcome, ScoreResult):
+                tally.sample(outcome)
+
+    def compared(self, wanted: Outcome, found: Outcome) -> bool:
+        """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
+        if self.rollout.kind == "shadow":
+            ours, current = found, wanted
+        else:
+            ours, current = wanted, found
+        tally = self.tallies[self.rollout.candidate]
+        before = tally.differing
+        tally.compare(current, ours, self.rollout.gates.tolerance)
+        return tally.differing > before
+
+    def publish(self) -> None:
+        """Write the counts where the leader finds them."""
+        file = self._folder / f"{self._step}-{self._worker}.json"
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(self.tallies))
+        os.replace(draft, file)
+
+    def totals(self) -> tuple[Tally, Tally]:
+        """What all workers counted of this step: (current, candidate)."""
+        current, candidate = Tally(), Tally()
+        mine = f"{self._step}-{self._worker}.json"
+        every = [self.tallies]
+        for file in self._folder.glob(f"{self._step}-*.json"):
+            if file.name != mine:
+                every.append(msgspec.json.decode(file.read_bytes(), type=_Tallies))
+        for tallies in every:
+            current.add(tallies[self.rollout.current])
+            candidate.add(tallies[self.rollout.candidate])
+        return current, candidate
+
+    def forget(self) -> None:
+        """Remove the files of every step."""
+        for file in self._folder.glob(f"{self.rollout.id}-*"):
+            file.unlink(missing_ok=True)
+
+    @property
+    def _step(self) -> str:
+        return f"{self.rollout.id}-{self.rollout.step}"
+
+
+def told(tally: Tally) -> dict[str, object]:
+    """A tally in numbers for people."""
+    p99_s = tally.p99_s()
+    return {
+        "requests": tally.requests,
+        "errors": tally.errors,
+        "last_error": tally.last_error,
+        "p99_ms": None if p99_s is None else round(p99_s * 1e3, 3),
+        "compared": tally.compared,
+        "differing": tally.differing,
+        "mean_difference": tally.mean_difference(),
+        "last_difference": tally.last_difference,
+    }
