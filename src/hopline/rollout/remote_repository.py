@@ -12,7 +12,7 @@ import errno
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,28 +90,29 @@ class FsspecRepository:
         return self._asked(copy, lambda: path if path.is_file() else None)
 
     def _fetch(self, model: str, version: str) -> Path | None:
-        path = f"{self._root}/{model}/{version}"
+        path, shown = f"{self._root}/{model}/{version}", f"{self.address}/{model}/{version}"
         marker, content = self._manifest(path)
         if content is None:
             return None
         sizes: dict[str, int] = {}
         if marker == MARKERS[0]:
-            names = list(listed_files(content, f"{self.address}/{model}/{version}/{marker}"))
+            names = list(listed_files(content, f"{shown}/{marker}"))
         else:  # lists no files: whatever is there belongs to it
             sizes = self._below(path)
             names = [name for name in sizes if name != marker]
         digest = hashlib.sha256(content + repr(sorted(sizes.items())).encode()).hexdigest()[:32]
 
         def fill(folder: Path) -> None:
-            log.info("copying %s/%s from %s (%d files)", model, version, self.address, len(names))
+            log.info("copying %s (%d files)", shown, len(names))
             (folder / marker).write_bytes(content)  # the bytes that the digest is of
             local = [folder / name for name in names]
             for target in local:
                 target.parent.mkdir(parents=True, exist_ok=True)
             if names:
-                self._files.get([f"{path}/{name}" for name in names], [str(target) for target in local])
+                with suppress(FileNotFoundError):  # told by name where the copy is verified
+                    self._files.get([f"{path}/{name}" for name in names], [str(target) for target in local])
 
-        return self._cache.keep(model, version, digest, fill)
+        return self._cache.keep(model, version, digest, fill, shown)
 
     def _manifest(self, path: str) -> tuple[str, bytes | None]:
         for marker in MARKERS:

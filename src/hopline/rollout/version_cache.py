@@ -54,12 +54,15 @@ class VersionCache:
             return None
         return _whole(self._place(model, version, digest))
 
-    def keep(self, model: str, version: str, digest: str, fill: Callable[[Path], object]) -> Path:
+    def keep(
+        self, model: str, version: str, digest: str, fill: Callable[[Path], object], shown: str
+    ) -> Path:
         """The copy of this content, filled now if there is none.
 
         Args:
             digest: of the content, a name.
             fill: writes the version into the empty folder that it is given.
+            shown: where that comes from, for messages.
 
         Raises:
             ArtifactError, ArtifactCorrupted: what was filled in is not a whole version.
@@ -72,7 +75,7 @@ class VersionCache:
             with self._locked(f"{model}@{version}"):
                 found = _whole(place)  # another worker may have filled it while this one waited
                 if found is None:
-                    self._fill(place, fill)
+                    self._fill(place, fill, shown)
         self.write(self.folder / "current" / model / version, digest.encode())
         return place
 
@@ -102,7 +105,7 @@ class VersionCache:
     def _place(self, model: str, version: str, digest: str) -> Path:
         return self.folder / "copies" / digest / model / version
 
-    def _fill(self, place: Path, fill: Callable[[Path], object]) -> None:
+    def _fill(self, place: Path, fill: Callable[[Path], object], shown: str) -> None:
         with _writing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             # This process holds the lock: what is there was left by one that died, or is damaged.
@@ -113,7 +116,7 @@ class VersionCache:
             draft = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         try:
             fill(draft)
-            verify(draft)
+            verify(draft, shown)
             with _writing(place):
                 draft.rename(place)
         finally:

@@ -84,29 +84,34 @@ def listed_files(manifest: bytes, where: str) -> dict[str, str]:
     return files
 
 
-def verify(folder: Path) -> None:
+def verify(folder: Path, shown: str = "") -> None:
     """Compare every file of a version with the sha256 in its model.json; a pipeline has none.
+
+    Args:
+        shown: where the files come from, for messages; "" means the folder.
 
     Raises:
         ArtifactError: no version, or a malformed one.
         ArtifactCorrupted: a file is absent or changed.
     """
-    manifest = folder / MARKERS[0]
+    shown = shown or str(folder)
     try:
-        content = manifest.read_bytes()
+        content = (folder / MARKERS[0]).read_bytes()
     except FileNotFoundError:
         if any((folder / name).is_file() for name in MARKERS[1:]):
             return
         raise ArtifactError(
-            f"{folder}: no {' or '.join(MARKERS)}; is this a <model>/<version> folder?"
+            f"{shown}: no {' or '.join(MARKERS)}; is this a <model>/<version> folder?"
         ) from None
-    for name, expected in listed_files(content, str(manifest)).items():
+    for name, expected in listed_files(content, f"{shown}/{MARKERS[0]}").items():
         file = folder / name
         if not file.is_file():
-            raise ArtifactCorrupted(f"{file}: listed in model.json but absent; package or copy it again")
+            raise ArtifactCorrupted(
+                f"{shown}/{name}: listed in model.json but absent; package or copy it again"
+            )
         actual = sha256_of(file)
         if actual != expected:
             raise ArtifactCorrupted(
-                f"{file}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
+                f"{shown}/{name}: sha256 is {actual[:12]}…, model.json says {expected[:12]}…; "
                 "package or copy it again"
             )

@@ -1,0 +1,96 @@
+"""s3://, as moto's server plays it, through s3fs."""
+
+import os
+import subprocess
+import sys
+
+import boto3
+import pytest
+
+from hopline.errors import ArtifactCorrupted, RepositoryUnavailable
+from hopline.rollout.repository import open_repository
+from tests.rollout import versions
+from tests.rollout.versions import FILES, version
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    nowhere = str(tmp_path_factory.mktemp("aws") / "absent")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        patch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        patch.setenv("AWS_CONFIG_FILE", nowhere)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        yield url
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def client(endpoint):
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="models", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    yield client
+    client.close()
+
+
+def put(client, prefix, contents):
+    for name, content in contents.items():
+        client.put_object(Bucket="models", Key=f"{prefix}/{name}", Body=content)
+
+
+def test_versions_in_a_bucket(client, tmp_path):
+    put(client, "prod/risk/1", version())
+    put(client, "prod/risk/10", version(comment="ten"))
+    put(client, "prod/risk", {"serving.toml": b"settings"})
+    client.put_object(Bucket="models", Key="prod/risk/2/", Body=b"")  # what consoles make of a folder
+    repository = open_repository("s3://models/prod", tmp_path / "cache")
+    assert repository.models() == ["risk"]
+    assert repository.versions("risk") == ["1", "10"]
+    assert versions.read(repository.fetch("risk", "1")) == version()
+    assert repository.model_file("risk", "serving.toml").read_bytes() == b"settings"
+    put(client, "prod/risk/11", version(comment="uploaded meanwhile"))
+    assert repository.versions("risk") == ["1", "10", "11"]
+    put(client, "prod/risk/1", version({**FILES, "head.onnx": b"changed"}))
+    assert versions.read(repository.fetch("risk", "1"))["head.onnx"] == b"changed"
+
+
+def test_an_upload_that_is_not_finished_is_refused_and_then_taken(client, tmp_path):
+    put(client, "late/risk/1", {"model.json": version()["model.json"]})
+    repository = open_repository("s3://models/late/", tmp_path / "cache")
+    with pytest.raises(ArtifactCorrupted, match=r"s3://models/late/risk/1/.*absent"):
+        repository.fetch("risk", "1")
+    put(client, "late/risk/1", version())
+    assert versions.read(repository.fetch("risk", "1")) == version()
+
+
+def test_a_bucket_that_is_not_there_has_no_models(client, tmp_path):
+    assert open_repository("s3://absent/models", tmp_path / "cache").models() == []
+
+
+def test_a_store_that_is_away_is_named_and_copies_stand_in(client, tmp_path, monkeypatch):
+    put(client, "away/risk/1", version())
+    copied = open_repository("s3://models/away", tmp_path / "cache").fetch("risk", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    assert open_repository("s3://models/away", tmp_path / "cache").fetch("risk", "1") == copied
+    with pytest.raises(RepositoryUnavailable, match="s3://models/away cannot be asked"):
+        open_repository("s3://models/away", tmp_path / "empty").models()
