@@ -1,0 +1,419 @@
+"""Versions that come and go while requests are answered, in one worker and in two."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+
+from hopline.arena import create_shared
+from hopline.errors import (
+    ArtifactCorrupted,
+    BadRequest,
+    ConfigError,
+    Conflict,
+    HoplineError,
+    ModelNotFound,
+    ModelNotReady,
+    RuntimeFailure,
+)
+from hopline.rollout.gates import Gates
+from hopline.rollout.rollout import RolloutRequest
+from hopline.service import Service
+from hopline.types import ScoreRequest
+from tests.engine import zoo
+from tests.rollout import fleet_rig as rig
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return rig.repository(tmp_path_factory.mktemp("lifecycle"))
+
+
+@pytest.fixture
+def root(source, tmp_path):
+    """A repository of its own for each test, with version 1 only."""
+    shutil.copytree(source, tmp_path / "root")
+    for version in ("2", "3"):
+        (tmp_path / "root" / "models" / "sage" / version).rename(tmp_path / version)
+    return tmp_path / "root"
+
+
+def publish(root, version):
+    shutil.copytree(root.parent / version, root / "models" / "sage" / version)
+
+
+async def version_of(service, **kwargs):
+    return (await service.score(ScoreRequest("sage", nodes=["n1"], **kwargs))).version
+
+
+async def ask(service, count, **kwargs):
+    """Versions that answered, and errors."""
+    answers = await asyncio.gather(
+        *[
+            service.score(ScoreRequest("sage", nodes=[f"n{i % zoo.N}"], request_id=str(i), **kwargs))
+            for i in range(count)
+        ],
+        return_exceptions=True,
+    )
+    return [getattr(answer, "version", answer) for answer in answers]
+
+
+async def until(condition, timeout_s=20.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the state is a file, looked at many times a second
+            await asyncio.sleep(0.02)
+
+
+class Traffic:
+    """Requests without pause in the background; every one must be answered once."""
+
+    def __init__(self, service, at_once=8, **kwargs):
+        self.versions = []
+        self.errors = []
+        self._service = service
+        self._kwargs = kwargs
+        self._running = True
+        self._tasks = [asyncio.ensure_future(self._ask()) for _ in range(at_once)]
+
+    async def _ask(self):
+        number = 0
+        while self._running:
+            number += 1
+            try:
+                self.versions.append(
+                    (await self._service.score(ScoreRequest("sage", nodes=[f"n{number % zoo.N}"]))).version
+                )
+            except HoplineError as error:
+                self.errors.append(error)
+            await asyncio.sleep(0)
+
+    async def end(self):
+        self._running = False
+        await asyncio.gather(*self._tasks)
+
+
+async def test_a_version_is_loaded_and_serves_without_a_lost_request(root):
+    service = await rig.started(root)
+    traffic = Traffic(service)
+    publish(root, "2")
+    assert await service.load("sage") == "2"
+    assert await version_of(service) == "2"
+    assert await version_of(service, version="1") == "1"
+    await service.unload("sage", "1")
+    with pytest.raises(ModelNotFound, match="there are: 2"):
+        await version_of(service, version="1")
+    await asyncio.sleep(0.05)
+    await traffic.end()
+    assert traffic.errors == []
+    assert set(traffic.versions) == {"1", "2"}
+    assert traffic.versions == sorted(traffic.versions)  # never back
+    await rig.stop(service)
+
+
+async def test_a_version_can_be_loaded_without_serving(root):
+    service = await rig.started(root)
+    publish(root, "2")
+    await service.load("sage", "2", serve=False)
+    assert await version_of(service) == "1"
+    assert await version_of(service, version="2") == "2"
+    assert {row["version"]: row["state"] for row in service.index()} == {"1": "READY", "2": "READY"}
+    await rig.stop(service)
+
+
+async def test_a_version_that_fails_its_checks_changes_nothing_and_says_why(root):
+    service = await rig.started(root)
+    publish(root, "2")
+    file = next((root / "models" / "sage" / "2" / "layers").glob("*.onnx"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ArtifactCorrupted, match=file.name):
+        await service.load("sage", "2")
+    with pytest.raises(ArtifactCorrupted):
+        await service.begin_rollout(RolloutRequest("sage", "2"))
+    assert await version_of(service) == "1"
+    assert service.describe("sage").versions == ("1",)
+    assert service.describe_rollout("sage")["rollout"] is None
+    await rig.stop(service)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda s: s.load("nobody"), ModelNotFound, "there are: sage"),
+        (lambda s: s.load("sage", "9"), ModelNotFound, "there are: 1"),
+        (lambda s: s.load("../../etc"), BadRequest, "is not a name"),
+        (lambda s: s.load("sage", graph="/nowhere"), ConfigError, "not a folder"),
+        (lambda s: s.unload("sage", "7"), ModelNotFound, "there are: 1"),
+        (lambda s: s.unload("nobody"), ModelNotFound, "there are: sage"),
+        (lambda s: s.decide_rollout("sage", "promote"), Conflict, "no rollout of sage is under way"),
+        (lambda s: s.decide_rollout("sage", "rollback"), Conflict, "no version of sage served before"),
+        (lambda s: s.decide_rollout("sage", "dance"), BadRequest, "promote, rollback"),
+        (lambda s: s.begin_rollout(RolloutRequest("sage", "1")), Conflict, "serves already"),
+        (lambda s: s.begin_rollout(RolloutRequest("sage", "2", steps=(50, 5))), BadRequest, "that grow"),
+        (
+            lambda s: s.begin_rollout(RolloutRequest("sage", "2", gates=Gates(max_p99_ratio=0.5))),
+            BadRequest,
+            "max_p99_ratio",
+        ),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(root, call, kind, text):
+    service = await rig.started(root)
+    with pytest.raises(kind, match=text):
+        await call(service)
+    assert await version_of(service) == "1"
+    await rig.stop(service)
+
+
+async def test_a_whole_model_is_unloaded_and_comes_back(root):
+    service = await rig.started(root)
+    await service.unload("sage")
+    with pytest.raises(ModelNotFound, match="no model 'sage'"):
+        await version_of(service)
+    assert [row["state"] for row in service.index()] == ["UNAVAILABLE"]
+    await service.load("sage")
+    assert await version_of(service) == "1"
+    await rig.stop(service)
+
+
+async def test_the_version_that_serves_is_not_unloaded_beside_others(root):
+    publish(root, "2")
+    service = await rig.started(root)
+    with pytest.raises(Conflict, match="let another serve first"):
+        await service.unload("sage", "2")
+    await rig.stop(service)
+
+
+async def test_what_was_asked_for_survives_a_restart(root):
+    publish(root, "2")
+    service = await rig.started(root)
+    assert await version_of(service) == "2"
+    await service.load("sage", "1")
+    await rig.stop(service)
+    service = await rig.started(root)
+    assert await version_of(service) == "1"
+    described = await service.decide_rollout("sage", "rollback")
+    assert described["serving"] == "2"
+    await rig.stop(service)
+
+
+async def test_a_damaged_state_file_is_told_and_not_guessed_at(root):
+    service = await rig.started(root)
+    publish(root, "2")
+    await service.load("sage")
+    await rig.stop(service)
+    file = root / "models" / ".hopline" / "lifecycle.json"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(ConfigError, match="checksum"):
+        await rig.started(root)
+
+
+async def test_a_state_that_cannot_be_written_changes_nothing(root, monkeypatch):
+    service = await rig.started(root)
+    publish(root, "2")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hopline.rollout.state.os.fsync", full)
+    with pytest.raises(RuntimeFailure, match="No space left"):
+        await service.load("sage")
+    assert await version_of(service) == "1"
+    await rig.stop(service)
+
+
+async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
+    service = await rig.started(root)
+    publish(root, "3")
+    traffic = Traffic(service)
+    gates = Gates(min_requests=20, max_p99_ratio=100)
+    rollout = await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.1, gates=gates))
+    assert rollout.percent == 5
+    with pytest.raises(Conflict, match="under way"):
+        await service.begin_rollout(RolloutRequest("sage", "3"))
+    with pytest.raises(Conflict, match="promote it or roll it back"):
+        await service.load("sage", "3")
+    await until(lambda: service.describe_rollout("sage")["serving"] == "3")
+    await traffic.end()
+    (past,) = service.describe_rollout("sage")["past"]
+    assert past["status"] == "promoted"
+    texts = " | ".join(event["text"] for event in past["events"])
+    assert [f"{percent} % of requests" in texts for percent in (5, 25, 50, 100)] == [True] * 4
+    assert traffic.errors == []
+    assert (await ask(service, 20)) == ["3"] * 20
+    assert (
+        b'hopline_rollouts_total{model="sage",kind="canary",outcome="promoted"} 1'
+        in service.metrics.render()
+    )
+    # the version before stays loaded: going back is a switch
+    await service.decide_rollout("sage", "rollback")
+    assert await version_of(service) == "1"
+    await rig.stop(service)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("errors", "error rate"), ("shifted", "disagreement|outputs shifted")]
+)
+async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, fault, reason):
+    faults = rig.Faults(monkeypatch)
+    faults.of["3"] = fault
+    service = await rig.started(root)
+    publish(root, "3")
+    traffic = Traffic(service)
+    gates = Gates(max_p99_ratio=100)
+    await service.begin_rollout(RolloutRequest("sage", "3", hold_s=60, gates=gates))
+    await until(lambda: service.describe_rollout("sage")["past"])
+    harmed = len(traffic.errors)
+    await traffic.end()
+    (past,) = service.describe_rollout("sage")["past"]
+    assert past["status"] == "rolled_back"
+    assert any(part in past["reason"] for part in reason.split("|"))
+    assert len(traffic.errors) <= harmed + 8  # those under way
+    assert await ask(service, 20) == ["1"] * 20
+    await rig.stop(service)
+
+
+async def test_requests_of_one_key_stay_with_their_version(root):
+    publish(root, "2")
+    service = await rig.started(root)
+    await service.load("sage", "1")
+    asked = RolloutRequest("sage", "2", kind="ab", steps=(30.0,))
+    await service.begin_rollout(asked)
+    seen = {}
+    for _ in range(3):
+        for i in range(200):
+            seen.setdefault(i, set()).add(await version_of(service, key=f"user-{i}"))
+    assert all(len(versions) == 1 for versions in seen.values())
+    share = sum("2" in versions for versions in seen.values()) / len(seen)
+    assert 0.18 <= share <= 0.42
+    described = service.describe_rollout("sage")["rollout"]
+    assert described["seen"]["candidate"]["requests"] == pytest.approx(3 * share * 200)
+    await service.decide_rollout("sage", "promote", "it sells more")
+    assert await ask(service, 10) == ["2"] * 10
+    await rig.stop(service)
+
+
+async def test_pause_holds_and_resume_goes_on(root):
+    service = await rig.started(root)
+    publish(root, "3")
+    gates = Gates(min_requests=5, max_p99_ratio=100)
+    await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates))
+    paused = await service.decide_rollout("sage", "pause")
+    assert paused["rollout"]["status"] == "paused"
+    await ask(service, 60)
+    await asyncio.sleep(0.6)
+    assert service.describe_rollout("sage")["rollout"]["step"] == 0
+    await service.decide_rollout("sage", "resume")
+    traffic = Traffic(service)
+    await until(lambda: service.describe_rollout("sage")["serving"] == "3")
+    await traffic.end()
+    await rig.stop(service)
+
+
+async def test_an_interrupted_rollout_is_taken_up_again(root):
+    service = await rig.started(root)
+    publish(root, "3")
+    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60))
+    await rig.stop(service)
+    service = await rig.started(root)
+    rollout = service.describe_rollout("sage")["rollout"]
+    assert rollout["candidate"] == "3"
+    assert set(await ask(service, 60)) == {"1", "3"}
+    await service.decide_rollout("sage", "promote")
+    assert await version_of(service) == "3"
+    await rig.stop(service)
+
+
+async def test_an_interrupted_rollout_whose_candidate_is_gone_is_rolled_back(root):
+    service = await rig.started(root)
+    publish(root, "3")
+    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60))
+    await rig.stop(service)
+    shutil.rmtree(root / "models" / "sage" / "3")
+    service = await rig.started(root)
+    described = service.describe_rollout("sage")
+    assert described["rollout"] is None
+    assert described["past"][0]["status"] == "rolled_back"
+    assert "could not be loaded" in described["past"][0]["reason"]
+    assert await ask(service, 20) == ["1"] * 20
+    await rig.stop(service)
+
+
+async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
+    zoo.homogeneous(2).save(root / "later")
+    service = await rig.started(root)
+    asked = RolloutRequest(
+        "sage",
+        "1",
+        kind="blue_green",
+        graph=str(root / "later"),
+        gates=Gates(max_disagreement=1, max_psi=1e9),
+    )
+    rollout = await service.begin_rollout(asked)
+    assert rollout.candidate.startswith("1@")
+    result = await service.score(ScoreRequest("sage", nodes=["n1"]))
+    old = await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))
+    assert result.version == rollout.candidate
+    assert result.graph_version != old.graph_version
+    await service.decide_rollout("sage", "rollback")
+    assert (await service.score(ScoreRequest("sage", nodes=["n1"]))).graph_version == old.graph_version
+    await rig.stop(service)
+
+
+@pytest.fixture
+async def workers(root, tmp_path):
+    """Two workers of one server, in one process."""
+    (tmp_path / "shared").mkdir()
+    fd = create_shared()
+    shared = rig.config(root, **{"server.workers": 2}).replace(
+        worker__metrics_dir=str(tmp_path / "shared"), worker__table_fd=fd, worker__count=2
+    )
+    both = [Service(shared.replace(worker__index=i)) for i in range(2)]
+    for worker in both:
+        await worker.start()
+    yield both
+    for worker in both:
+        await rig.stop(worker)
+
+
+async def test_all_workers_switch_before_the_call_returns(root, workers):
+    first, second = workers
+    publish(root, "2")
+    await first.load("sage")
+    assert await version_of(second) == "2"
+    await second.load("sage", "1")
+    assert await version_of(first) == "1"
+    await second.unload("sage", "2")
+    assert first.describe("sage").versions == ("1",)
+
+
+async def test_a_version_that_one_worker_cannot_load_serves_nowhere(root, workers, monkeypatch):
+    first, second = workers
+    publish(root, "2")
+
+    async def fails(model, unit):
+        raise ModelNotReady("no memory left here")
+
+    monkeypatch.setattr(second._loader, "load", fails)
+    with pytest.raises(ModelNotReady, match="no memory left here"):
+        await first.load("sage")
+    for worker in workers:
+        assert await version_of(worker) == "1"
+        assert worker.describe("sage").versions == ("1",)
+
+
+async def test_workers_judge_what_all_of_them_saw(root, workers):
+    publish(root, "3")
+    traffic = [Traffic(worker, at_once=4) for worker in workers]
+    gates = Gates(min_requests=50, max_p99_ratio=100)
+    await workers[1].begin_rollout(
+        RolloutRequest("sage", "3", hold_s=0.1, steps=(50.0, 100.0), gates=gates)
+    )
+    await until(lambda: all(w.describe_rollout("sage")["serving"] == "3" for w in workers))
+    for each in traffic:
+        await each.end()
+        assert each.errors == []
+        assert {"1", "3"} <= set(each.versions)
+    state = json.loads((root / "models" / ".hopline" / "lifecycle.json").read_text().partition("\n")[2])
+    assert state["models"]["sage"]["serving"] == "3"
+    assert not list((root / "models" / ".hopline").glob("*-*.json"))  # counts are removed when it is over
