@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,33 @@ def chosen_rows(count: int, random: np.random.Generator) -> IdArray:
     return chosen
 
 
-def read_columns(request: ScoreRequest, names: Sequence[str], rows: IdArray, into: Observed) -> None:
-    """Take the columns of a request for a table model."""
-    for name in names:
-        values = (request.columns or {})[name]
-        values = values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-        into.column(Quantity("input", name), values)
+def read_columns(
+    requests: Sequence[tuple[ScoreRequest, IdArray]],
+    wanted: Sequence[str],
+    max_columns: int,
+    into: Observed,
+    rest: Callable[[], object],
+) -> None:
+    """Take the columns of requests to table models: all requests at once, for a tenth of one by one.
+
+    Args:
+        requests: with the rows of each that are looked at.
+        wanted: names of the columns to take; empty for the first `max_columns`.
+        rest: called between columns.
+    """
+    tables = [(request.columns, rows) for request, rows in requests if request.columns]
+    named = dict.fromkeys(name for columns, _ in tables for name in columns)
+    for name in [name for name in named if not wanted or name in wanted][:max_columns]:
+        rest()
+        found: list[Any] = []
+        for columns, rows in tables:
+            values = columns.get(name)
+            if values is None:
+                continue
+            if rows.shape[0] < len(values):
+                values = [values[row] for row in rows]
+            found.extend(values.tolist() if isinstance(values, np.ndarray) else values)
+        into.column(Quantity("input", name), found)
 
 
 def read_result(result: ScoreResult, rows: IdArray, into: Observed) -> None:

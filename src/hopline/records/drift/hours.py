@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -98,10 +99,11 @@ class Hours:
         return self._folder / f"{_name(start)}.{self._worker}.json"
 
 
-def read_hours(folder: Path) -> list[Hour]:
-    """All hours, oldest first, workers added up."""
+def read_hours(folder: Path, rest: Callable[[], object]) -> list[Hour]:
+    """All hours, oldest first, workers added up; `rest` is called between files."""
     found: dict[int, Hour] = {}
     for path in sorted(folder.glob("*.json")):
+        rest()
         hour = _read(path)
         if hour is None:
             continue

@@ -39,6 +39,7 @@ class Judge:
         self._alerts = metrics.counter(
             "hopline_drift_alerts_total", "Quantities that rose to alert.", ("model", "version", "kind")
         )
+        self._number = -1
         #: Of the last judgement, until the event loop takes them.
         self._told: dict[tuple[str, ...], tuple[float, int]] = {}
         self._raised: list[tuple[str, str, str]] = []
@@ -50,6 +51,9 @@ class Judge:
         Raises: OSError: alarms cannot be written.
         """
         number = int((now - self._grace_s) // self._slice_s) - 1
+        if number == self._number:
+            return
+        self._number = number
         for model, version, folder in known_versions(self._root):
             self._judge(model, version, folder, number, now)
 

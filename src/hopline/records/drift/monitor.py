@@ -28,6 +28,7 @@ from hopline.records.drift.report import summary, version_report
 from hopline.records.drift.reservoir import Reservoir
 from hopline.records.drift.version import WatchedVersion
 from hopline.records.drift.window import NUM_SLICES
+from hopline.records.pace import Pace
 from hopline.rollout.served import Ran, Served
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class DriftMonitor:
         metrics: take what the judge finds.
         clock: time.time; slices and hours follow it.
         seed: of the sample; None draws one.
+        rest: called between pieces of work, so that the event loop need not wait for the GIL.
 
     Raises: ConfigError: no folder is set, or it cannot be written.
     """
@@ -56,12 +58,14 @@ class DriftMonitor:
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
         seed: int | None = None,
+        rest: Callable[[], object] | None = None,
     ) -> None:
         settings = config.drift
         self._root = _writable(settings.path)
         self._settings = settings
         self._worker = config.worker.index
         self._clock = clock
+        self._rest = Pace() if rest is None else rest
         self._random = Random(seed)
         self._generator = np.random.default_rng(seed)
         slice_s = settings.window_s / NUM_SLICES
@@ -141,7 +145,7 @@ class DriftMonitor:
             names = ", ".join(sorted({name for name, _, _ in known})) or "none yet"
             raise ModelNotFound(f"drift has seen no requests to {model!r}; it knows: {names}")
         full = [
-            version_report(folder, name, version, now, self._slice_s)
+            version_report(folder, name, version, now, self._slice_s, self._rest)
             for name, version, folder in known
             if model in (None, name)
         ]
@@ -175,7 +179,7 @@ class DriftMonitor:
             if watched is None:
                 folder = version_folder(self._root, *key)
                 watched = self._versions[key] = WatchedVersion(
-                    *key, folder, self._worker, self._settings, self._generator
+                    *key, folder, self._worker, self._settings, self._generator, self._rest
                 )
             items = reservoir.items[:]  # the loop may still be at its last batch
             watched.observe(served, items, reservoir.num_seen, now)

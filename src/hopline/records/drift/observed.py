@@ -47,15 +47,17 @@ class Observed:
         self.num_rows = 0
         self._chunks: dict[Quantity, list[Any]] = {}
         self._categories: set[Quantity] = set()
+        #: Those whose values lie in one piece; asked for several times, they are joined once.
+        self._joined: set[Quantity] = set()
 
     def numbers(self, quantity: Quantity, values: Any) -> None:
         """Take numbers; NaN or None where one is missing."""
-        self._chunks.setdefault(quantity, []).append(values)
+        self._take(quantity, values)
 
     def categories(self, quantity: Quantity, values: Any) -> None:
         """Take values that have names only."""
         self._categories.add(quantity)
-        self._chunks.setdefault(quantity, []).append(values)
+        self._take(quantity, values)
 
     def column(self, quantity: Quantity, values: Any) -> None:
         """Take values that are numbers or names: their type tells."""
@@ -75,17 +77,31 @@ class Observed:
     def values(self, quantity: Quantity) -> Any:
         """All values of a quantity: float64 [n] of numbers, else a list; empty where there are none."""
         chunks = self._chunks.get(quantity, [])
+        if len(chunks) == 1 and quantity in self._joined:
+            return chunks[0]
+        joined: Any
         if quantity in self._categories:
-            return [value for chunk in chunks for value in _items(chunk)]
-        return np.concatenate([np.empty(0), *[as_numbers(chunk) for chunk in chunks]])
+            joined = [value for chunk in chunks for value in _items(chunk)]
+        elif all(type(chunk) is list for chunk in chunks):  # of many small requests: one conversion for all
+            joined = as_numbers([value for chunk in chunks for value in chunk])
+        else:
+            joined = np.concatenate([np.empty(0), *[as_numbers(chunk) for chunk in chunks]])
+        if chunks:
+            self._chunks[quantity] = [joined]
+            self._joined.add(quantity)
+        return joined
 
     def add(self, other: Observed) -> None:
         """Take all that another one has."""
         self.num_requests += other.num_requests
         self.num_rows += other.num_rows
         self._categories |= other._categories
-        for quantity, chunks in other._chunks.items():
-            self._chunks.setdefault(quantity, []).extend(chunks)
+        for quantity in other._chunks:
+            self._take(quantity, other.values(quantity))
+
+    def _take(self, quantity: Quantity, values: Any) -> None:
+        self._chunks.setdefault(quantity, []).append(values)
+        self._joined.discard(quantity)
 
     def bins(self, quantity: Quantity) -> Bins:
         """Bins in which to compare later values with these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,14 +94,18 @@ def ending_with(number: int) -> range:
     return range(number - NUM_SLICES + 1, number + 1)
 
 
-def version_report(folder: Path, model: str, version: str, now: float, slice_s: float) -> dict[str, Any]:
+def version_report(
+    folder: Path, model: str, version: str, now: float, slice_s: float, rest: Callable[[], object]
+) -> dict[str, Any]:
     """Everything about a version, as JSON.
 
-    The window ends now; alarms are of the last whole one.
+    The window ends now; alarms are of the last whole one. `rest` is called between pieces of work.
     """
+    rest()
     found = view(folder)
     number = int(now // slice_s)
     num_requests, compared = found.compared(ending_with(number))
+    rest()
     alarms = read_alarms(folder, found.digest)
     quantities = [_quantity_json(each, alarms) for each in compared]
     reference = found.reference
@@ -114,7 +119,7 @@ def version_report(folder: Path, model: str, version: str, now: float, slice_s: 
         "collected_rows": 0 if reference is not None and reference.is_complete else collected,
         "window": {"start": (number - NUM_SLICES + 1) * slice_s, "end": now, "requests": num_requests},
         "quantities": sorted(quantities, key=lambda each: (-LEVELS.index(each["level"]), -each["excess"])),
-        "hours": [_hour_json(hour) for hour in read_hours(folder / "hours")],
+        "hours": [_hour_json(hour) for hour in read_hours(folder / "hours", rest)],
     }
 
 

@@ -6,7 +6,7 @@ anew, since their distribution is what counts and not which of them a model's sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,12 +17,14 @@ from hopline.engine.model import Model
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency
 from hopline.records.drift.answers import chosen_rows
-from hopline.records.drift.observed import DEGREE, Observed, Quantity
+from hopline.records.drift.observed import DEGREE, Kind, Observed, Quantity
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 
-#: In-neighbours of a node whose features are looked at, and nodes of one look.
-MAX_NEIGHBORS = 16
-MAX_SEEDS = 1024
+#: In-neighbours of a node whose features are looked at.
+MAX_NEIGHBORS = 8
+#: Nodes of one look, and of one piece of it.
+MAX_SEEDS = 512
+_PIECE = 128
 
 _PRESENCE = Quantity("graph", "presence")
 
@@ -35,11 +37,18 @@ class Structure:
         max_columns: feature columns of a node type that are watched, the first ones.
         columns: names of those to watch instead; empty for the first ones.
         random: chooses rows and neighbours.
+        rest: called between pieces of work.
     """
 
     def __init__(
-        self, model: Model | EgoModel, max_columns: int, columns: Sequence[str], random: np.random.Generator
+        self,
+        model: Model | EgoModel,
+        max_columns: int,
+        columns: Sequence[str],
+        random: np.random.Generator,
+        rest: Callable[[], object],
     ) -> None:
+        self._rest = rest
         self._model = model
         self._max_columns = max_columns
         self._columns = columns
@@ -73,30 +82,37 @@ class Structure:
         wanted = [_some(ids, self._random) for ids in external if len(ids)]
         if not wanted:
             return
-        ids = self._model.graph.nodes[node_type].ids.lookup(list(chain.from_iterable(wanted)))
-        known = ids[ids >= 0][:MAX_SEEDS]
+        external_ids = list(chain.from_iterable(wanted))[:MAX_SEEDS]
+        ids = self._model.graph.nodes[node_type].ids.lookup(external_ids)
+        known = ids[ids >= 0]
         into.categories(_PRESENCE, ["known"] * known.shape[0] + ["unknown"] * int((ids < 0).sum()))
-        if known.shape[0]:
-            self.read_nodes(known, node_type, prefix, into)
+        for first in range(0, known.shape[0], _PIECE):
+            self.read_nodes(known[first : first + _PIECE], node_type, prefix, into)
 
     def read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
         """Take features, degrees and neighbours of nodes; ids: int64 [n] global ids."""
-        rows = self._features(node_type, ids)
-        for at, name in self._named(node_type):
-            into.numbers(Quantity("input", prefix + name), rows[:, at].copy())
+        self._rest()
+        self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
         leading = self._edges.get(node_type, [])
         for edges in leading:
             suffix = f" {edges.relation}" if len(leading) > 1 else ""
+            self._rest()
             into.numbers(Quantity("graph", f"{DEGREE}{suffix}{_of(prefix)}"), edges.degree(ids))
             means = self._neighbor_means(edges, ids)
-            for at, name in self._named(edges.src):
-                into.numbers(Quantity("neighbor", f"{prefix}{name}{suffix}"), means[:, at].copy())
+            self._take("neighbor", prefix, suffix, edges.src, means, into)
+
+    def _take(
+        self, kind: Kind, prefix: str, suffix: str, node_type: str, rows: AnyArray, into: Observed
+    ) -> None:
+        """rows: [n, watched columns]."""
+        for at, (_, name) in enumerate(self._named(node_type)):
+            into.numbers(Quantity(kind, f"{prefix}{name}{suffix}"), rows[:, at])
 
     def _read_inline(self, nodes: Sequence[InlineNode], into: Observed) -> None:
         into.categories(_PRESENCE, ["inline"] * len(nodes))
-        rows = np.array([node.features for node in nodes], np.float32)
-        for at, name in self._named(self._types[0]):
-            into.numbers(Quantity("input", name), rows[:, at].copy())
+        columns = [at for at, _ in self._named(self._types[0])]
+        rows = np.array([[node.features[at] for at in columns] for node in nodes], np.float32)
+        self._take("input", "", "", self._types[0], rows, into)
         leading = self._edges.get(self._types[0], [])
         for edges in leading:
             suffix = f" {edges.relation}" if len(leading) > 1 else ""
@@ -113,32 +129,34 @@ class Structure:
         return watched[: self._max_columns]
 
     def _features(self, node_type: str, ids: IdArray) -> FloatArray:
-        """float32 [n, dim]; NaN where a store's row is not near."""
+        """float32 [n, watched columns]; NaN where a store's row is not near."""
+        columns = np.array([at for at, _ in self._named(node_type)], np.int64)
         source = getattr(self._model, "sources", {}).get(node_type)
         if source is None:
-            rows: FloatArray = self._model.graph.nodes[node_type].features[ids].astype(np.float32)
-            return rows
+            features = self._model.graph.nodes[node_type].features
+            near: FloatArray = features[ids[:, None], columns].astype(np.float32)
+            return near
         dim = self._model.graph.schema.node_types[node_type].feature_dim
         rows = np.empty((ids.shape[0], dim), np.float32)
         rows[source.read(ids, rows, stale=True)] = np.nan
-        return rows
+        return rows[:, columns]
 
     def _neighbor_means(self, edges: Adjacency, ids: IdArray) -> AnyArray:
-        """Mean features of some in-neighbours, float64 [n, dim]; NaN where a node has none."""
+        """Mean features of some in-neighbours, float64 [n, watched columns]; NaN where a node has none."""
         degrees = edges.degree(ids)
         places = np.arange(MAX_NEIGHBORS)
         drawn = (self._random.random((ids.shape[0], MAX_NEIGHBORS)) * degrees[:, None]).astype(np.int64)
         offsets = np.where(degrees[:, None] <= MAX_NEIGHBORS, places, drawn)
         at, which = (places < degrees[:, None]).nonzero()
         neighbors = edges.indices[edges.indptr[ids[at]] + offsets[at, which]].astype(np.int64)
-        distinct, back = np.unique(neighbors, return_inverse=True)
-        rows = self._features(edges.src, distinct)[back].astype(np.float64)
-        present = ~np.isnan(rows).any(axis=1) if rows.shape[1] else np.ones(at.shape[0], np.bool_)
-        sums = np.zeros((ids.shape[0], rows.shape[1]))
-        np.add.at(sums, at[present], rows[present])
-        counts = np.bincount(at[present], minlength=ids.shape[0]).astype(np.float64)
-        counts[counts == 0] = np.nan
-        means: AnyArray = sums / counts[:, None]
+        rows = self._features(edges.src, neighbors)
+        self._rest()
+        near = ~np.isnan(rows).any(axis=1)
+        means = np.full((ids.shape[0], rows.shape[1]), np.nan)
+        owners, firsts, counts = np.unique(at[near], return_index=True, return_counts=True)
+        if owners.shape[0]:  # in order of their owners
+            sums = np.add.reduceat(rows[near].astype(np.float64), firsts, axis=0)
+            means[owners] = sums / counts[:, None]
         return means
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ class WatchedVersion:
         worker: number of this process.
         settings: what to watch.
         random: chooses rows and neighbours.
+        rest: called between pieces of work.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class WatchedVersion:
         worker: int,
         settings: DriftConfig,
         random: np.random.Generator,
+        rest: Callable[[], object],
     ) -> None:
+        self._rest = rest
         self.model = model
         self.version = version
         self.folder = folder
@@ -68,7 +71,7 @@ class WatchedVersion:
         observed = self._read(served, sampled)
         self._hours.update(observed, num_seen, self._reference, now)
         if self._window is not None:
-            self._window.update(observed, now)
+            self._window.update(observed, now, self._rest)
         if self._collected is not None:
             self._collected.add(observed)
             if self._collected.num_rows >= self._settings.reference_size:
@@ -92,25 +95,23 @@ class WatchedVersion:
         observed = Observed()
         settings = self._settings
         answered = [(request, outcome) for request, outcome in sampled if _says_something(outcome)]
+        tables = []
         for request, outcome in answered:
+            self._rest()
             observed.num_requests += 1
             if isinstance(outcome, ScoreResult):
-                count = num_rows(outcome.outputs)
-                rows = chosen_rows(count, self._random)
+                rows = chosen_rows(num_rows(outcome.outputs), self._random)
                 observed.num_rows += rows.shape[0]
                 read_result(outcome, rows, observed)
                 if request.columns is not None:
-                    names = [name for name in request.columns if self._wants(name)]
-                    read_columns(request, names[: settings.max_columns], rows, observed)
+                    tables.append((request, rows))
+        read_columns(tables, settings.columns, settings.max_columns, observed, self._rest)
         model = getattr(served, "model", None)
         if isinstance(model, Model | EgoModel) and answered:
-            structure = Structure(model, settings.max_columns, settings.columns, self._random)
+            structure = Structure(model, settings.max_columns, settings.columns, self._random, self._rest)
             requests, outcomes = zip(*answered, strict=True)
             structure.read(requests, outcomes, observed)
         return observed
-
-    def _wants(self, column: str) -> bool:
-        return not self._settings.columns or column in self._settings.columns
 
     def _look_for_reference(self) -> None:
         """Take up the reference that is on disk, where a worker or a person has put another one."""

@@ -6,7 +6,7 @@ number can be added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,8 +71,12 @@ class Window:
         if all([len(counts) for counts in each.counts] == bins for each in found.slices.values()):
             self.file = found
 
-    def update(self, observed: Observed, now: float) -> None:
-        """Count what was seen by `now`; forget what has left the window."""
+    def update(self, observed: Observed, now: float, rest: Callable[[], object]) -> None:
+        """Count what was seen by `now`; forget what has left the window.
+
+        Args:
+            rest: called between quantities.
+        """
         number = slice_number(now, self.file.slice_s)
         slices = self.file.slices
         current = slices.get(number)
@@ -84,6 +88,7 @@ class Window:
                 del slices[old]
         current.num_requests += observed.num_requests
         for at, entry in enumerate(self._entries):
+            rest()
             values = observed.values(entry.quantity)
             if len(values):
                 new = entry.sketch.bins.count(values).tolist()
