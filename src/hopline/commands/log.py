@@ -1,0 +1,81 @@
+"""`hopline log`: look into a prediction log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(help="Look into a prediction log.", no_args_is_help=True)
+
+_MOST_VALUES = 4
+
+
+@app.callback()
+def group() -> None:
+    """Look into a prediction log."""
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one file of it.")],
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="How many entries, the last ones.", min=1)
+    ] = 20,
+    model: Annotated[str | None, typer.Option(help="Only this model's.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show the last entries of a prediction log."""
+    from hopline.records.entry import EntryWriter
+    from hopline.records.reader import LogReader
+
+    reader = LogReader(folder)
+    entries = reader.last(count, model)
+    if as_json:
+        writer, lines = EntryWriter(lambda: None), bytearray()
+        for entry in entries:
+            writer.append(entry, lines)
+        typer.echo(bytes(lines), nl=False)
+        return
+    table = Table("time (UTC)", "request", "model", "asked", "answer", "ms", "degraded")
+    for entry in entries:
+        time = datetime.fromtimestamp(entry.time, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]
+        answer = (
+            ", ".join(f"{name} {_short(array.tolist())}" for name, array in entry.outputs.items())
+            if entry.outcome == "ok"
+            else entry.outcome
+        )
+        asked = "not kept" if entry.inputs is None else _asked(msgspec.to_builtins(entry.inputs))
+        total = entry.latency_ms.get("total")
+        table.add_row(
+            time,
+            entry.request_id,
+            f"{entry.model}/{entry.version}{' (copy)' if entry.is_copy else ''}",
+            asked,
+            answer,
+            "" if total is None else f"{total:.2f}",
+            ", ".join(entry.degraded),
+        )
+    Console().print(table)
+    if reader.num_torn or reader.num_bad:
+        typer.echo(f"{reader.num_torn} torn ends, {reader.num_bad} lines that are no entries", err=True)
+
+
+def _asked(inputs: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {_short(value)}" for name, value in inputs.items() if name not in ("outputs", "degraded")
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        shown = ", ".join(_short(item) for item in value[:_MOST_VALUES])
+        return f"[{shown}{', …' if len(value) > _MOST_VALUES else ''}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_short(item)}" for name, item in value.items()) + "}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,169 @@
+"""`hopline replay`: ask again what a prediction log says was asked, and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.bar import Bar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hopline.commands.serve import resolve_config
+from hopline.config import needed_folder
+from hopline.errors import BadRequest
+
+if TYPE_CHECKING:
+    from hopline.jobs.replay import Report
+    from hopline.jobs.targets import Target
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one file of it.")],
+    url: Annotated[
+        str | None, typer.Option(help="Server to ask; else the models are loaded here.", show_default=False)
+    ] = None,
+    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    repository: Annotated[
+        Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Only requests to this model.", show_default=False)
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(help="Version to ask; else the one that answered each request.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Compare at most so many requests.", min=1, show_default=False)
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 32,
+    require_identical: Annotated[
+        bool, typer.Option("--require-identical", help="Exit with 1 unless every answer is the same.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
+            envvar="HOPLINE_API_KEY",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Ask again what a prediction log says was asked, and compare the answers bit for bit."""
+    from hopline.jobs.targets import ServerTarget, ServiceTarget
+    from hopline.records.reader import LogReader
+
+    if url is not None and (graph is not None or repository is not None):
+        raise BadRequest("give --url, or --repository and --graph: a running server has models of its own")
+    reader = LogReader(log)
+    target: Target
+    if url is not None:
+        target = ServerTarget(url, api_key)
+    else:
+        overrides = {
+            "graph.path": graph,
+            "models.repository": repository,
+            "models.names": None if model is None else (model,),
+        }
+        resolved = resolve_config(config, overrides, settings or [])
+        needed_folder(resolved, "models.repository")
+        target = ServiceTarget(resolved)
+
+    async def run() -> Report:
+        from hopline.jobs.replay import replay as replayed
+
+        async with target:
+            with _bar(quiet=as_json) as progress:
+                return await replayed(
+                    reader,
+                    target,
+                    model=model,
+                    version=version,
+                    limit=limit,
+                    concurrency=concurrency,
+                    progress=progress,
+                )
+
+    report = asyncio.run(run())
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        show(report, Console())
+    if require_identical and not report.all_identical:
+        raise typer.Exit(1)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report: what was compared, how far apart it is, what was left out."""
+    table = Table("", "", box=None, show_header=False, pad_edge=False)
+    table.columns[1].justify = "right"
+    for name, value in _figures(report):
+        table.add_row(name, value)
+    console.print(table)
+    for pair, count in sorted(report.answered_by.items()):
+        console.print(f"{pair}: {count:,} requests", style="dim", highlight=False)
+    if report.compared > report.identical:
+        console.print(_histogram(report))
+        worst = Table("request", "model", "difference", title="Most different", title_justify="left")
+        for item in report.worst:
+            worst.add_row(item.request_id, f"{item.model}/{item.version}", f"{item.largest:.3g}")
+        console.print(worst)
+    elif report.compared:
+        console.print(f"All {report.compared:,} answers are the same, bit for bit.", style="bold green")
+    else:
+        console.print("Nothing could be compared.", style="bold red")
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    return [
+        ("entries read", f"{report.read:,}"),
+        ("compared", f"{report.compared:,}"),
+        ("identical, bit for bit", f"{report.identical:,}"),
+        ("largest difference", f"{report.max_abs_difference:.3g}"),
+        *((f"  of {name}", f"{apart:.3g}") for name, apart in sorted(report.by_output.items())),
+        ("rows with another label", f"{report.label_flips:,} of {report.rows:,}"),
+        ("rows missing in one only", f"{report.missing_changed:,}"),
+        *((f"failed: {code}", f"{count:,}") for code, count in sorted(report.errors.items())),
+        *((f"skipped: {why}", f"{count:,}") for why, count in sorted(report.skipped.items())),
+        ("torn ends, unreadable lines", f"{report.torn}, {report.bad}"),
+        ("seconds", f"{report.seconds:.1f}"),
+    ]
+
+
+def _histogram(report: Report) -> Table:
+    from hopline.jobs.replay import BOUNDS
+
+    names = ["same values", *(f"≤ {bound:.0e}" for bound in BOUNDS[1:]), f"> {BOUNDS[-1]:.0e}"]
+    table = Table("largest difference", "requests", "", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    most = max(report.histogram)
+    for name, count in zip(names, report.histogram, strict=True):
+        # by orders of magnitude: one bin usually has nearly all
+        length = math.log1p(count) / math.log1p(most)
+        table.add_row(name, f"{count:,}", Bar(1.0, 0.0, length, width=40))
+    return table
+
+
+@contextlib.contextmanager
+def _bar(*, quiet: bool) -> Iterator[Callable[[float], object]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+        task = bars.add_task("replaying", total=1.0)
+        yield lambda done: bars.update(task, completed=done)

@@ -1,0 +1,237 @@
+"""Asks again what a prediction log says was asked, and compares the answers with those in the log.
+
+On the same version, graph and libraries they are the same bit for bit: sampling is keyed, and no answer
+depends on its batch. On another version the report says how far the two disagree on real traffic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from hopline.errors import HoplineError
+from hopline.jobs.comparison import Difference, compare
+from hopline.jobs.targets import Target
+from hopline.records.entry import Entry
+from hopline.records.reader import LogReader
+from hopline.types import ScoreRequest, ScoreResult
+
+#: Upper bounds of the histogram of differences; the last bin has none.
+BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
+#: Requests that differ most, which the report names.
+_NAMED = 10
+_PROGRESS_EVERY = 64
+
+
+class Differing(msgspec.Struct, frozen=True):
+    """One request whose answer is another one."""
+
+    request_id: str
+    model: str
+    version: str
+    largest: float
+
+
+class Report(msgspec.Struct):
+    """What a replay found.
+
+    Attributes:
+        read: entries of the log.
+        compared: those that were answered again.
+        identical: of those, bit for bit.
+        max_abs_difference: over all outputs; inf where shapes differ.
+        by_output: the same for each output.
+        rows, label_flips: rows compared, and those whose label is another one.
+        missing_changed: rows that are missing in one of the answers only.
+        errors: code -> requests that were answered before and failed now.
+        skipped: reason -> entries that cannot be compared.
+        answered_by: "model/version on graph → the same of the replay" -> requests.
+        histogram: compared requests by their largest difference, one count for each of `BOUNDS` and one for
+            what is above.
+        worst: the requests that differ most.
+        torn, bad: files with a torn end, and lines that are no entries.
+        seconds: what it took.
+    """
+
+    read: int = 0
+    compared: int = 0
+    identical: int = 0
+    max_abs_difference: float = 0.0
+    by_output: dict[str, float] = {}
+    rows: int = 0
+    label_flips: int = 0
+    missing_changed: int = 0
+    errors: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    answered_by: dict[str, int] = {}
+    histogram: list[int] = []
+    worst: list[Differing] = []
+    torn: int = 0
+    bad: int = 0
+    seconds: float = 0.0
+
+    @property
+    def all_identical(self) -> bool:
+        """Whether something was compared, and all of it came out the same."""
+        return self.compared > 0 and self.identical == self.compared and not self.errors
+
+
+async def replay(
+    log: LogReader,
+    target: Target,
+    *,
+    model: str | None = None,
+    version: str | None = None,
+    limit: int | None = None,
+    concurrency: int = 32,
+    progress: Callable[[float], object] = lambda done: None,
+) -> Report:
+    """Ask everything in a log again.
+
+    Args:
+        log: read from its beginning to its end.
+        target: who answers now; entered already.
+        model: only requests to this one.
+        version: who is asked; None asks each request of the version that answered it.
+        limit: compare at most so many.
+        concurrency: requests under way at once.
+        progress: told the share of the log that was read, 0 to 1.
+    """
+    replaying = _Replay(target, version)
+    began = time.monotonic()
+    entries = _chosen(log, replaying, model, limit, progress)
+    # Tasks take from one iterator: it is read as fast as answers come.
+    await asyncio.gather(*(replaying.run(entries) for _ in range(concurrency)))
+    progress(1.0)
+    report = replaying.report()
+    report.read, report.torn, report.bad = log.num_entries, log.num_torn, log.num_bad
+    report.seconds = round(time.monotonic() - began, 3)
+    return report
+
+
+def why_not(entry: Entry) -> str:
+    """Why an entry cannot be compared; "" where it can."""
+    if entry.is_copy:
+        return "copy"  # of a request that has an entry of its own
+    if entry.outcome != "ok":
+        return "failed"
+    if entry.degraded:
+        return "degraded"  # it depended on what a feature store lacked at the time
+    return "" if entry.inputs is not None else "inputs not kept"
+
+
+def _chosen(
+    log: LogReader,
+    replaying: _Replay,
+    model: str | None,
+    limit: int | None,
+    progress: Callable[[float], object],
+) -> Iterator[Entry]:
+    taken = 0
+    for number, entry in enumerate(log):
+        if number % _PROGRESS_EVERY == 0:
+            progress(log.done)
+        if model is not None and entry.model != model:
+            replaying.skipped["other model"] += 1
+            continue
+        why = why_not(entry)
+        if why:
+            replaying.skipped[why] += 1
+            continue
+        if taken == limit:
+            return
+        taken += 1
+        yield entry
+
+
+class _Replay:
+    """Counts while it asks."""
+
+    def __init__(self, target: Target, version: str | None) -> None:
+        self._target = target
+        self._version = version
+        self._prepared: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._found = Report(histogram=[0] * (len(BOUNDS) + 1))
+        self._by_output: dict[str, float] = {}
+        self._errors: Counter[str] = Counter()
+        self._answered_by: Counter[str] = Counter()
+        self._worst: list[tuple[float, int, Differing]] = []
+        self.skipped: Counter[str] = Counter()
+
+    async def run(self, entries: Iterator[Entry]) -> None:
+        """Ask, one after another, until there are no more."""
+        for entry in entries:
+            assert entry.inputs is not None
+            version = self._version or entry.version
+            request = entry.inputs.request(entry.model, version, entry.request_id)
+            try:
+                await self._prepare(entry.model, version)
+                result = await self._target.score(request)
+            except HoplineError as error:
+                self._errors[error.code] += 1
+                continue
+            self._compare(entry, request, result)
+
+    async def _prepare(self, model: str, version: str) -> None:
+        """Have a version loaded, once; raises the same error each time."""
+        task = self._prepared.get((model, version))
+        if task is None:
+            task = asyncio.ensure_future(self._target.prepare(model, version))
+            self._prepared[model, version] = task
+        if not task.done() or task.exception() is not None:
+            await asyncio.shield(task)
+
+    def _compare(self, entry: Entry, request: ScoreRequest, result: ScoreResult) -> None:
+        gone = None
+        if entry.missing:
+            gone = np.zeros(len(next(iter(entry.outputs.values()))), np.bool_)
+            gone[list(entry.missing)] = True
+        if result.degraded:
+            self.skipped["degraded now"] += 1
+            return
+        found = compare(entry.outputs, result.outputs, gone, result.missing)
+        self._count(entry, result, found)
+
+    def _count(self, entry: Entry, result: ScoreResult, found: Difference) -> None:
+        report = self._found
+        largest = max(found.largest.values(), default=0.0)
+        if not found.identical and not largest:
+            largest = math.inf if found.missing or not found.largest else 0.0
+        report.compared += 1
+        report.identical += found.identical
+        report.rows += len(next(iter(entry.outputs.values()), ()))
+        report.label_flips += found.flips
+        report.missing_changed += found.missing
+        report.max_abs_difference = max(report.max_abs_difference, largest)
+        report.histogram[int(np.searchsorted(BOUNDS, largest))] += 1
+        for name, apart in found.largest.items():
+            self._by_output[name] = max(self._by_output.get(name, 0.0), apart)
+        before = f"{entry.model}/{entry.version} on {entry.graph_version or 'no graph'}"
+        after = f"{result.model}/{result.version} on {result.graph_version or 'no graph'}"
+        self._answered_by[f"{before} → {after}"] += 1
+        if not found.identical:
+            item = (
+                largest,
+                report.compared,
+                Differing(entry.request_id, entry.model, entry.version, largest),
+            )
+            if len(self._worst) < _NAMED:
+                heapq.heappush(self._worst, item)
+            else:
+                heapq.heappushpop(self._worst, item)
+
+    def report(self) -> Report:
+        """What was counted."""
+        report = self._found
+        report.by_output = dict(self._by_output)
+        report.errors, report.skipped = dict(self._errors), dict(self.skipped)
+        report.answered_by = dict(self._answered_by)
+        report.worst = [item for _, _, item in sorted(self._worst, reverse=True)]
+        return report

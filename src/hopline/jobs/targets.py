@@ -1,0 +1,118 @@
+"""Who answers replayed requests: a service in this process, or a running server."""
+
+from __future__ import annotations
+
+import tempfile
+from types import TracebackType
+from typing import Protocol, Self
+
+from hopline.client import AsyncClient
+from hopline.client.wire import ScoreOptions
+from hopline.config import Config
+from hopline.errors import BadRequest
+from hopline.service import Service
+from hopline.types import ScoreRequest, ScoreResult
+
+
+class Target(Protocol):
+    """Answers requests; used as an async context."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def prepare(self, model: str, version: str) -> None:
+        """Have a version ready. Raises: HoplineError: it cannot be had."""
+        ...
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Answer. Raises: HoplineError."""
+        ...
+
+
+class ServiceTarget:
+    """A service of its own: the models of a repository on a graph, without a network.
+
+    Args:
+        config: `models.repository` is set. What a server of the same repository remembers of its rollouts
+            is neither read nor changed, and no log is kept.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hopline-replay-")
+        self._service = Service(
+            config.replace(prediction_log__path="", drift__enabled=False, models__state=self._folder.name)
+        )
+
+    async def __aenter__(self) -> Self:
+        """Load everything."""
+        try:
+            await self._service.start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let everything go."""
+        await self._service.close()
+        self._folder.cleanup()
+
+    async def prepare(self, model: str, version: str) -> None:
+        """Load a version that is not there yet."""
+        known = self._service.model_names()
+        if model not in known or version not in self._service.describe(model).versions:
+            await self._service.load(model, version, serve=False)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """As `Service.score`."""
+        return await self._service.score(request)
+
+
+class ServerTarget:
+    """A running server, over its JSON API: float32 comes through bit for bit.
+
+    Args:
+        url, api_key: see `AsyncClient`.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._client = AsyncClient(url, api_key=api_key)
+
+    async def __aenter__(self) -> Self:
+        """Nothing is done until the first request."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def prepare(self, model: str, version: str) -> None:
+        """A server's versions are its own affair."""
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """As the client that fits."""
+        client, options = self._client, _options(request)
+        if request.columns is not None:
+            raise BadRequest("requests with columns are replayed in process: give --repository, not --url")
+        if request.pairs is not None:
+            return await client.score_pairs(request.model, zip(*request.pairs, strict=True), **options)
+        if request.inline:
+            return await client.score_inline(request.model, request.inline, request.nodes, **options)
+        return await client.score(request.model, request.nodes, **options)
+
+
+def _options(request: ScoreRequest) -> ScoreOptions:
+    return {
+        "version": request.version,
+        "outputs": request.outputs,
+        "as_of": request.as_of,
+        "on_missing": request.on_missing,
+        "degraded": request.degraded,
+    }
