@@ -1,8 +1,10 @@
 """The packaged model on disk: `<repository>/<model>/<version>/model.json` and its files.
 
-Knows the format, nothing of torch and nothing of ONNX: written by `packaging`, read by `engine`.
+Knows the format, nothing of torch and nothing of ONNX: written by `packaging`, read by `engine` and
+`runtimes`. There are two kinds: graph models (`ModelSpec`), and table models (`TableSpec`, `kind` "table"
+in model.json), whose one ONNX file takes columns.
 
-A model is `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
+A graph model is `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
 level l the state after layer l. Each level has one `Stage` for each node type that has a state
 there. A stage is one ONNX file over rows, fed by the inputs that it declares; a stage without a file
 (only at level 0) is the raw feature row itself.
@@ -41,13 +43,20 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from hopline.errors import ArtifactCorrupted, ArtifactError
 
 FORMAT_VERSION = 1
+
+#: Inputs that requests have for graph models; a table's columns have other names.
+GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
+
+#: Stands for a string that is absent, in a table model's tensors and fitted categories: a private-use
+#: letter keeps it apart from what people write.
+NULL_STRING = "\ue000null"
 
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
@@ -174,7 +183,73 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return self.fanouts[edge_type][self.num_layers - layer]
 
 
-def write_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
+class Column(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One column that a table model takes.
+
+    Attributes:
+        dtype: `float` takes numbers, `int` whole numbers, `string` text.
+        nullable: a value may be absent (null, None, NaN).
+        default: stands for the column where a request leaves it out; None means that it must not.
+        values: the only ones there are, where the fitted preprocessing knows no others; else empty.
+    """
+
+    name: str
+    dtype: Literal["float", "int", "string"]
+    nullable: bool = False
+    default: float | int | str | None = None
+    values: tuple[int | float | str, ...] = ()
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """The content of a table model's model.json.
+
+    The ONNX file takes `numbers` float64 [n, columns of numbers] (NaN where absent) and `strings` [n,
+    columns of strings] (`NULL_STRING` where absent), each in the order of `columns`, and left out where
+    there is no such column. It answers `probabilities` float32, [n] of the second class for task `binary`
+    and [n, classes] for `multiclass`; for `regression` `logits` float32 [n, targets].
+
+    Attributes:
+        name, version: as in the folder's path.
+        columns: in the order of the fitted estimator.
+        outputs: what can be asked for.
+        classes: names of the classes, in the order of probabilities and labels.
+        min_rows: rows of a call below which its arithmetic differs; fewer are filled up.
+        opset, ml_opset: of the domains ai.onnx and ai.onnx.ml.
+        preprocessing: identity of the fitted preprocessing: hex sha256 of the columns and of the ONNX form
+            of all steps before the last one.
+        preprocess_file: that form, output `features`; None where there is no such step.
+        output_dim: columns of `logits`, or classes.
+        files, parity, producer: as in `ModelSpec`.
+    """
+
+    name: str
+    version: str
+    task: Literal["binary", "multiclass", "regression"]
+    columns: tuple[Column, ...]
+    outputs: tuple[str, ...]
+    output_dim: int
+    kind: Literal["table"] = "table"
+    format: int = FORMAT_VERSION
+    classes: tuple[str, ...] = ()
+    file: str = "model.onnx"
+    preprocess_file: str | None = None
+    min_rows: int = 1
+    opset: int = 0
+    ml_opset: int = 0
+    preprocessing: str = ""
+    files: dict[str, str] = {}
+    parity: dict[str, object] = {}
+    producer: dict[str, str] = {}
+
+
+SpecT = TypeVar("SpecT", ModelSpec, TableSpec)
+
+
+class _Kind(msgspec.Struct):
+    kind: str = "graph"
+
+
+def write_spec(folder: Path, spec: SpecT) -> SpecT:
     """Hash every file below `folder`, write model.json and return the spec as written."""
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path)
@@ -187,19 +262,44 @@ def write_spec(folder: Path, spec: ModelSpec) -> ModelSpec:
 
 
 def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
-    """Read and check an artifact.
+    """Read and check the artifact of a graph model.
 
     Args:
         folder: `<repository>/<model>/<version>`.
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: no or malformed model.json, or of a newer format.
+        ArtifactError: no or malformed model.json, of a newer format, or of a table model.
+        ArtifactCorrupted: a file is absent or changed.
+    """
+    spec = read_artifact(folder, verify=verify)
+    if isinstance(spec, TableSpec):
+        raise ArtifactError(f"{folder}: a table model, where a graph model is needed")
+    return spec
+
+
+def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TableSpec:
+    """Read and check an artifact of either kind.
+
+    Args:
+        folder: `<repository>/<model>/<version>`.
+        verify: compare the sha256 of every file.
+
+    Raises:
+        ArtifactError: no or malformed model.json, of an unknown kind or a newer format.
         ArtifactCorrupted: a file is absent or changed.
     """
     path = folder / "model.json"
     try:
-        spec = msgspec.json.decode(path.read_bytes(), type=ModelSpec)
+        content = path.read_bytes()
+        kind = msgspec.json.decode(content, type=_Kind).kind
+        if kind not in ("graph", "table"):
+            raise ArtifactError(f"{path}: kind {kind!r} is unknown; this Hopline serves graph and table")
+        spec: ModelSpec | TableSpec
+        if kind == "table":
+            spec = msgspec.json.decode(content, type=TableSpec)
+        else:
+            spec = msgspec.json.decode(content, type=ModelSpec)
     except FileNotFoundError:
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except msgspec.MsgspecError as error:
