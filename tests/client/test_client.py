@@ -94,6 +94,21 @@ def test_pairs_and_inline_nodes_are_scored(make: Any, server: RunningServer) -> 
     assert client.score_inline("sage", inline, [4]).outputs["label"].tolist() == [0, 1, 1]
 
 
+def test_rows_are_scored_and_absent_values_are_null(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    rows = [{"amount": 3.0, "category": "ab"}, {"amount": np.float64(4), "category": "abc"}]
+    options: Any = {"outputs": ["embedding"], "key": "k", "priority": "low", "attributes": {"a": 1}}
+    by_rows = client.score("table", rows=rows, **options)
+    assert by_rows.outputs["embedding"][:, 0].tolist() == [1215.0, 1217.0]
+    columns = {"amount": np.array([3.0, 4.0]), "category": ["ab", "abc"]}
+    by_columns = client.score("table", columns=columns, **options)
+    assert np.array_equal(by_columns.outputs["embedding"], by_rows.outputs["embedding"])
+    with pytest.raises(errors.BadRequest, match="not a number"):
+        client.score("table", columns={"amount": [np.nan], "category": ["x"]})
+    with pytest.raises(errors.BadRequest, match="not both"):
+        client.score("table", rows=rows, columns=columns)
+
+
 def test_errors_are_the_same_classes(make: Any, server: RunningServer) -> None:
     client = make(server.url, retries=0)
     with pytest.raises(errors.NodeNotFound) as caught:

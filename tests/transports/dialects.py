@@ -29,6 +29,10 @@ class Ask:
     on_missing: str | None = None
     timeout_ms: float | None = None
     version: str = ""
+    columns: dict[str, list[Any]] | None = None
+    key: str | None = None
+    priority: str | None = None
+    attributes: dict[str, Any] | None = None
 
 
 @dataclass
@@ -61,7 +65,12 @@ class V1Json:
             ]
         if ask.outputs:
             body["outputs"] = ask.outputs
-        for key in ("as_of", "on_missing", "timeout_ms"):
+        if ask.columns is not None:
+            names = list(ask.columns)
+            body["rows"] = [
+                dict(zip(names, row, strict=True)) for row in zip(*ask.columns.values(), strict=True)
+            ]
+        for key in ("as_of", "on_missing", "timeout_ms", "key", "priority", "attributes"):
             if getattr(ask, key) is not None:
                 body[key] = getattr(ask, key)
         path = f"/versions/{ask.version}" if ask.version else ""
@@ -191,13 +200,21 @@ def tensors(ask: Ask) -> list[Tensor]:
         flat = np.array([item for ids in ask.neighbors for item in ids], dtype=np.int64)
         found.append(tensor_from_array("neighbors", flat))
         found.append(tensor_from_array("neighbor_counts", np.array([len(ids) for ids in ask.neighbors])))
+    for name, values in (ask.columns or {}).items():
+        found.append(tensor_from_array(name, np.array(values)))
     if ask.as_of is not None:
         found.append(tensor_from_array("as_of", np.array([ask.as_of])))
     return found
 
 
 def parameters(ask: Ask) -> dict[str, Any]:
-    found = {"on_missing": ask.on_missing, "timeout_ms": ask.timeout_ms}
+    found = {
+        "on_missing": ask.on_missing,
+        "timeout_ms": ask.timeout_ms,
+        "key": ask.key,
+        "priority": ask.priority,
+        "attributes": None if ask.attributes is None else json.dumps(ask.attributes),
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -48,6 +48,17 @@ def test_inline_nodes_follow_known_nodes(dialect: Any) -> None:
     assert dialect.ask(ask).outputs["label"] == [0, 1, 0]
 
 
+def test_rows_are_scored_in_request_order(dialect: Any) -> None:
+    ask = Ask("table", columns={"amount": [12.5, 4.0], "category": ["ab", "é"]}, outputs=["embedding"])
+    assert [row[0] for row in dialect.ask(ask).outputs["embedding"]] == [14.0, 5.0]
+
+
+def test_key_priority_and_attributes_reach_the_service(dialect: Any) -> None:
+    ask = Ask("table", columns={"amount": [1], "category": [""]}, outputs=["embedding"])
+    ask.key, ask.priority, ask.attributes = "abc", "high", {"tier": "gold", "age": 7, "vip": True}
+    assert dialect.ask(ask).outputs["embedding"][0][0] == 1 + 30 + 100 + 3000
+
+
 def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
     outcome = dialect.ask(Ask(nodes=[7, -1], on_missing="null"))
     assert outcome.outputs == {"probabilities": [[0.1, 0.9], None], "label": [1, None]}
@@ -74,6 +85,10 @@ def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
         (Ask("slow", nodes=[1], as_of=5000, timeout_ms=20), "deadline_exceeded", "deadline"),
         (Ask(nodes=[1], timeout_ms=-1), "bad_request", "positive number"),
         (Ask(nodes=[1], on_missing="zero"), "bad_request", "zero"),
+        (Ask(columns={"amount": [1.0]}), "bad_request", "'amount'"),
+        (Ask("table", columns={"amount": [1.0]}), "bad_request", "'category'"),
+        (Ask(nodes=[1], priority="urgent"), "bad_request", "urgent"),
+        (Ask(nodes=[1], attributes={"tier": ["gold"]}), "bad_request", "array"),
     ],
 )
 def test_wrong_requests_have_the_same_clear_error(dialect: Any, ask: Ask, code: str, text: str) -> None:

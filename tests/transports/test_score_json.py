@@ -36,6 +36,12 @@ from hopline.types import ScoreRequest, ScoreResult
         (b'{"on_missing":"skip"}', "skip"),
         (b'{"degraded":"perhaps"}', "perhaps"),
         (b"[1]", "array"),
+        (b'{"rows":[{"a":1},{"a":[1]}]}', r"got `array` - at `\$.rows\[1\]\['a'\]"),
+        (b'{"columns":{"a":[1],"b":["x",{}]}}', r"got `object` - at `\$.columns\['b'\]\[1\]"),
+        (b'{"rows":[{"a":9223372036854775808}]}', r"\$.rows\[0\]\['a'\]"),
+        (b'{"attributes":{"tier":null}}', "got `null`"),
+        (b'{"priority":"urgent"}', "urgent"),
+        (b'{"key":7}', r"\$.key"),
         (b'{"nodes":["\xff"]}', "valid JSON"),
         (b'{"nodes":' + b"[" * 100_000, "JSON|array"),
     ],
@@ -55,6 +61,28 @@ def test_inline_nodes_name_edge_types_or_leave_them() -> None:
     assert second.neighbors == {"a__r__b": [4]}
     assert second.edge_weight == {"a__r__b": [0.5]}
     assert second.id == "new"
+
+
+def test_rows_and_columns_say_the_same() -> None:
+    by_rows = decode_score(b'{"rows":[{"a":1.5,"b":"x"},{"b":null,"a":2}],"key":"k","priority":"high"}')
+    request = score_request("m", None, by_rows, None, "")
+    by_columns = decode_score(b'{"columns":{"a":[1.5,2],"b":["x",null]},"attributes":{"vip":true}}')
+    assert request.columns == score_request("m", None, by_columns, None, "").columns
+    assert (request.key, request.priority) == ("k", "high")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"rows":[]}', "there are none"),
+        (b'{"rows":[{"a":1},{"b":1}]}', r"rows\[1\] has no column 'a'"),
+        (b'{"rows":[{"a":1},{"a":1,"b":1}]}', r"rows\[1\] has column 'b'"),
+        (b'{"rows":[{"a":1}],"columns":{"a":[1]}}', "either rows or columns"),
+    ],
+)
+def test_ragged_rows_are_named(body: bytes, text: str) -> None:
+    with pytest.raises(BadRequest, match=text):
+        score_request("m", None, decode_score(body), None, "")
 
 
 def test_path_and_body_must_agree_on_the_version() -> None:

@@ -26,7 +26,7 @@ class AsyncClient:
     """Asks a server for scores. Cancelling a call withdraws it from the server's queue.
 
     Args:
-        url, timeout, retries, verify: as for `Client`.
+        url, timeout, retries, verify, api_key, token: as for `Client`.
     """
 
     def __init__(
@@ -36,14 +36,27 @@ class AsyncClient:
         timeout: float | None = 30.0,
         retries: int = 2,
         verify: ssl.SSLContext | bool = True,
+        api_key: str | None = None,
+        token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._retries = retries
-        self._http = httpx.AsyncClient(base_url=url, verify=verify)
+        headers = wire.credentials(api_key, token)
+        self._http = httpx.AsyncClient(base_url=url, verify=verify, headers=headers)
 
-    async def score(self, model: str, nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> ScoreResult:
+    async def score(
+        self,
+        model: str,
+        nodes: ExternalIds = (),
+        *,
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult:
         """See `Client.score`."""
-        return await self._score(model, wire.nodes_body(nodes, **options), options)
+        if rows is None and columns is None:
+            return await self._score(model, wire.nodes_body(nodes, **options), options)
+        return await self._score(model, wire.table_body(nodes, rows, columns, **options), options)
 
     async def score_inline(
         self,
@@ -63,12 +76,12 @@ class AsyncClient:
 
     async def models(self) -> list[ModelInfo]:
         """See `Client.models`."""
-        return wire.read_models(await self._send("GET", "/v1/models"))
+        return wire.read_models(await self.send("GET", "/v1/models"))
 
     async def ready(self) -> bool:
         """See `Client.ready`."""
         try:
-            await self._send("GET", "/readyz", timeout=_PROBE_S, retries=0)
+            await self.send("GET", "/readyz", timeout=_PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -96,9 +109,9 @@ class AsyncClient:
     async def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
         timeout = options.get("timeout")
         timeout = self._timeout if timeout is None else timeout
-        return wire.read_result(await self._send("POST", wire.score_path(model), body, timeout=timeout))
+        return wire.read_result(await self.send("POST", wire.score_path(model), body, timeout=timeout))
 
-    async def _send(
+    async def send(
         self,
         method: str,
         path: str,
@@ -106,6 +119,7 @@ class AsyncClient:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
+        """Any call: the answer's body. The server's errors are raised as the same classes."""
         exchange = Exchange(
             method,
             path,

@@ -31,6 +31,8 @@ class Client:
         timeout: seconds for one call with all its attempts; None means no limit.
         retries: further attempts after Overloaded, Unavailable and broken connections.
         verify: TLS: whom to trust; see `ssl.create_default_context(cafile=...)`.
+        api_key: of `hopline auth new-key`, where the server asks for one.
+        token: a JSON Web Token instead.
     """
 
     def __init__(
@@ -40,14 +42,33 @@ class Client:
         timeout: float | None = 30.0,
         retries: int = 2,
         verify: ssl.SSLContext | bool = True,
+        api_key: str | None = None,
+        token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._retries = retries
-        self._http = httpx.Client(base_url=url, verify=verify)
+        headers = wire.credentials(api_key, token)
+        self._http = httpx.Client(base_url=url, verify=verify, headers=headers)
 
-    def score(self, model: str, nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> ScoreResult:
-        """Score nodes of the graph; rows are in the order of `nodes`. Options: `ScoreOptions`."""
-        return self._score(model, wire.nodes_body(nodes, **options), options)
+    def score(
+        self,
+        model: str,
+        nodes: ExternalIds = (),
+        *,
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult:
+        """Score nodes of the graph, or rows of a table, in their order. Options: `ScoreOptions`.
+
+        Args:
+            nodes: ids, for graph models.
+            rows: column name -> value each, for table models; None and NaN are absent values.
+            columns: the same rows as column name -> values.
+        """
+        if rows is None and columns is None:
+            return self._score(model, wire.nodes_body(nodes, **options), options)
+        return self._score(model, wire.table_body(nodes, rows, columns, **options), options)
 
     def score_inline(
         self,
@@ -67,12 +88,12 @@ class Client:
 
     def models(self) -> list[ModelInfo]:
         """The models that are served."""
-        return wire.read_models(self._send("GET", "/v1/models"))
+        return wire.read_models(self.send("GET", "/v1/models"))
 
     def ready(self) -> bool:
         """Whether the server takes requests; False also when it cannot be reached."""
         try:
-            self._send("GET", "/readyz", timeout=_PROBE_S, retries=0)
+            self.send("GET", "/readyz", timeout=_PROBE_S, retries=0)
         except HoplineError:
             return False
         return True
@@ -103,9 +124,9 @@ class Client:
     def _score(self, model: str, body: dict[str, Any], options: ScoreOptions) -> ScoreResult:
         timeout = options.get("timeout")
         timeout = self._timeout if timeout is None else timeout
-        return wire.read_result(self._send("POST", wire.score_path(model), body, timeout=timeout))
+        return wire.read_result(self.send("POST", wire.score_path(model), body, timeout=timeout))
 
-    def _send(
+    def send(
         self,
         method: str,
         path: str,
@@ -113,6 +134,7 @@ class Client:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
+        """Any call: the answer's body. The server's errors are raised as the same classes."""
         exchange = Exchange(
             method,
             path,

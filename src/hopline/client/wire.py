@@ -13,7 +13,15 @@ import msgspec
 import numpy as np
 
 from hopline import errors
-from hopline.types import AnyArray, ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
+from hopline.types import (
+    AnyArray,
+    ExternalId,
+    ExternalIds,
+    InlineNode,
+    ModelInfo,
+    Priority,
+    ScoreResult,
+)
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -26,6 +34,9 @@ class ScoreOptions(TypedDict, total=False):
         on_missing: "null" answers unknown nodes with NaN (integers: -1) and `missing`.
         degraded: "refuse" would rather have Unavailable than an answer of lower quality.
         timeout: seconds for this call; else the client's.
+        attributes: name -> string, number or truth value, for routing rules.
+        key: requests of one key get the same version in an A/B test.
+        priority: "high" goes before "normal", and "low" is refused first.
     """
 
     version: str | None
@@ -34,6 +45,9 @@ class ScoreOptions(TypedDict, total=False):
     on_missing: Literal["error", "null"]
     degraded: Literal["allow", "refuse"]
     timeout: float | None
+    attributes: Mapping[str, str | float | bool]
+    key: str
+    priority: Priority
 
 
 class _Answer(msgspec.Struct):
@@ -57,6 +71,18 @@ _read_answer = msgspec.json.Decoder(_Answer).decode
 _read_models = msgspec.json.Decoder(dict[str, list[ModelInfo]]).decode
 
 
+def credentials(api_key: str | None, token: str | None) -> dict[str, str]:
+    """The headers by which a client says who it is.
+
+    Raises: BadRequest: both are given.
+    """
+    if api_key is not None and token is not None:
+        raise errors.BadRequest("give api_key or token, not both: a client is one or the other")
+    if api_key is not None:
+        return {"x-api-key": api_key}
+    return {} if token is None else {"authorization": f"Bearer {token}"}
+
+
 def score_path(model: str) -> str:
     """Where a model is asked."""
     return f"/v1/models/{quote(model, safe='')}/score"
@@ -65,6 +91,28 @@ def score_path(model: str) -> str:
 def nodes_body(nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> dict[str, Any]:
     """Body for known nodes."""
     return {"nodes": _ids(nodes), **_options(options)}
+
+
+def table_body(
+    nodes: ExternalIds,
+    rows: Iterable[Mapping[str, Any]] | None,
+    columns: Mapping[str, Any] | None,
+    **options: Unpack[ScoreOptions],
+) -> dict[str, Any]:
+    """Body for rows of a table model, or of a pipeline that takes nodes beside them.
+
+    Raises: BadRequest: both forms at once.
+    """
+    if rows is not None and columns is not None:
+        raise errors.BadRequest("give rows or columns, not both")
+    body = _options(options)
+    if len(nodes):
+        body["nodes"] = _ids(nodes)
+    if rows is not None:
+        body["rows"] = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    if columns is not None:
+        body["columns"] = {name: [_cell(value) for value in values] for name, values in columns.items()}
+    return body
 
 
 def inline_body(
@@ -107,6 +155,17 @@ def read_result(content: bytes) -> ScoreResult:
     )
 
 
+def read_json(content: bytes) -> Any:
+    """Any JSON of the server.
+
+    Raises: HoplineError: it is none.
+    """
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.MsgspecError as error:
+        raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
+
+
 def read_models(content: bytes) -> list[ModelInfo]:
     """The model list."""
     return _read_models(content)["models"]
@@ -130,7 +189,8 @@ def read_error(status: int, content: bytes) -> errors.HoplineError:
         return errors.NodeNotFound(failure.message, failure.missing)
     if kind is errors.SchemaMismatch:
         return errors.SchemaMismatch(failure.message, failure.differences)
-    if issubclass(kind, errors.Overloaded | errors.Unavailable) and failure.retry_after_s is not None:
+    passing = errors.Overloaded | errors.Unavailable | errors.ModelNotReady
+    if issubclass(kind, passing) and failure.retry_after_s is not None:
         return kind(failure.message, failure.retry_after_s)
     return kind(failure.message)
 
@@ -160,6 +220,12 @@ def _ids(ids: ExternalIds) -> list[Any]:
 
 def _id(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _cell(value: Any) -> Any:
+    """A value of a column; NaN, which JSON has not, is null."""
+    value = _id(value)
+    return None if isinstance(value, float) and value != value else value
 
 
 def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,9 @@ _NODE_EXTRAS = (
 )
 
 
+_COLUMNS = (TensorInfo("amount", "FP64", (-1,)), TensorInfo("category", "BYTES", (-1,)))
+
+
 def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str = "") -> ModelInfo:
     ids = "INT64" if id_kind == "int" else "BYTES"
     if kind == "link":
@@ -63,6 +66,8 @@ def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str 
             TensorInfo("src_ids", ids, (-1,)),
             TensorInfo("dst_ids", ids, (-1,)),
         )
+    elif kind == "table":
+        inputs = _COLUMNS
     else:
         inputs = (TensorInfo("node_ids", ids, (-1,)), *_NODE_EXTRAS)
     outputs = ("probabilities", "label")
@@ -77,6 +82,9 @@ class FakeService:
     sage     integer ids; the label is id mod 2, the embedding's first column is the id
     people   string ids "n7"; otherwise the same
     link     pairs of integer ids; the label is whether u < v
+    table    rows of `amount` and `category`, where sage has ids: a row's number is its amount and the
+             length of its category, and 10 for each letter of the request's key, 100 for priority high or
+             200 for low, 1000 for each attribute
     slow     like sage, after `as_of` milliseconds
     broken   fails with an unexpected exception
     busy     refuses with Overloaded
@@ -98,6 +106,7 @@ class FakeService:
             "sage": _info("sage", "node", "int"),
             "people": _info("people", "node", "string"),
             "link": _info("link", "link", "int"),
+            "table": _info("table", "table", "none"),
             "slow": _info("slow", "node", "int"),
             "broken": _info("broken", "node", "int"),
             "busy": _info("busy", "node", "int"),
@@ -107,7 +116,7 @@ class FakeService:
     async def start(self) -> None:
         """Be ready."""
         self._started = True
-        self.metrics.queue_rows("slow").set_function(lambda: float(self.num_waiting))
+        self.metrics.queue_requests("slow", "2").set_function(lambda: float(self.num_waiting))
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -144,6 +153,14 @@ class FakeService:
         if version is not None and version not in info.versions:
             raise ModelNotFound(f"model {name!r} has no version {version!r}; there are 1, 2")
         return info if version is None else dataclasses.replace(info, version=version)
+
+    def index(self) -> list[dict[str, str]]:
+        """Both versions of each model."""
+        return [
+            {"name": name, "version": version, "state": info.state, "reason": info.reason}
+            for name, info in self._models.items()
+            for version in info.versions
+        ]
 
     def statistics(self, name: str) -> list[dict[str, Any]]:
         """One row, all numbers 7."""
@@ -237,6 +254,12 @@ class FakeService:
 
     def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:
         """One number for each requested item, and which ids are unknown."""
+        if info.kind == "table":
+            values = _row_numbers(request)
+            return values, values < 0
+        if request.columns is not None:
+            named = next(iter(request.columns), "rows")
+            raise BadRequest(f"unexpected input {named!r}: model {info.name!r} takes no columns")
         if info.kind == "link":
             if request.pairs is None or len(request.pairs[0]) == 0:
                 raise BadRequest("model 'link' takes pairs of node ids, at least one")
@@ -276,6 +299,20 @@ class FakeService:
 class _Answered:
     def cancel(self) -> None:
         """Too late."""
+
+
+def _row_numbers(request: ScoreRequest) -> AnyArray:
+    columns = request.columns or {}
+    for name in ("amount", "category"):
+        if name not in columns:
+            raise BadRequest(f"column 'amount' or 'category' is missing: {name!r}")
+    amounts = np.asarray(columns["amount"])
+    if amounts.dtype.kind not in "fiu":
+        raise BadRequest("column 'amount' holds what is not a number")
+    extra = 10 * len(request.key) + {"high": 100, "normal": 0, "low": 200}[request.priority]
+    extra += 1000 * len(request.attributes or ())
+    lengths = [len(text) for text in columns["category"]]
+    return amounts.astype(np.int64) + np.array(lengths, dtype=np.int64) + extra
 
 
 def _as_list(ids: Any) -> list[Any]:

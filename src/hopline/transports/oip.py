@@ -8,10 +8,12 @@ HTTP and gRPC translate to and from these. Inputs:
     neighbors          INT64 or BYTES [total]   the ids of all their neighbours, one node after another, and
     neighbor_counts    INT64 [n]                how many of them each node has
     as_of              INT64 [1]                optional time cut
+    any other name     [n] or [n, 1]            a column of a table model: numbers, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as Triton has it), `timeout_ms`, `on_missing`, `degraded`,
-`binary_data_output`; `priority` is taken and means nothing. Outputs are the model's, and `missing` BOOL
-[n] where `on_missing` is "null" and an id is unknown: its floats are NaN and its integers -1.
+`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` (JSON in a string).
+Outputs are the model's, and `missing` BOOL [n] where `on_missing` is "null" and an id is unknown: its
+floats are NaN and its integers -1.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any
 import numpy as np
 
 from hopline import __version__
+from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest
 from hopline.transports.interface import ScoringService
+from hopline.transports.rows import attributes_of, priority_of
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
@@ -32,7 +36,6 @@ SERVER_NAME = "hopline"
 PLATFORM = "hopline"
 EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "statistics")
 
-_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
 #: Parameters that stand for machinery which other servers have.
 _REFUSED = {
     "sequence_id": "sequences are not supported: requests have no state",
@@ -41,7 +44,16 @@ _REFUSED = {
     "shared_memory_region": "shared memory is not supported; send the data in the request",
     "classification": "the classification extension is not supported; ask for output 'label'",
 }
-_IGNORED = {"binary_data_output", "priority", "timeout", "timeout_ms", "on_missing", "degraded"}
+_KNOWN = {
+    "attributes",
+    "binary_data_output",
+    "degraded",
+    "key",
+    "on_missing",
+    "priority",
+    "timeout",
+    "timeout_ms",
+}
 _TYPES = {"BYTES": "TYPE_STRING"}
 
 
@@ -65,14 +77,12 @@ def request_from_tensors(
         deadline: the call's own, on time.monotonic()'s clock.
 
     Raises:
-        BadRequest: unknown or repeated inputs, wrong shapes or types, unknown parameters.
+        BadRequest: repeated inputs, wrong shapes or types, unknown parameters.
     """
     inputs = {tensor.name: tensor for tensor in tensors}
     if len(inputs) != len(tensors):
         raise BadRequest(f"an input is named twice: {', '.join(tensor.name for tensor in tensors)}")
-    unknown = [name for name in inputs if name not in _INPUTS]
-    if unknown:
-        raise BadRequest(f"unexpected input {unknown[0]!r}; inputs are {', '.join(_INPUTS)}")
+    columns = {name: tensor.column() for name, tensor in inputs.items() if name not in GRAPH_INPUTS}
     check_parameters(parameters)
     on_missing = parameters.get("on_missing", "error")
     if on_missing not in ("error", "null"):
@@ -80,6 +90,9 @@ def request_from_tensors(
     degraded = parameters.get("degraded", "allow")
     if degraded not in ("allow", "refuse"):
         raise BadRequest(f"parameter degraded must be 'allow' or 'refuse', not {degraded!r}")
+    key = parameters.get("key", "")
+    if not isinstance(key, str):
+        raise BadRequest(f"parameter key must be a string, not {key!r}")
     nodes = inputs["node_ids"].ids() if "node_ids" in inputs else ()
     return ScoreRequest(
         model,
@@ -94,6 +107,10 @@ def request_from_tensors(
         _deadline(parameters, deadline),
         request_id,
         degraded,
+        columns or None,
+        attributes_of(parameters["attributes"]) if "attributes" in parameters else None,
+        key,
+        priority_of(parameters["priority"]) if "priority" in parameters else "normal",
     )
 
 
@@ -123,8 +140,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         if name in _REFUSED:
             if value:  # clients send zeros for what they do not use
                 raise BadRequest(f"parameter {name!r}: {_REFUSED[name]}")
-        elif name not in _IGNORED and not name.startswith("triton_"):
-            raise BadRequest(f"unknown parameter {name!r}; known are {', '.join(sorted(_IGNORED))}")
+        elif name not in _KNOWN and not name.startswith("triton_"):
+            raise BadRequest(f"unknown parameter {name!r}; known are {', '.join(sorted(_KNOWN))}")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -180,13 +197,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
 
 def repository_index(service: ScoringService, *, ready_only: bool = False) -> list[dict[str, str]]:
     """Every version of every model with its state."""
-    index = []
-    for name in service.model_names():
-        for version in service.describe(name).versions:
-            info = service.describe(name, version)
-            if not ready_only or info.state == "READY":
-                index.append({"name": name, "version": version, "state": info.state, "reason": info.reason})
-    return index
+    return [dict(row) for row in service.index() if not ready_only or row["state"] == "READY"]
 
 
 def model_is_ready(service: ScoringService, name: str, version: str | None) -> bool:

@@ -17,7 +17,8 @@ import numpy as np
 import orjson
 
 from hopline.errors import BadRequest
-from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
+from hopline.transports.rows import Scalar, columns_of, named_place
+from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
@@ -41,6 +42,8 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         pairs: [source, destination] each.
         timeout_ms: deadline of the request, from its arrival.
         version: may also stand in the path.
+        rows: column name -> value, for each row; or the same as `columns`.
+        attributes, key, priority: as in `ScoreRequest`.
     """
 
     nodes: list[_Id] = []
@@ -52,6 +55,11 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     timeout_ms: float | None = None
     version: str | None = None
     degraded: Literal["allow", "refuse"] = "allow"
+    rows: list[dict[str, Scalar]] | None = None
+    columns: dict[str, list[Scalar]] | None = None
+    attributes: dict[str, int | float | str | bool] | None = None
+    key: str = ""
+    priority: Priority = "normal"
 
 
 _decode = msgspec.json.Decoder(ScoreBody).decode
@@ -70,7 +78,7 @@ def decode_score(body: bytes) -> ScoreBody:
         if "unknown field" in text:
             fields = InlineBody.__struct_fields__ if "$.inline" in text else ScoreBody.__struct_fields__
             text = f"{text}; the fields are {', '.join(fields)}"
-        raise BadRequest(text) from None
+        raise BadRequest(named_place(text, body)) from None
     except msgspec.DecodeError as error:
         if not body.strip():
             raise BadRequest('the body is empty; send JSON such as {"nodes": [42]}') from None
@@ -92,12 +100,17 @@ def score_request(
         request_id: for logs.
 
     Raises:
-        BadRequest: path and body name different versions.
+        BadRequest: path and body name different versions, or rows have different columns.
     """
     if body.version is not None:
         if version is not None and version != body.version:
             raise BadRequest(f"the path says version {version!r}, the body {body.version!r}")
         version = body.version
+    columns: Any = body.columns
+    if body.rows is not None:
+        if columns is not None:
+            raise BadRequest("send either rows or columns")
+        columns = columns_of(body.rows)
     pairs: Any = body.pairs
     nodes: Any = body.nodes  # a mixture of integers and strings is the id index's to refuse
     return ScoreRequest(
@@ -112,6 +125,10 @@ def score_request(
         deadline,
         request_id,
         body.degraded,
+        columns,
+        body.attributes,
+        body.key,
+        body.priority,
     )
 
 

@@ -71,6 +71,20 @@ class Tensor:
                 raise BadRequest(f"tensor {self.name!r} holds ids that are not UTF-8: {error}") from None
         return self.integers()
 
+    def column(self) -> list[str] | AnyArray:
+        """As a column of a table: str for BYTES, else an array as sent.
+
+        Raises: BadRequest: not [n] or [n, 1], or not UTF-8.
+        """
+        if not (len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)):
+            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n] or [n, 1] is needed")
+        if not isinstance(self.values, list):
+            return self.values
+        try:
+            return [value.decode() for value in self.values]
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"tensor {self.name!r} holds strings that are not UTF-8: {error}") from None
+
     def integers(self) -> IdArray:
         """As int64 [n].
 

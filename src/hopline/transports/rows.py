@@ -1,0 +1,121 @@
+"""Rows and attributes as JSON has them: to columns, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from hopline.errors import BadRequest
+from hopline.types import Priority
+
+#: What a column or an attribute may hold.
+Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
+_Attribute: TypeAlias = int | float | str | bool
+
+#: Triton's numbers: 0 stands for the default, 1 is the most urgent.
+_PRIORITIES: dict[object, Priority] = {
+    "high": "high",
+    "normal": "normal",
+    "low": "low",
+    0: "normal",
+    1: "high",
+}
+
+_read_attributes = msgspec.json.Decoder(dict[str, _Attribute]).decode
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows of equal columns as columns.
+
+    Raises:
+        BadRequest: there are none, or one has other columns than the first; both are named.
+    """
+    if not rows:
+        raise BadRequest("rows: there are none; at least one is needed")
+    first = rows[0]
+    if len(rows) == 1:
+        return {name: [value] for name, value in first.items()}
+    names = first.keys()
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            absent = [name for name in names if name not in row]
+            if absent:
+                raise BadRequest(
+                    f"rows[{number}] has no column {absent[0]!r}, which rows[0] has; send null"
+                )
+            added = next(name for name in row if name not in names)
+            raise BadRequest(f"rows[{number}] has column {added!r}, which rows[0] has not")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def priority_of(value: object) -> Priority:
+    """A priority by its name, or by Triton's number.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return "low"
+    found = None if isinstance(value, bool | float) else _PRIORITIES.get(value)
+    if found is None:
+        raise BadRequest(
+            "parameter priority must be 'high', 'normal' or 'low', or a whole number (0 is the default, 1 "
+            f"the most urgent), not {value!r}"
+        )
+    return found
+
+
+def attributes_of(text: object) -> dict[str, Any]:
+    """Attributes from a JSON object in a string, as parameters of OIP carry them.
+
+    Raises:
+        BadRequest: not a JSON object of strings, numbers and truth values.
+    """
+    wanted = "parameter attributes must be a JSON object of strings, numbers and truth values"
+    if not isinstance(text, str):
+        raise BadRequest(f"{wanted}, in a string, not {text!r}")
+    try:
+        return _read_attributes(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+        raise BadRequest(f"{wanted}: {error}") from None
+
+
+def named_place(text: str, body: bytes) -> str:
+    """msgspec's message with the name of the column or attribute where it only says [...]."""
+    if "[...]" not in text:
+        return text
+    try:
+        found: Any = msgspec.json.decode(body)
+        if "$.rows[" in text:
+            row = int(text.partition("$.rows[")[2].partition("]")[0])
+            name = _first_bad(found["rows"][row])
+        elif "$.columns" in text:
+            name = next(name for name, values in found["columns"].items() if _first_bad({name: values}, 1))
+        else:
+            name = _first_bad(found["attributes"])
+    except (
+        msgspec.MsgspecError,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        StopIteration,
+        AttributeError,
+    ):
+        return text
+    return text.replace("[...]", f"[{name!r}]", 1) if name else text
+
+
+def _first_bad(values: Mapping[str, Any], depth: int = 0) -> str:
+    for name, value in values.items():
+        if depth and not isinstance(value, list):
+            return name
+        for item in value if depth else [value]:
+            is_wide = isinstance(item, int) and not -(2**63) <= item < 2**63
+            if isinstance(item, list | dict) or is_wide:
+                return name
+    return ""
