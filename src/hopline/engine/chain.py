@@ -19,6 +19,7 @@ import numpy as np
 from numba import carray, njit
 
 from hopline.engine.kernels import gather_reduce, intern
+from hopline.engine.lap import LapWatch
 from hopline.engine.table import _write, read_rows
 from hopline.intrinsics import pointer
 from hopline.runtimes.onnx import CHUNK_ROWS
@@ -226,13 +227,17 @@ class Chain:
     Args:
         levels: see the module; `Chain.of` finds them.
         features: node type -> float32 [N, d].
+        watch: is told when the way down is done.
 
     Attributes:
         max_seeds: of a batch that goes this way.
     """
 
-    def __init__(self, levels: list[Level], features: Mapping[str, FloatArray], max_seeds: int) -> None:
+    def __init__(
+        self, levels: list[Level], features: Mapping[str, FloatArray], max_seeds: int, watch: LapWatch
+    ) -> None:
         self.max_seeds = max_seeds
+        self._watch = watch
         self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
         self._frames = np.zeros((len(levels), NUM_PLACES), np.int64)
         self._num_ids = self._frames[:, NUM_IDS]
@@ -249,7 +254,10 @@ class Chain:
 
     @staticmethod
     def of(
-        levels: list[dict[str, Level]], node_type: str, features: Mapping[str, FloatArray]
+        levels: list[dict[str, Level]],
+        node_type: str,
+        features: Mapping[str, FloatArray],
+        watch: LapWatch,
     ) -> Chain | None:
         """The chain that ends in the last level of `node_type`, None where the model is not one."""
         chain: list[Level] = []
@@ -262,7 +270,7 @@ class Chain:
             relation, level = level.links[0]
             edges *= relation.sampler.fanout + 1
             max_seeds = min(max_seeds, _MAX_EDGES // edges)
-        return Chain(chain[::-1], features, max_seeds) if max_seeds else None
+        return Chain(chain[::-1], features, max_seeds, watch) if max_seeds else None
 
     def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
@@ -272,6 +280,7 @@ class Chain:
         frames = self._frames
         use_tables = as_of == NO_CUT
         lowest = descend(frames, ids, as_of, use_tables)
+        self._watch.sampled()
         counts = self._num_compute.tolist()
         if use_tables:
             asked = self._num_ids.tolist()

@@ -15,6 +15,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.inline import InlineNodes
+from hopline.engine.lap import LapWatch
 from hopline.engine.schema import check_schema
 from hopline.engine.table import Table
 from hopline.errors import BadRequest
@@ -34,6 +35,7 @@ class EgoModel:
         state_dim: columns of a row of `final_states`, which are logits here.
         num_hops: of an ego-graph.
         output_names: what it can answer; there is no embedding apart from the logits.
+        watch: tells sampling from computing.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, threads: int = 1) -> None:
@@ -42,6 +44,7 @@ class EgoModel:
         check_schema(spec, graph)
         self.spec = spec
         self.graph = graph
+        self.watch = LapWatch()
         self.tables: dict[tuple[int, str], Table] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
@@ -75,7 +78,9 @@ class EgoModel:
             rows = np.empty((ids.shape[0], self.state_dim), np.float32)
             for i, seed in enumerate(ids.tolist()):
                 slots = self._slots(node_type, seed, as_of)
+                self.watch.sampled()
                 rows[i] = self._whole.run_slots(slots, np.zeros(1, np.int64))[0]
+                self.watch.computed()
             found[node_type] = rows
         return found
 

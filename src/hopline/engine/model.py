@@ -18,6 +18,7 @@ from hopline.engine.chain import Chain
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.inline import InlineNodes, inline_states
+from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.plan import make_plan
 from hopline.engine.schema import check_schema
@@ -100,6 +101,7 @@ class Model:
         num_hops: message-passing layers.
         output_names: what it can answer.
         reads_attr: edge types whose attributes it reads.
+        watch: tells sampling from computing.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -122,6 +124,7 @@ class Model:
         self.sources = dict(sources or {})
         self._overlays: Overlays = {}
         self._rungs: set[str] | None = None
+        self.watch = LapWatch()
         self.features: dict[str, FloatArray] = {
             # Narrow features are widened once, into memory of this process.
             name: frozen(np.ascontiguousarray(nodes.features, np.float32))
@@ -148,7 +151,9 @@ class Model:
             for level in above.values():
                 level.link(below)
         head = spec.head
-        self._chain = None if self.sources else Chain.of(self.levels, head.node_type, self.features)
+        self._chain = None
+        if not self.sources:
+            self._chain = Chain.of(self.levels, head.node_type, self.features, self.watch)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
@@ -208,7 +213,9 @@ class Model:
         def states(level: int, node_type: str, ids: IdArray) -> FloatArray:
             return self._states(level, {node_type: ids}, as_of)[node_type]
 
-        return inline_states(self.levels, self.features, nodes, as_of, states)
+        found = inline_states(self.levels, self.features, nodes, as_of, states)
+        self.watch.computed()
+        return found
 
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
         plan = make_plan(self.levels, level, wanted, as_of)
@@ -217,10 +224,14 @@ class Model:
             absent = complete(plan, self._overlays)
             if absent:
                 if self._rungs is None:
+                    self.watch.sampled()
                     raise RowsAbsent(absent)
                 self._rungs |= do_without(plan)
                 keep = False  # tables hold what anybody would compute
-        return execute(plan, self.features, keep=keep)
+        self.watch.sampled()
+        found = execute(plan, self.features, keep=keep)
+        self.watch.computed()
+        return found
 
     def logits(self, *states: FloatArray) -> FloatArray:
         """The head over final states: one array [n, d], or two of them for a link model."""
@@ -240,9 +251,11 @@ class Model:
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
         """Named outputs of rows of final states; arrays of their own, never views of buffers."""
-        return out_of.named_outputs(
+        found = out_of.named_outputs(
             names, self.spec.task, self._embedding(states[0]), lambda: self.logits(*states)
         )
+        self.watch.computed()
+        return found
 
     def _embedding(self, states: FloatArray) -> FloatArray:
         a, b = self.spec.head.embedding or (0, states.shape[1])

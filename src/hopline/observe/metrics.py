@@ -10,6 +10,7 @@ predecessor's file. prometheus_client's own multi-process mode costs an mmap wri
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from hopline.config import CostConfig
 from hopline.observe.exposition import Sample, render_family
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -27,6 +29,8 @@ LATENCY_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
     1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
+#: Outcomes that are told as 0 before they happen: a counter that begins with 1 seems never to have risen.
+_FROM_THE_START = ("ok", "overloaded", "deadline_exceeded", "unavailable", "runtime_failure", "internal")
 #: Rows: powers of two.
 ROW_BUCKETS = tuple(float(2**power) for power in range(13))
 
@@ -69,9 +73,24 @@ class Gauge(Counter):
         """Ask `read` at every scrape instead of keeping a value."""
         self.read = read
 
+    def unset_function(self, read: Callable[[], float]) -> None:
+        """Ask `read` no more, and be 0; nothing where another one has taken its place."""
+        if self.read == read:
+            self.read, self.value = None, 0.0
+
     def state(self) -> list[float]:
         """The present value."""
         return [self.value if self.read is None else float(self.read())]
+
+
+class MaxGauge(Gauge):
+    """A gauge (>= 0) whose value over all workers is the largest: an age, which no sum could be."""
+
+    __slots__ = ()
+
+    def add_state(self, state: list[float]) -> None:
+        """Take another worker's value where it is larger."""
+        self.value = max(self.value, state[0])
 
 
 class Histogram:
@@ -163,22 +182,49 @@ class ModelMetrics:
     """The children of one model version, bound once so that updates cost one addition.
 
     Attributes:
-        queue, compute, total: seconds of each stage of a request or batch.
-        batch_rows: seeds of each batch.
+        queue, fetch, total: seconds of a request: in the queue, waiting for feature rows, in all.
+        compute: seconds of a batch; of its stage "compute" where stages are told apart.
+        batch_rows: requests of each batch.
         table_hits, table_misses: rows found and not found in the embedding table.
+        cpu, gpu: seconds of processors and of GPUs that computing took.
+        queue_rows, queue_requests, queue_age: predicted rows and requests that wait now, and seconds that
+            the oldest of them has waited.
     """
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self._outcomes = metrics.requests
         self._labels = (model, version)
         self._known: dict[str, Child] = {}
-        stage = metrics.stage_seconds
-        self.queue = stage(model, version, "queue")
-        self.compute = stage(model, version, "compute")
-        self.total = stage(model, version, "total")
+        self._stage_seconds = metrics.stage_seconds
+        self._stages: dict[str, Histogram] = {}
+        self.queue, self.fetch = self.stage("queue"), self.stage("fetch")
+        self.compute, self.total = self.stage("compute"), self.stage("total")
         self.batch_rows = metrics.batch_rows(model, version)
         self.table_hits = metrics.table_hits(model, version)
         self.table_misses = metrics.table_misses(model, version)
+        self.cpu = metrics.cpu_seconds(model, version)
+        self.gpu = metrics.gpu_seconds(model, version)
+        self.queue_rows = metrics.queue_rows(model, version)
+        self.queue_requests = metrics.queue_requests(model, version)
+        self.queue_age = metrics.queue_age(model, version)
+        self._cost = metrics.cost
+        for code in _FROM_THE_START:
+            self.outcome(code, 0)
+
+    def stage(self, name: str) -> Histogram:
+        """Seconds of a stage."""
+        found = self._stages.get(name)
+        if found is None:
+            found = self._stages[name] = self._stage_seconds(*self._labels, name)
+        return found
+
+    def charge(self, prices: CostConfig, cpu_s: float, gpu_s: float = 0.0) -> None:
+        """Count what computing took, and what that costs where prices are set."""
+        self.cpu.value += cpu_s
+        self.gpu.value += gpu_s
+        cost = (cpu_s * prices.cpu_hour + gpu_s * prices.gpu_hour) / 3600
+        if cost:
+            self._cost(*self._labels, prices.currency).inc(cost)
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Count finished requests: "ok" or a HoplineError's code or "cancelled"."""
@@ -212,14 +258,32 @@ class Metrics:
             "hopline_stage_seconds", "Time of each stage.", (*per_model, "stage"), LATENCY_BUCKETS
         )
         self.batch_rows = self.histogram(
-            "hopline_batch_rows", "Requested rows computed together.", per_model, ROW_BUCKETS
+            "hopline_batch_rows", "Requests computed together.", per_model, ROW_BUCKETS
         )
-        self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows waiting.", ("model",))
+        self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows waiting.", per_model)
+        self.queue_requests = self.gauge("hopline_queue_requests", "Requests waiting.", per_model)
+        self.queue_age = self.gauge(
+            "hopline_queue_age_seconds",
+            "Seconds that the oldest waiting request has waited, in the worst worker.",
+            per_model,
+            merge="max",
+        )
         self.table_hits = self.counter("hopline_table_hits_total", "Table rows found.", per_model)
         self.table_misses = self.counter("hopline_table_misses_total", "Table rows not found.", per_model)
+        self.cpu_seconds = self.counter(
+            "hopline_cpu_seconds_total", "Processor seconds of computing; a scaled sample.", per_model
+        )
+        self.gpu_seconds = self.counter("hopline_gpu_seconds_total", "GPU seconds of computing.", per_model)
+        self.cost = self.counter(
+            "hopline_cost_total", "What computing cost at the prices set.", (*per_model, "currency")
+        )
         self.answers = self.counter(
             "hopline_transport_answers_total", "Answers by transport and status.", ("transport", "status")
         )
+        self._process_cpu = self.counter(
+            "hopline_process_cpu_seconds_total", "Processor seconds of the server's processes, all told."
+        )()
+        self._process_cpu_seen = 0.0
         if self._directory is not None:
             # A worker that died left its totals here; counters must never go back.
             self._restore(self._file(slot))
@@ -228,9 +292,12 @@ class Metrics:
         """Declare a counter; the result takes label values and gives the child."""
         return self._declare(Family(name, help, "counter", labels, Counter), Counter)
 
-    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Gauge]:
-        """Declare a gauge; workers' values are added up."""
-        return self._declare(Family(name, help, "gauge", labels, Gauge), Gauge)
+    def gauge(
+        self, name: str, help: str, labels: tuple[str, ...] = (), *, merge: Literal["sum", "max"] = "sum"
+    ) -> Callable[..., Gauge]:
+        """Declare a gauge; workers' values are added up, or the largest one counts."""
+        make = Gauge if merge == "sum" else MaxGauge
+        return self._declare(Family(name, help, "gauge", labels, make), Gauge)
 
     def histogram(
         self,
@@ -252,6 +319,11 @@ class Metrics:
     def before_reading(self, update: Callable[[], object]) -> None:
         """Call `update` before numbers are read: what counts apart then brings its counts in."""
         self._before_reading.append(update)
+
+    def not_before_reading(self, update: Callable[[], object]) -> None:
+        """Call `update` no more: what it brought in from is gone."""
+        if update in self._before_reading:
+            self._before_reading.remove(update)
 
     def flush(self) -> None:
         """Let the other workers see this one's numbers; nothing with one worker."""
@@ -281,7 +353,10 @@ class Metrics:
         ).encode()
 
     def _update(self) -> None:
-        for update in self._before_reading:
+        used = time.process_time()
+        self._process_cpu.inc(used - self._process_cpu_seen)
+        self._process_cpu_seen = used
+        for update in list(self._before_reading):
             update()
 
     def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:

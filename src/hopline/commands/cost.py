@@ -1,0 +1,121 @@
+"""`hopline cost`: what requests cost, by model, from a server's own counters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hopline.commands.metrics_page import read_metrics
+from hopline.observe.scrape import Scrape
+
+_CAPTION = (
+    "Processor time of computing, from one batch in eight on the event loop and every batch on a thread. "
+    "Parsing, encoding and sockets are not divided among models."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What one version of a model took since its server started.
+
+    Attributes:
+        requests: that ended with an answer.
+        cpu_s, gpu_s: seconds of computing, for all of them.
+        cost: in `currency`; None where no price is set.
+    """
+
+    model: str
+    version: str
+    requests: float
+    cpu_s: float
+    gpu_s: float
+    cost: float | None
+    currency: str
+
+    @property
+    def cpu_s_per_1k(self) -> float:
+        """Processor seconds of a thousand requests."""
+        return 1e3 * self.cpu_s / self.requests if self.requests else 0.0
+
+    @property
+    def cost_per_million(self) -> float | None:
+        """Price of a million requests."""
+        return 1e6 * self.cost / self.requests if self.cost is not None and self.requests else None
+
+
+def costs(scrape: Scrape) -> list[ModelCost]:
+    """One for each model version that answered something, from `/metrics`."""
+    found = []
+    prices: dict[tuple[str, str], tuple[float, str]] = {}
+    for reading in scrape.samples("hopline_cost_total"):
+        labels = reading.labels
+        prices[labels["model"], labels["version"]] = reading.value, labels["currency"]
+    gpu = scrape.by("hopline_gpu_seconds_total", "model", "version")
+    for (model, version), cpu_s in scrape.by("hopline_cpu_seconds_total", "model", "version").items():
+        requests = scrape.total("hopline_requests_total", model=model, version=version, outcome="ok")
+        cost, currency = prices.get((model, version), (None, ""))
+        found.append(
+            ModelCost(model, version, requests, cpu_s, gpu.get((model, version), 0.0), cost, currency)
+        )
+    return found
+
+
+def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
+    """Share of the processes' processor time that went into computing for some model."""
+    used = scrape.total("hopline_process_cpu_seconds_total")
+    return sum(each.cpu_s for each in models) / used if used else 0.0
+
+
+def cost(
+    url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8700",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
+            envvar="HOPLINE_API_KEY",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+) -> None:
+    """Show what requests cost, by model, since the server started."""
+    scrape = read_metrics(url, api_key)
+    models = costs(scrape)
+    share = attributed_share(scrape, models)
+    if as_json:
+        rows = [
+            {**asdict(each), "cpu_s_per_1k": each.cpu_s_per_1k, "cost_per_million": each.cost_per_million}
+            for each in models
+        ]
+        typer.echo(json.dumps({"models": rows, "attributed_cpu_share": share}))
+        return
+    table = Table("model", "version", title_justify="left", caption=_CAPTION, caption_justify="left")
+    for name in ("answered", "cpu s", "cpu s / 1,000", "gpu s", "cost", "cost / million"):
+        table.add_column(name, justify="right")
+    for each in models:
+        table.add_row(
+            each.model,
+            each.version,
+            f"{each.requests:,.0f}",
+            f"{each.cpu_s:,.3f}",
+            f"{each.cpu_s_per_1k:,.4f}",
+            f"{each.gpu_s:,.3f}",
+            _money(each.cost, each.currency),
+            _money(each.cost_per_million, each.currency),
+        )
+    console = Console()
+    console.print(table)
+    used = scrape.total("hopline_process_cpu_seconds_total")
+    console.print(f"{share:.0%} of the {used:,.1f} processor seconds that the server used was computing.")
+    if models and all(each.cost is None for each in models):
+        console.print("No prices: set cost.cpu_hour (and cost.gpu_hour) on the server to see money.")
+
+
+def _money(amount: float | None, currency: str) -> str:
+    return "–" if amount is None else f"{amount:,.6g} {currency}"

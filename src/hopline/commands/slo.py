@@ -1,0 +1,113 @@
+"""`hopline slo`: how a server stands against its objectives, and alert rules made of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hopline.commands.metrics_page import read_metrics
+from hopline.errors import BadRequest
+from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
+from hopline.slo.objectives import read_objectives
+from hopline.slo.prometheus import Prometheus
+from hopline.slo.rules import write_rules
+
+
+def slo(
+    url: Annotated[
+        str | None,
+        typer.Argument(help="Where the server is; measured since it started.", show_default=False),
+    ] = None,
+    file: Annotated[Path, typer.Option(help="The objectives.")] = Path("slo.toml"),
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of a Prometheus that scrapes the server; measured over each objective's window.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write Prometheus rules of the objectives here, - for stdout.", show_default=False
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
+            envvar="HOPLINE_API_KEY",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+) -> None:
+    """Compare a server with its objectives; exits with 1 when a budget is burnt."""
+    objectives = read_objectives(file)
+    if rules is not None:
+        if url is not None or prometheus is not None:
+            raise BadRequest("--rules writes rules and measures nothing; leave the URL out")
+        text = write_rules(objectives)
+        if str(rules) == "-":
+            typer.echo(text, nl=False)
+        else:
+            rules.write_text(text)
+        return
+    if (url is None) == (prometheus is None):
+        raise BadRequest("give the URL of a server, or --prometheus with that of a Prometheus: one of them")
+    if url is not None:
+        standings = since_start(read_metrics(url, api_key), objectives)
+    else:
+        assert prometheus is not None
+        standings = over_window(Prometheus(prometheus), objectives)
+    burnt = [each for each in standings if each.is_burnt]
+    if as_json:
+        typer.echo(json.dumps({"objectives": [_row(each) for each in standings], "burnt": len(burnt)}))
+    else:
+        Console().print(_table(standings, with_burn=prometheus is not None))
+    if burnt:
+        raise typer.Exit(1)
+
+
+def _row(standing: Standing) -> dict[str, object]:
+    row = {**asdict(standing), **asdict(standing.objective)}
+    row.pop("objective")
+    return {**row, "budget_left": standing.budget_left, "burnt": standing.is_burnt}
+
+
+def _table(standings: list[Standing], *, with_burn: bool) -> Table:
+    table = Table("model", "objective", "over")
+    for name in ("requests", "measured", "budget left"):
+        table.add_column(name, justify="right")
+    if with_burn:
+        for window in BURN_WINDOWS:
+            table.add_column(f"burn {window}", justify="right")
+    for each in standings:
+        colour = "red" if each.is_burnt else "yellow" if each.budget_left < 0.1 else "green"
+        cells = [
+            each.objective.model,
+            each.objective.text,
+            each.over,
+            f"{each.requests:,.0f}",
+            _measured(each),
+            f"[{colour}]{each.budget_left:.1%}[/{colour}]",
+        ]
+        if with_burn:
+            cells += ["–" if rate is None else f"{rate:.2f}" for rate in each.burn.values()]
+        table.add_row(*cells)
+    return table
+
+
+def _measured(standing: Standing) -> str:
+    if standing.measured is None:
+        return "no requests"
+    if standing.objective.kind == "p99_ms":
+        return f"{standing.measured:.3g} ms"
+    return f"{100 * standing.measured:.4g} %"

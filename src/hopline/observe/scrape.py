@@ -1,0 +1,84 @@
+"""Reads what `/metrics` says: the Prometheus text format back into numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from hopline.errors import BadRequest
+
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
+_ESCAPES = re.compile(r"\\(.)")
+
+
+class Reading(NamedTuple):
+    """One sample: its labels and its value."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Scrape:
+    """All samples of one moment, by name.
+
+    Args:
+        text: of `/metrics`.
+
+    Raises:
+        BadRequest: a line is not of the format; it is named.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._samples: dict[str, list[Reading]] = {}
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.strip()
+            if line and not line.startswith("#"):
+                name, reading = _read(line, number)
+                self._samples.setdefault(name, []).append(reading)
+
+    def samples(self, name: str, **labels: str) -> Iterator[Reading]:
+        """The samples of a name that carry these labels, among others."""
+        for reading in self._samples.get(name, ()):
+            if all(reading.labels.get(key) == value for key, value in labels.items()):
+                yield reading
+
+    def total(self, name: str, **labels: str) -> float:
+        """Their sum, 0 where there are none."""
+        return sum(reading.value for reading in self.samples(name, **labels))
+
+    def by(self, name: str, *keys: str) -> dict[tuple[str, ...], float]:
+        """Sums by the values of some labels, sorted."""
+        sums: dict[tuple[str, ...], float] = {}
+        for reading in self.samples(name):
+            values = tuple(reading.labels.get(key, "") for key in keys)
+            sums[values] = sums.get(values, 0.0) + reading.value
+        return dict(sorted(sums.items()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._samples
+
+
+def _read(line: str, number: int) -> tuple[str, Reading]:
+    start = line.find("{")
+    labels: dict[str, str] = {}
+    if start < 0:
+        name, _, rest = line.partition(" ")
+    else:
+        name, at = line[:start], start + 1
+        while found := _LABEL.match(line, at):
+            labels[found[1]] = _ESCAPES.sub(_unescaped, found[2])
+            at = found.end()
+        if line[at : at + 1] != "}":
+            raise BadRequest(
+                f"line {number} of the metrics is not in the Prometheus text format: {line[:80]!r}"
+            )
+        rest = line[at + 1 :]
+    try:
+        return name, Reading(labels, float(rest.split()[0]))  # a timestamp may follow
+    except (ValueError, IndexError):
+        raise BadRequest(f"line {number} of the metrics has no number: {line[:80]!r}") from None
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]

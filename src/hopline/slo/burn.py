@@ -1,0 +1,84 @@
+"""How much of each budget is left, and how fast it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hopline.observe.scrape import Scrape
+from hopline.slo import promql
+from hopline.slo.counts import count, latency_buckets, quantile
+from hopline.slo.objectives import Objective
+from hopline.slo.prometheus import Prometheus
+
+#: Windows whose burn rate is told: 1 uses the budget up exactly at the end of the objective's window.
+BURN_WINDOWS = ("5m", "1h", "6h", "3d")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one objective stands.
+
+    Attributes:
+        over: the time that it was measured over, in words.
+        requests: valid ones in that time.
+        bad_share: of them.
+        measured: in the unit of the objective's target; None where nobody asked.
+        burn: window -> burn rate; None where nobody asked. Only Prometheus remembers windows.
+    """
+
+    objective: Objective
+    over: str
+    requests: float
+    bad_share: float
+    measured: float | None
+    burn: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def budget_left(self) -> float:
+        """Share of the budget that is left; below 0 the objective is missed."""
+        return 1 - self.bad_share / self.objective.budget
+
+    @property
+    def is_burnt(self) -> bool:
+        """Whether more went wrong than was allowed."""
+        # an exact hit of the target keeps it, whatever floats make of 1 - 0.999
+        return self.budget_left < -1e-9
+
+
+def since_start(scrape: Scrape, objectives: Sequence[Objective]) -> list[Standing]:
+    """From the counters of a server, which begin when it starts."""
+    standings = []
+    for objective in objectives:
+        found = count(scrape, objective)
+        measured = _measured(objective, found.share) if found.valid else None
+        if objective.kind == "p99_ms":
+            seconds = quantile(latency_buckets(scrape, objective.model), 0.99)
+            measured = None if seconds is None else 1e3 * seconds
+        standings.append(Standing(objective, "since start", found.valid, found.share, measured))
+    return standings
+
+
+def over_window(prometheus: Prometheus, objectives: Sequence[Objective]) -> list[Standing]:
+    """From Prometheus, over each objective's own window.
+
+    Raises: Unavailable, BadRequest: as `Prometheus.value`.
+    """
+    standings = []
+    for objective in objectives:
+        window = f"{objective.window_days}d"
+        requests = prometheus.value(promql.valid(objective, window)) or 0.0
+        share = prometheus.value(promql.bad_share(objective, window)) or 0.0
+        measured = _measured(objective, share) if requests else None
+        if objective.kind == "p99_ms" and requests:
+            measured = prometheus.value(promql.quantile_ms(objective, window))
+        burn = {}
+        for each in BURN_WINDOWS:
+            recent = prometheus.value(promql.bad_share(objective, each))
+            burn[each] = None if recent is None else recent / objective.budget
+        standings.append(Standing(objective, window, requests, share, measured, burn))
+    return standings
+
+
+def _measured(objective: Objective, bad_share: float) -> float:
+    return 1 - bad_share if objective.kind == "availability" else bad_share

@@ -1,0 +1,76 @@
+"""How many requests there were and how many of them were bad, from a server's own counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from hopline.observe.scrape import Scrape
+from hopline.slo.objectives import NOT_VALID, REFUSALS, Objective
+
+
+class Count(NamedTuple):
+    """Requests that an objective is about.
+
+    Attributes:
+        valid: all of them.
+        bad: those that were slow, refused or failed.
+    """
+
+    valid: float
+    bad: float
+
+    @property
+    def share(self) -> float:
+        """Share of bad ones; 0 where nobody asked."""
+        return self.bad / self.valid if self.valid else 0.0
+
+
+def count(scrape: Scrape, objective: Objective) -> Count:
+    """Since the server started."""
+    model = objective.model
+    if objective.kind == "p99_ms":
+        buckets = latency_buckets(scrape, model)
+        valid = buckets[-1][1] if buckets else 0.0
+        return Count(valid, max(0.0, valid - within(buckets, objective.target / 1e3)))
+    valid = bad = 0.0
+    for reading in scrape.samples("hopline_requests_total", model=model):
+        outcome = reading.labels["outcome"]
+        if outcome in NOT_VALID:
+            continue
+        valid += reading.value
+        if outcome != "ok" and (objective.kind == "availability" or outcome not in REFUSALS):
+            bad += reading.value
+    return Count(valid, bad)
+
+
+def latency_buckets(scrape: Scrape, model: str) -> list[tuple[float, float]]:
+    """(upper bound in seconds, requests up to it) of whole requests, over all versions of a model."""
+    sums: dict[float, float] = {}
+    for reading in scrape.samples("hopline_stage_seconds_bucket", model=model, stage="total"):
+        bound = float(reading.labels["le"])
+        sums[bound] = sums.get(bound, 0.0) + reading.value
+    return sorted(sums.items())
+
+
+def within(buckets: Sequence[tuple[float, float]], limit_s: float) -> float:
+    """Requests that took at most so long; evenly spread within a bucket, as Prometheus assumes."""
+    for (low, before), (high, up_to) in pairwise([(0.0, 0.0), *buckets]):
+        if limit_s <= high:
+            share = 0.0 if high == float("inf") else (limit_s - low) / (high - low)
+            return before + share * (up_to - before)
+    return 0.0
+
+
+def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
+    """Seconds within which a share `q` of requests ended, interpolated; None where there are none."""
+    if not buckets or not buckets[-1][1]:
+        return None
+    rank = q * buckets[-1][1]
+    for (low, before), (high, up_to) in pairwise([(0.0, 0.0), *buckets]):
+        if up_to >= rank:
+            if high == float("inf"):
+                return low
+            return low + (high - low) * ((rank - before) / (up_to - before) if up_to > before else 0.0)
+    return None

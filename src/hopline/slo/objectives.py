@@ -1,0 +1,160 @@
+"""What a team promises of its models: the file, and which outcomes break a promise.
+
+    [models.risk]
+    p99_ms = 5            # 99 % of answers within 5 ms, from admission to answer
+    availability = 0.999  # share of valid requests that get an answer
+    error_rate = 0.0005   # share of valid requests that may fail in the server, refusals not among them
+    window = "30d"
+
+Valid is every request but those that are the caller's own fault or were withdrawn. Each objective is a
+*budget*: the share of requests that may be bad before the promise is broken.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from hopline import errors
+from hopline.errors import ConfigError, HoplineError
+from hopline.settings import did_you_mean
+
+Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate"]
+KINDS: tuple[Kind, ...] = ("p99_ms", "availability", "error_rate")
+
+_WINDOW = re.compile(r"([1-9]\d*)([dw])")
+_DAYS = {"d": 1, "w": 7}
+#: Alerts look at an hour and more: a budget of less than this would be gone before.
+_SHORTEST_DAYS = 3
+
+
+def codes(*kinds: type[HoplineError]) -> frozenset[str]:
+    """Codes of these errors and of what derives from them, as metrics name outcomes."""
+    found = set()
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop()
+        found.add(kind.code)
+        waiting += kind.__subclasses__()
+    return frozenset(found)
+
+
+#: Outcomes that are the caller's own doing: no promise is about them.
+NOT_VALID = frozenset({"cancelled"}) | codes(
+    errors.BadRequest,
+    errors.ModelNotFound,
+    errors.RateLimited,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.Conflict,
+)
+#: Valid requests that were turned away or could not be answered in time; all other errors are failures.
+REFUSALS = (
+    codes(
+        errors.Overloaded,
+        errors.Unavailable,
+        errors.DeadlineExceeded,
+        errors.ModelNotReady,
+        errors.FeatureStoreUnavailable,
+    )
+    - NOT_VALID
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One promise about one model.
+
+    Attributes:
+        target: milliseconds for "p99_ms", else a share.
+        window_days: how long the budget lasts.
+    """
+
+    model: str
+    kind: Kind
+    target: float
+    window_days: int
+
+    @property
+    def budget(self) -> float:
+        """Share of requests that may be bad."""
+        if self.kind == "p99_ms":
+            return 0.01
+        return 1 - self.target if self.kind == "availability" else self.target
+
+    @property
+    def text(self) -> str:
+        """As people say it."""
+        if self.kind == "p99_ms":
+            return f"p99 ≤ {self.target:g} ms"
+        if self.kind == "availability":
+            return f"availability ≥ {100 * self.target:g} %"
+        return f"error rate ≤ {100 * self.target:g} %"
+
+
+def read_objectives(file: Path) -> list[Objective]:
+    """Read an SLO file.
+
+    Raises:
+        ConfigError: it cannot be read, or an entry is unknown or out of bounds; named by its path.
+    """
+    try:
+        tree = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    for name in tree:
+        if name != "models":
+            guess = did_you_mean(name, ["models"])
+            raise ConfigError(f"{file}: {name}: unknown; objectives stand in [models.<name>]{guess}")
+    models = tree.get("models", {})
+    if not isinstance(models, dict) or not models:
+        raise ConfigError(f"{file}: no objectives; write a section [models.<name>] for each model")
+    found = []
+    for model, entry in models.items():
+        try:
+            found += list(_read_model(model, entry))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: models.{model}{error}") from None
+    return found
+
+
+def _read_model(model: str, entry: Any) -> Iterator[Objective]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f": {entry!r} is not a section; write [models.{model}]")
+    known = (*KINDS, "window")
+    for key in entry:
+        if key not in known:
+            raise ConfigError(
+                f".{key}: unknown{did_you_mean(key, known) or '; known are ' + ', '.join(known)}"
+            )
+    window = entry.get("window", "30d")
+    match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
+    window_days = int(match[1]) * _DAYS[match[2]] if match else 0
+    if window_days < _SHORTEST_DAYS:
+        raise ConfigError(f'.window: {window!r} is not a time of at least 3 days, such as "30d" or "4w"')
+    kinds = [kind for kind in KINDS if kind in entry]
+    if not kinds:
+        raise ConfigError(f": no objective; give at least one of {', '.join(KINDS)}")
+    for kind in kinds:
+        value = entry[kind]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f".{kind}: {value!r} is not a number")
+        if kind == "p99_ms":
+            if not 0 < value <= 10_000:
+                raise ConfigError(
+                    f".{kind}: {value!r} is not above 0 and at most 10000, where the histogram ends"
+                )
+        elif not 0 < value < 1:
+            raise ConfigError(
+                f".{kind}: {value!r} is not a share above 0 and below 1"
+                + (f"; did you mean {value / 100:g}?" if 1 < value < 100 else "")
+            )
+        yield Objective(model, kind, float(value), window_days)

@@ -1,0 +1,57 @@
+"""Asks a Prometheus server; nothing of objectives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+
+from hopline.errors import BadRequest, Unavailable
+
+
+class Prometheus:
+    """A Prometheus server's HTTP API.
+
+    Args:
+        url: of the server.
+        timeout_s: for one query.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+
+    def value(self, query: str) -> float | None:
+        """The value of a query that has one sample; None where it has none, or no number.
+
+        Raises:
+            Unavailable: the server does not answer.
+            BadRequest: it refuses the query, or the query has several samples.
+        """
+        found = self.query(query)
+        if len(found) > 1:
+            raise BadRequest(f"{len(found)} samples where one was expected: {query}")
+        if not found:
+            return None
+        number = float(found[0]["value"][1])
+        return None if math.isnan(number) else number
+
+    def query(self, query: str) -> list[dict[str, Any]]:
+        """The samples of an instant query now, as the API gives them.
+
+        Raises: as `value`.
+        """
+        try:
+            answer = httpx.post(f"{self._url}/api/v1/query", data={"query": query}, timeout=self._timeout_s)
+            body: dict[str, Any] = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unavailable(f"Prometheus at {self._url}: {error}") from None
+        except ValueError:
+            raise Unavailable(
+                f"{self._url} answered {answer.status_code}, and not as Prometheus does"
+            ) from None
+        if body.get("status") != "success":
+            raise BadRequest(f"Prometheus refused {query}: {body.get('error', body)}")
+        samples: list[dict[str, Any]] = body["data"]["result"]
+        return samples

@@ -1,0 +1,71 @@
+"""Objectives in PromQL: the same counts, over a time that Prometheus remembers."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+
+from hopline.observe.metrics import LATENCY_BUCKETS
+from hopline.slo.objectives import NOT_VALID, REFUSALS, Objective
+
+
+def valid(objective: Objective, window: str) -> str:
+    """Requests of the last `window` ("5m", "30d") that the objective is about."""
+    if objective.kind == "p99_ms":
+        return _sum(f'hopline_stage_seconds_count{{{_model(objective)},stage="total"}}', window)
+    return _sum(f"hopline_requests_total{{{_model(objective)},outcome!~{_any(NOT_VALID)}}}", window)
+
+
+def bad(objective: Objective, window: str) -> str:
+    """Those of them that were slow, refused or failed; a scalar-like vector, 0 where there are none."""
+    if objective.kind == "p99_ms":
+        return f"({valid(objective, window)} - {_within(objective, window)})"
+    left_out = NOT_VALID | {"ok"}
+    if objective.kind == "error_rate":
+        left_out |= REFUSALS
+    text = f"hopline_requests_total{{{_model(objective)},outcome!~{_any(left_out)}}}"
+    return f"({_sum(text, window)} or vector(0))"
+
+
+def bad_share(objective: Objective, window: str) -> str:
+    """Share of bad ones; nothing where nobody asked."""
+    return f"clamp_min({bad(objective, window)} / ({valid(objective, window)} > 0), 0)"
+
+
+def quantile_ms(objective: Objective, window: str) -> str:
+    """99th percentile of whole requests, in milliseconds."""
+    text = f'hopline_stage_seconds_bucket{{{_model(objective)},stage="total"}}'
+    return f"1000 * histogram_quantile(0.99, sum by (le) (increase({text}[{window}])))"
+
+
+def _within(objective: Objective, window: str) -> str:
+    """Requests within the limit: evenly spread within a bucket."""
+    limit_s = objective.target / 1e3
+    at = bisect_left(LATENCY_BUCKETS, limit_s)
+    high = LATENCY_BUCKETS[at]
+    upper = _bucket(objective, high, window)
+    if limit_s == high:
+        return upper
+    low = LATENCY_BUCKETS[at - 1] if at else 0.0
+    share = (limit_s - low) / (high - low)
+    if not at:
+        return f"{share:.6g} * {upper}"
+    lower = _bucket(objective, low, window)
+    return f"({lower} + {share:.6g} * ({upper} - {lower}))"
+
+
+def _bucket(objective: Objective, bound: float, window: str) -> str:
+    text = f'hopline_stage_seconds_bucket{{{_model(objective)},stage="total",le="{bound!r}"}}'
+    return _sum(text, window)
+
+
+def _sum(selector: str, window: str) -> str:
+    return f"sum(increase({selector}[{window}]))"
+
+
+def _model(objective: Objective) -> str:
+    return f"model={json.dumps(objective.model, ensure_ascii=False)}"
+
+
+def _any(outcomes: frozenset[str] | set[str]) -> str:
+    return json.dumps("|".join(sorted(outcomes)))

@@ -1,0 +1,76 @@
+"""A request that goes for feature rows is counted once, and its time away is no time in the queue."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hopline.artifact import read_spec
+from hopline.config import load_config
+from hopline.engine.answer import Supply
+from hopline.engine.model import load_model
+from hopline.engine.source import Absent
+from hopline.observe.metrics import Metrics
+from hopline.rollout.version import ServedVersion
+from hopline.types import ScoreRequest, ScoreResult
+from tests.engine import zoo
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from hopline.packaging import package
+
+    root = tmp_path_factory.mktemp("away")
+    graph = zoo.homogeneous(1)
+    package(zoo.Plain().eval(), graph, root, name="plain", fanouts=[4, 3, 5], task="multiclass")
+    folder = root / "plain" / "1"
+    return load_model(folder, read_spec(folder), graph)
+
+
+class Rows:
+    """Keeps requests away until they are let go."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def begin(self, absent, supply, until, resume, wanted):
+        self.waiting.append(resume)
+
+
+async def test_time_away_is_stage_fetch(model):
+    rows, notes = Rows(), []
+    metrics = Metrics().model("plain", "1")
+    with ThreadPoolExecutor(1) as pool:
+        recorder = SimpleNamespace(record=notes.append)
+        version = ServedVersion(model, load_config(), metrics, pool, recorders=[recorder])
+        version._supplier, version._postpones = rows, True
+        version._fetched_rows = SimpleNamespace(observe=lambda count: None)
+
+        def answer(requests, supplies):
+            return [
+                ScoreResult("plain", "1", "", {})
+                if supply.is_last or request.nodes == ["near"]
+                else Absent({"node": np.arange(3)})
+                for request, supply in zip(requests, supplies, strict=True)
+            ]
+
+        version._answerer.answer_supplied = answer
+        far, near = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        began = time.monotonic()
+        version.submit(ScoreRequest("plain", nodes=["far"]), far.set_result)
+        version.submit(ScoreRequest("plain", nodes=["near"]), near.set_result)
+        await near
+        await asyncio.sleep(0.03)
+        assert not far.done()
+        rows.waiting.pop()(Supply({}, True), 1.0)
+        await far
+        elapsed = time.monotonic() - began
+        version.bring_in()
+    assert [len(ran.requests) for ran in notes] == [1, 1]
+    assert sum(metrics.fetch.counts) == 1
+    assert sum(metrics.queue.counts) == sum(metrics.total.counts) == 2
+    assert 0.02 < metrics.fetch.sum <= elapsed
+    assert metrics.queue.sum < 0.02
