@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Fetch feature rows for all workers of this host.",
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
+    "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
 

@@ -82,6 +82,9 @@ class ComputeConfig:
     inline_cost_us: float = setting(
         5000.0, "batches predicted cheaper than this run on the event loop, others on a thread", minimum=0
     )
+    slice_us: float = setting(
+        500.0, "the same while several models are asked, and then the longest batch on the loop", minimum=1
+    )
     threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
 
 
@@ -152,6 +155,11 @@ class ModelsConfig:
         None, "where copies of versions from a URL are kept; empty: ~/.cache/hopline/models"
     )
     names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
+    state: Path | None = setting(
+        None,
+        "folder for what was asked of versions and rollouts, which a restart takes up again; empty: .hopline "
+        "in the repository, if that can be written",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,47 @@ class TlsConfig:
     def enabled(self) -> bool:
         """Whether connections are encrypted."""
         return self.cert_file is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """Who may ask; off unless a clients file or the keys of tokens are set."""
+
+    clients_file: Path | None = setting(
+        None, "TOML file of clients: hashed API keys, permissions, rates; read anew when it changes"
+    )
+    allow_anonymous: bool = setting(
+        False, "let everybody ask, also where server.host is not a loopback address"
+    )
+    open_metrics: bool = setting(False, "/metrics needs no permission")
+    rate_per_s: float = setting(
+        0.0, "requests a second of a client whose entry or token says nothing; 0 is no limit", minimum=0
+    )
+    burst: int = setting(
+        0, "how many of them at once; 0 is one second's worth", minimum=0, maximum=1_000_000
+    )
+    jwt_issuer: str = setting("", "`iss` that tokens must have")
+    jwt_audience: str = setting("", "`aud` that tokens must have or contain")
+    jwt_key_file: Path | None = setting(
+        None, "PEM public key of the issuer, or a file with the secret of HS256 (at least 32 bytes)"
+    )
+    jwt_jwks_file: Path | None = setting(None, "JSON Web Key Set of the issuer instead, chosen by `kid`")
+    jwt_algorithms: tuple[str, ...] = setting(
+        ("RS256", "ES256", "EdDSA"), "algorithms that are accepted, where the key is of their kind"
+    )
+    jwt_leeway_s: float = setting(
+        5.0, "difference of clocks that is forgiven in a token's times", minimum=0, maximum=300
+    )
+
+    @property
+    def tokens(self) -> bool:
+        """Whether JSON Web Tokens are taken."""
+        return self.jwt_key_file is not None or self.jwt_jwks_file is not None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether clients have to say who they are."""
+        return self.clients_file is not None or self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,55 +235,6 @@ class CostConfig:
     currency: str = setting("USD", "label of the prices")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What the supervisor tells its workers; not for people."""
-
-    index: int = setting(0, "number of this worker", hidden=True)
-    count: int = setting(1, "number of workers", hidden=True)
-    metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
-    table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
-    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The whole tree; see each section."""
-
-    server: ServerConfig = field(default_factory=ServerConfig)
-    limits: LimitsConfig = field(default_factory=LimitsConfig)
-    batching: BatchingConfig = field(default_factory=BatchingConfig)
-    table: TableConfig = field(default_factory=TableConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    graph: GraphConfig = field(default_factory=GraphConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    models: ModelsConfig = field(default_factory=ModelsConfig)
-    tls: TlsConfig = field(default_factory=TlsConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    cost: CostConfig = field(default_factory=CostConfig)
-    worker: WorkerConfig = field(default_factory=WorkerConfig)
-
-    def replace(self, **settings: Any) -> Config:
-        """A copy with other values; names are "section__key"."""
-        return load_config(
-            overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self
-        )
-
-    def to_json(self) -> str:
-        """Every value; `Config.from_json` reads it back (that is how workers get their config)."""
-        return json.dumps(dataclasses.asdict(self), default=str)
-
-    @staticmethod
-    def from_json(text: str) -> Config:
-        """The config that `to_json` wrote."""
-        return _apply(Config(), _flatten(json.loads(text), "the supervisor"))
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigRow:
-    """One line of the settings table.
-
-    Attributes:
 @dataclass(frozen=True, slots=True)
 class PredictionLogConfig:
     """What is kept of every answer, in files."""
@@ -287,6 +287,59 @@ class DriftConfig:
     columns: tuple[str, ...] = setting((), "names of the columns to watch instead of the first ones")
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the supervisor tells its workers; not for people."""
+
+    index: int = setting(0, "number of this worker", hidden=True)
+    count: int = setting(1, "number of workers", hidden=True)
+    metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
+    table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
+    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
+    isolated: bool = setting(False, "whether this process runs one model for another one", hidden=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole tree; see each section."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    table: TableConfig = field(default_factory=TableConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def replace(self, **settings: Any) -> Config:
+        """A copy with other values; names are "section__key"."""
+        return load_config(
+            overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self
+        )
+
+    def to_json(self) -> str:
+        """Every value; `Config.from_json` reads it back (that is how workers get their config)."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> Config:
+        """The config that `to_json` wrote."""
+        return _apply(Config(), _flatten(json.loads(text), "the supervisor"))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRow:
+    """One line of the settings table.
+
+    Attributes:
         path: "section.key" as in hopline.toml.
         type: in words.
         default: as it would be written.
@@ -315,8 +368,6 @@ def load_config(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
-    prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
-    drift: DriftConfig = field(default_factory=DriftConfig)
     base: Config | None = None,
 ) -> Config:
     """Resolve all sources into one config.

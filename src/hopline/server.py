@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from hopline.config import Config, needed_folder
 from hopline.errors import ConfigError
+from hopline.ingress.exposure import check_exposure
 from hopline.sockets import hold_new_connections, join, reserve, tls_context, tls_pair, url_host
 
 if TYPE_CHECKING:
+    from hopline.ingress.gatekeeper import Gatekeeper
     from hopline.transports.grpc import GrpcApp
     from hopline.transports.http import HttpApp
     from hopline.transports.http_connection import HttpEndpoint
@@ -50,14 +52,17 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     from hopline.observe.logs import configure_logs
 
     configure_logs(config.log)
+    check_exposure(config)
     if config.server.workers > 1:
         from hopline.supervisor import run_workers
 
         if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
             from hopline.rollout.repository import configured_repository
 
-            needed_folder(config, "graph.path")
+            if config.graph.path is not None:  # a repository of tables needs none
+                needed_folder(config, "graph.path")
             configured_repository(config)
+        open_gate(config)
         return run_workers(config, service=service)
     return run_process(config, service, announce)
 
@@ -119,6 +124,7 @@ class Server:
         self._http_app: HttpApp | None = None
         self._grpc_app: GrpcApp | None = None
         self._endpoint: HttpEndpoint | None = None
+        self._gate: Gatekeeper | None = None
 
     async def serve(self) -> int:
         """The whole life; returns the exit code."""
@@ -149,6 +155,7 @@ class Server:
         if self.config.server.grpc_port >= 0:
             grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
         tls = tls_context(self.config.tls)
+        self._gate = open_gate(self.config)
         self._service = load(self._service_name)(self.config)
         await self._service.start()
         await self._open_http(http_socket, tls)
@@ -169,7 +176,7 @@ class Server:
         from hopline.transports.http_connection import HttpEndpoint
 
         settings = self.config.server
-        self._http_app = HttpApp(self._service, self.config)
+        self._http_app = HttpApp(self._service, self.config, self._gate)
         self._endpoint = HttpEndpoint(
             self._http_app,
             self._http_app.refuse,
@@ -191,7 +198,7 @@ class Server:
         from hopline.transports.grpc import GrpcApp
 
         settings = self.config.server
-        self._grpc_app = GrpcApp(self._service)
+        self._grpc_app = GrpcApp(self._service, self._gate)
         self._grpc = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -225,6 +232,8 @@ class Server:
     def _on_tick(self, now: float) -> None:
         assert self._endpoint is not None
         self._endpoint.tick(now)
+        if self._gate is not None:
+            self._gate.tick()
         self._service.metrics.flush()
 
     async def _drain(self) -> bool:
@@ -282,6 +291,18 @@ class Server:
         if self._service is not None:
             self._service.metrics.flush()
             await self._service.close()
+
+
+def open_gate(config: Config) -> Gatekeeper | None:
+    """What knows who asks; None where everybody may.
+
+    Raises: ConfigError: files of clients or keys that cannot be used.
+    """
+    if not config.auth.enabled:
+        return None
+    from hopline.ingress.gatekeeper import Gatekeeper
+
+    return Gatekeeper(config)
 
 
 def load(name: str) -> Any:

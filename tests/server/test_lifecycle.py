@@ -140,7 +140,7 @@ def test_grpc_can_be_off() -> None:
 
 
 def test_an_address_that_is_not_ours_is_told() -> None:
-    process = spawn(server__host="203.0.113.7")
+    process = spawn(server__host="203.0.113.7", auth__allow_anonymous=True)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "server.http_port: cannot listen on 203.0.113.7" in error

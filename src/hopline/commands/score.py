@@ -28,6 +28,18 @@ def score(
     ] = None,
     on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
+            envvar="HOPLINE_API_KEY",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="JSON Web Token instead of a key.", show_default=False)
+    ] = None,
 ) -> None:
     """Score nodes and show the answer as a table."""
     from hopline.client import Client
@@ -35,7 +47,9 @@ def score(
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
     missing = cast(Literal["error", "null"], on_missing)
-    with Client(url, timeout=timeout) as client:
+    if token is not None:
+        api_key = None  # of the environment
+    with Client(url, timeout=timeout, api_key=api_key, token=token) as client:
         # Ids on a command line are text; the model says whether it has numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
         as_id = int if info is not None and info.id_kind == "int" else str

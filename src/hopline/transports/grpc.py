@@ -17,8 +17,10 @@ import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
 from hopline.errors import BadRequest, FeatureStoreUnavailable, ModelNotFound, Overloaded, Unavailable
+from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
+from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.interface import ScoringService
 from hopline.transports.proto import message, methods
@@ -60,14 +62,16 @@ class GrpcApp:
 
     Args:
         service: what answers.
+        gate: knows who asks; None lets everybody in.
 
     Attributes:
         draining: readiness says no, while requests are still served.
     """
 
-    def __init__(self, service: ScoringService) -> None:
+    def __init__(self, service: ScoringService, gate: Gatekeeper | None = None) -> None:
         self.draining = False
         self._service = service
+        self._guard = None if gate is None else GrpcGuard(gate)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
@@ -90,15 +94,17 @@ class GrpcApp:
             return grpc.stream_stream_rpc_method_handler(behaviour, request, response)
         if method.name == "Watch":
             return grpc.unary_stream_rpc_method_handler(behaviour, request, response)
-        return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour), request, response)
+        return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour, method.name), request, response)
 
     def _guarded(
-        self, behaviour: Callable[[Any, Any], Awaitable[Any]]
+        self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str
     ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Turn every failure into a status; a cancelled call stays cancelled."""
+        """Let in who may; turn every failure into a status; a cancelled call stays cancelled."""
 
         async def call(request: Any, context: Any) -> Any:
             try:
+                if self._guard is not None and method != "ModelInfer":  # that one lets in by itself
+                    self._guard.admit(method, request, context)
                 response = await behaviour(request, context)
             except Exception as error:
                 known = as_hopline_error(error, getattr(request, "id", "") or "(none)")
@@ -121,10 +127,13 @@ class GrpcApp:
     async def _model_infer(self, request: Any, context: Any) -> Any:
         left = context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
-        return await self._infer(request, deadline)
+        return await self._infer(request, deadline, context)
 
-    async def _infer(self, request: Any, deadline: float | None) -> Any:
+    async def _infer(self, request: Any, deadline: float | None, context: Any) -> Any:
+        client = None if self._guard is None else self._guard.admit("ModelInfer", request, context)
         scoring = self._read(request, deadline)
+        if client is not None:
+            client.sign(scoring)
         return infer_response(request.id, await self._service.score(scoring))
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -135,7 +144,7 @@ class GrpcApp:
         async def read() -> None:
             try:
                 async for request in requests:
-                    task = asyncio.create_task(self._stream_answer(request))
+                    task = asyncio.create_task(self._stream_answer(request, context))
                     started.add(task)
                     await answers.put(task)
             finally:
@@ -151,10 +160,10 @@ class GrpcApp:
             for task in started:
                 task.cancel()
 
-    async def _stream_answer(self, request: Any) -> Any:
+    async def _stream_answer(self, request: Any, context: Any) -> Any:
         response = message("inference.ModelStreamInferResponse")
         try:
-            answer = await self._infer(request, None)
+            answer = await self._infer(request, None, context)
         except Exception as error:
             known = as_hopline_error(error, request.id)
             self._count(grpc_code(known).name)
@@ -204,13 +213,21 @@ class GrpcApp:
 
     async def _model_statistics(self, request: Any, context: Any) -> Any:
         rows = oip.all_statistics(self._service, request.name or None, request.version or None)
+        rows = self._shown(rows, context)
         response = message("inference.ModelStatisticsResponse")()
         # A service may count more than the protocol has fields for.
         return json_format.ParseDict({"model_stats": rows}, response, ignore_unknown_fields=True)
 
     async def _repository_index(self, request: Any, context: Any) -> Any:
         index = oip.repository_index(self._service, ready_only=request.ready)
-        return message("inference.RepositoryIndexResponse")(models=index)
+        return message("inference.RepositoryIndexResponse")(models=self._shown(index, context))
+
+    def _shown(self, rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
+        """Those rows of a list whose models the caller may read."""
+        if self._guard is None:
+            return rows
+        client = self._guard.caller(context)
+        return [row for row in rows if client.may("read", row["name"])]
 
     async def _repository_model_load(self, request: Any, context: Any) -> Any:
         await self._change("load", request.model_name)

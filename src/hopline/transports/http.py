@@ -7,6 +7,7 @@ is scored. The score route answers in the same loop iteration when the service c
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import re
@@ -21,11 +22,13 @@ import msgspec
 
 from hopline.config import Config
 from hopline.errors import BadRequest, HoplineError
+from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
+from hopline.transports.http_access import OPEN, Access, Guard, client_of
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import JSON, Pending, Request, Response
 from hopline.transports.interface import ScoringService
@@ -49,11 +52,13 @@ class Route:
         handle: called with the request and its id line.
         methods: others are answered 405.
         oip: errors take the Open Inference Protocol's form.
+        access: what it asks for, where clients have to say who they are; filled in from its path.
     """
 
     handle: Callable[[Request, bytes], Response | Pending]
     methods: tuple[bytes, ...]
     oip: bool
+    access: Access = OPEN
 
 
 class Scoring(Pending):
@@ -135,14 +140,16 @@ class HttpApp:
     Args:
         service: what answers.
         config: limits.
+        gate: knows who asks; None lets everybody in.
 
     Attributes:
         draining: readiness says no, while requests are still served.
     """
 
-    def __init__(self, service: ScoringService, config: Config) -> None:
+    def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
         self.draining = False
         self._service = service
+        self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._submit = service.submit
         self._routes: dict[bytes, Route] = {}
@@ -162,6 +169,8 @@ class HttpApp:
         try:
             if request.method not in route.methods:
                 return self._method_not_allowed(request, route, id_line)
+            if self._guard is not None:
+                self._guard.admit(request, route.access)
             if b"content-encoding" in headers:
                 encoding = headers[b"content-encoding"].decode("latin-1")
                 request.body = decompress(encoding, request.body, self._max_body_bytes)
@@ -188,6 +197,8 @@ class HttpApp:
         if header is not None or body.timeout_ms is not None:
             deadline = deadline_after(body.timeout_ms, header, time.monotonic())
         scoring = score_request(model, version, body, deadline, id_line[14:-2].decode())
+        if self._guard is not None:
+            client_of(request).sign(scoring)
         waiting = Scoring(self, scoring, id_line)
         waiting.ticket = self._submit(scoring, waiting.deliver)
         return waiting
@@ -207,6 +218,8 @@ class HttpApp:
             id_line[14:-2].decode(),
             deadline,
         )
+        if self._guard is not None:
+            client_of(request).sign(scoring)
         waiting = Inferring(self, scoring, id_line)
         waiting.infer = infer
         waiting.ticket = self._submit(scoring, waiting.deliver)
@@ -242,7 +255,8 @@ class HttpApp:
         return Response(index_page(self._service), 200, _HTML, id_line)
 
     def _list_models(self, request: Request, id_line: bytes) -> Response:
-        infos = [self._service.describe(name) for name in self._service.model_names()]
+        names = self._service.model_names()
+        infos = [self._service.describe(name) for name in names if self._shows(request, name)]
         return Response(msgspec.json.encode({"models": infos}), headers=id_line)
 
     def _describe(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
@@ -269,6 +283,7 @@ class HttpApp:
         self, model: str | None, version: str | None, request: Request, id_line: bytes
     ) -> Response:
         rows = oip.all_statistics(self._service, model, version)
+        rows = [row for row in rows if self._shows(request, row["name"])]
         return Response(encode_json({"model_stats": rows}), headers=id_line)
 
     # Repository
@@ -279,7 +294,8 @@ class HttpApp:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}") from None
         index = oip.repository_index(self._service, ready_only=options.get("ready") is True)
-        return Response(encode_json(index), headers=id_line)
+        shown = [row for row in index if self._shows(request, row["name"])]
+        return Response(encode_json(shown), headers=id_line)
 
     def _repository_change(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
         change: Callable[[str], Awaitable[object]] | None = getattr(self._service, verb, None)
@@ -287,6 +303,10 @@ class HttpApp:
             raise BadRequest(f"this server does not {verb} models on request")
         task = asyncio.ensure_future(change(model))
         return Working(self, task, Response(b"{}", headers=id_line), id_line)
+
+    def _shows(self, request: Request, model: str) -> bool:
+        """Whether a list shows a model to the client that asks for it."""
+        return self._guard is None or client_of(request).may("read", model)
 
     # Routing
 
@@ -304,6 +324,8 @@ class HttpApp:
 
             # Not remembered: there are endlessly many.
             return Route(missing, (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH"), is_oip)
+        if self._guard is not None:
+            route = dataclasses.replace(route, access=self._guard.access_of(parts))
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         self._routes[target] = route

@@ -87,6 +87,8 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
     """
     if isinstance(error, _PASSING):
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
+    if isinstance(error, errors.Unauthenticated):
+        headers += b'www-authenticate: Bearer realm="hopline"\r\n'  # RFC 9110, 11.6.1: a 401 must
     headers += b"hopline-error: %b\r\n" % error.code.encode()
     body: Any = str(error)
     if not oip:

@@ -19,9 +19,12 @@ class Request:
         body: all of it.
         connection: the header line that its answer has to carry: none, keep-alive (asked for by
             HTTP/1.0) or close.
+        client: who asks; set where clients have to say so, and absent elsewhere, which costs nothing.
     """
 
-    __slots__ = ("body", "connection", "headers", "method", "target")
+    __slots__ = ("body", "client", "connection", "headers", "method", "target")
+
+    client: object
 
     def __init__(
         self,

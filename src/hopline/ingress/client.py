@@ -1,0 +1,104 @@
+"""Who asks, once it is known: what they may do, how often, and how urgently.
+
+Knows requests, nothing of keys, tokens or transports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec.structs import force_setattr
+
+from hopline.errors import PermissionDenied, RateLimited
+from hopline.ingress.limiter import Bucket
+from hopline.ingress.permissions import SERVER, Permission, Permissions
+from hopline.types import Priority, ScoreRequest
+
+#: Answers of `check` that are remembered; names that are asked for may be made up.
+_MAX_REMEMBERED = 1024
+_RANK: dict[str, int] = {"low": 0, "normal": 1, "high": 2}
+
+
+class Client:
+    """One client of the server.
+
+    Args:
+        name: for records and messages.
+        permissions: what it may do.
+        priority: the highest that it may ask for.
+        bucket: how often it may ask; None is as often as it likes.
+        clock: nanoseconds, monotonic, the same for all workers of a host.
+    """
+
+    __slots__ = ("_allowed", "_bucket", "_clock", "_rank", "name", "permissions", "priority")
+
+    def __init__(
+        self,
+        name: str,
+        permissions: Permissions,
+        priority: Priority = "normal",
+        bucket: Bucket | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = name
+        self.permissions = permissions
+        self.priority: Priority = priority
+        self._rank = _RANK[priority]
+        self._bucket = bucket
+        self._clock = clock
+        self._allowed: dict[tuple[Permission, str], bool] = {}
+
+    def may(self, permission: Permission, model: str) -> bool:
+        """Whether it may do this to a model, or to the server (`SERVER`)."""
+        key = (permission, model)
+        known = self._allowed.get(key)
+        if known is None:
+            if len(self._allowed) >= _MAX_REMEMBERED:
+                self._allowed.clear()
+            known = self._allowed[key] = self.permissions.allow(permission, model)
+        return known
+
+    def check(self, permission: Permission, model: str) -> None:
+        """Refuse what it may not do.
+
+        Raises: PermissionDenied: naming the permission and what it is given for.
+        """
+        if self.may(permission, model):
+            return
+        what = f"{permission} model {model!r}" if model != SERVER else _OF_SERVER[permission]
+        given = ", ".join(getattr(self.permissions, permission)) or "nothing"
+        raise PermissionDenied(
+            f"client {self.name!r} may not {what}: it has permission {permission!r} for {given}"
+        )
+
+    def admit(self) -> None:
+        """Count one request.
+
+        Raises: RateLimited: it has had its share; says when the next one is admitted.
+        """
+        if self._bucket is None:
+            return
+        wait_ns = self._bucket.take(self._clock())
+        if wait_ns:
+            per_s, burst = self._bucket.rate
+            raise RateLimited(
+                f"client {self.name!r} may ask {per_s:g} times a second, {burst} at once", wait_ns / 1e9
+            )
+
+    def sign(self, request: ScoreRequest) -> None:
+        """Write into a request who asks, and lower its priority to the client's own.
+
+        The request has just been made and nobody else has seen it: a changed copy of a frozen struct would
+        cost ten times as much.
+        """
+        force_setattr(request, "client", self.name)
+        if _RANK[request.priority] > self._rank:
+            force_setattr(request, "priority", self.priority)
+
+
+_OF_SERVER: dict[str, str] = {
+    "score": "score",
+    "read": "read what concerns the whole server",
+    "admin": "change the server",
+}

@@ -1,0 +1,169 @@
+"""Changes a clients file: a key is added, a key is taken out; whatever else people wrote stays as it is.
+
+The standard library reads TOML and does not write it. So text is appended or cut out, and what came of it
+is read and compared with what was meant, before the file is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hopline.errors import ConfigError
+from hopline.ingress.clients_file import ClientEntry, Globs, Grant, KeyEntry, parse_clients
+
+_HEAD = "# Clients of a Hopline server (auth.clients_file). Keys are kept as their SHA-256.\n"
+_HEADER = re.compile(r"\s*\[")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) -> None:
+    """Write a key into the file, which is made where it is not there.
+
+    Args:
+        client: who has it.
+        grant: what a new client may do; None for one that the file has.
+
+    Raises: ConfigError: the file or the client's name cannot be used; a new client without a grant, or a
+        known one with another.
+    """
+    with _changing(file) as (text, known):
+        added = ""
+        if client not in known:
+            if grant is None:
+                raise ConfigError(
+                    f"{file}: there is no client {client!r}: say what a new one may do (--score …)"
+                )
+            added = f"\n[clients.{_name(client)}]\n{_grant_text(grant)}"
+            entry = ClientEntry(
+                grant.score, grant.read, grant.admin, grant.rate_per_s, grant.burst, grant.priority
+            )
+        elif grant is not None:
+            raise ConfigError(f"{file}: client {client!r} is there: change what it may do in the file")
+        else:
+            entry = known[client]
+        added += f"\n[[clients.{_name(client)}.keys]]\n{_key_text(key)}"
+        wanted = {**known, client: replace(entry, keys=(*entry.keys, key))}
+        text = text or _HEAD
+        _write(file, text + ("" if text.endswith("\n") else "\n") + added, wanted)
+
+
+def remove_key(file: Path, client: str, id: str | None) -> KeyEntry:
+    """Take a key out of the file; returns it.
+
+    Args:
+        id: of the key; None where the client has one only.
+
+    Raises: ConfigError: no such client or key, or a file that has to be edited by hand.
+    """
+    with _changing(file) as (text, known):
+        if client not in known:
+            raise ConfigError(
+                f"{file}: there is no client {client!r}; there are: {', '.join(known) or 'none'}"
+            )
+        keys = known[client].keys
+        chosen = [key for key in keys if id is None or key.id == id]
+        if len(chosen) != 1:
+            ids = ", ".join(key.id for key in keys) or "none"
+            raise ConfigError(f"{file}: name one key of client {client!r}; there are: {ids}")
+        left = tuple(key for key in keys if key is not chosen[0])
+        wanted = {**known, client: replace(known[client], keys=left)}
+        _write(file, _without(text, chosen[0].sha256), wanted)
+        return chosen[0]
+
+
+@contextlib.contextmanager
+def _changing(file: Path) -> Iterator[tuple[str, dict[str, ClientEntry]]]:
+    """The file's text and clients, while nobody else changes it."""
+    try:
+        folder = os.open(file.resolve().parent, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        text = file.read_text() if file.exists() else ""
+        yield text, parse_clients(text, str(file))
+    finally:
+        os.close(folder)
+
+
+def _write(file: Path, text: str, wanted: Mapping[str, ClientEntry]) -> None:
+    """Replace the file, unless its text does not say what is wanted."""
+    try:
+        right = parse_clients(text, str(file)) == wanted
+    except ConfigError:
+        right = False
+    if not right:
+        raise ConfigError(
+            f"{file}: is written in a way that has to be changed by hand; keys are changed here where they "
+            "stand in [[clients.<name>.keys]] tables"
+        )
+    file = file.resolve()
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+    descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(descriptor)
+    os.chmod(draft, mode)
+    os.replace(draft, file)
+
+
+def _without(text: str, sha256: str) -> str:
+    """The text without the table that has this digest; comments after its last line stay."""
+    lines = text.splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if sha256 in line)
+    begin = next((number for number in range(at, -1, -1) if _HEADER.match(lines[number])), at)
+    end = next((number for number in range(at, len(lines)) if _HEADER.match(lines[number])), len(lines))
+    while end > at + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    while begin and end < len(lines) and not lines[begin - 1].strip() and not lines[end].strip():
+        end += 1  # one empty line between what is left
+    return "".join(lines[:begin] + lines[end:])
+
+
+def _grant_text(grant: Grant) -> str:
+    lines = [
+        f"{name} = {_globs_text(getattr(grant, name))}"
+        for name in ("score", "read", "admin")
+        if getattr(grant, name) != ()
+    ]
+    if grant.rate_per_s is not None:
+        lines.append(f"rate_per_s = {grant.rate_per_s!r}")
+    if grant.burst is not None:
+        lines.append(f"burst = {grant.burst}")
+    if grant.priority != "normal":
+        lines.append(f"priority = {_text(grant.priority)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _key_text(key: KeyEntry) -> str:
+    lines = [f"id = {_text(key.id)}", f"sha256 = {_text(key.sha256)}"]
+    if key.created is not None:
+        lines.append(f"created = {key.created.isoformat()}")
+    if key.expires is not None:
+        lines.append(f"expires = {key.expires.isoformat()}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _globs_text(globs: Globs) -> str:
+    if isinstance(globs, bool):
+        return "true" if globs else "false"
+    return f"[{', '.join(map(_text, globs))}]"
+
+
+def _name(client: str) -> str:
+    return client if _BARE.fullmatch(client) else _text(client)
+
+
+def _text(value: str) -> str:
+    """A basic string: JSON's escapes are TOML's."""
+    return json.dumps(value, ensure_ascii=False)

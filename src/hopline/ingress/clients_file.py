@@ -1,0 +1,158 @@
+"""The clients file: who may ask, in TOML.
+
+    [clients.payments]
+    score = ["fraud", "risk-*"]      # globs, or true for every model
+    read = true                      # descriptions, statistics, metrics
+    admin = false                    # load, unload, rollouts
+    rate_per_s = 500
+    burst = 100
+    priority = "high"                # the highest that it may ask for
+    subject = "service|payments"     # tokens with this `sub` are this client
+
+    [[clients.payments.keys]]
+    id = "3f9a1c07"
+    sha256 = "…"                     # of the key; see keys.py
+    created = 2026-10-06
+    expires = 2027-10-06T00:00:00Z
+
+Knows the file's form; `clients_edit.py` changes one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from hopline.errors import ConfigError
+from hopline.ingress.limiter import Rate
+from hopline.ingress.permissions import Permissions, globs_of
+from hopline.settings import did_you_mean
+
+#: Bounds within which nanoseconds fit into 63 bits.
+RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
+Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Glob = Annotated[str, msgspec.Meta(min_length=1)]
+Globs = bool | tuple[Glob, ...]
+
+
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One key of a client.
+
+    Attributes:
+        id: what people call it by.
+        sha256: of the key, in hexadecimal.
+        expires: with an offset; None is never.
+    """
+
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    created: datetime.date | None = None
+    expires: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
+
+    @property
+    def until(self) -> float:
+        """Seconds since the epoch at which it ends."""
+        return math.inf if self.expires is None else self.expires.timestamp()
+
+
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written of a client beside its keys; a token's `hopline` claim has the same fields."""
+
+    score: Globs = ()
+    read: Globs = ()
+    admin: Globs = ()
+    rate_per_s: RatePerS | None = None
+    burst: Burst | None = None
+    priority: Literal["high", "normal", "low"] = "normal"
+
+    @property
+    def permissions(self) -> Permissions:
+        """What it permits."""
+        return Permissions(globs_of(self.score), globs_of(self.read), globs_of(self.admin))
+
+    @property
+    def rate(self) -> Rate | None:
+        """How often; None where it does not say."""
+        return Rate.of(self.rate_per_s, self.burst)
+
+
+class ClientEntry(Grant, frozen=True, forbid_unknown_fields=True):
+    """One client of the file.
+
+    Attributes:
+        keys: any of them will do, so that one can be replaced without a gap.
+        subject: tokens with this `sub` are this client, whatever else they claim; "" is none.
+    """
+
+    keys: tuple[KeyEntry, ...] = ()
+    subject: str = ""
+
+
+def read_clients(path: Path) -> dict[str, ClientEntry]:
+    """Client name -> what the file says, in the file's order.
+
+    Raises: ConfigError: naming the file, the client and what is wrong.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"auth.clients_file: {path} does not exist; `hopline auth new-key` makes one"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"auth.clients_file: {path} cannot be read: {error}") from None
+    return parse_clients(text, str(path))
+
+
+def parse_clients(text: str, source: str) -> dict[str, ClientEntry]:
+    """The same for text that is at hand; `source` names it in errors."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+    clients = tree.pop("clients", {})
+    if tree or not isinstance(clients, Mapping):
+        raise ConfigError(
+            f"{source}: {next(iter(tree), 'clients')!r}: there are only [clients.<name>] tables"
+        )
+    found = {name: _entry(name, values, source) for name, values in clients.items()}
+    _check_distinct(found, source)
+    return found
+
+
+def _entry(name: str, values: Any, source: str) -> ClientEntry:
+    place = f"{source}: client {name!r}"
+    if not name or not name.isprintable():
+        raise ConfigError(f"{place}: a name is printable text")
+    try:
+        entry = msgspec.convert(values, ClientEntry)
+    except msgspec.ValidationError as error:
+        hint = ""
+        if isinstance(values, Mapping):
+            unknown = [key for key in values if key not in ClientEntry.__struct_fields__]
+            hint = did_you_mean(unknown[0], ClientEntry.__struct_fields__) if unknown else ""
+        raise ConfigError(f"{place}: {error}{hint}") from None
+    if entry.burst is not None and entry.rate_per_s is None:
+        raise ConfigError(f"{place}: burst needs rate_per_s beside it")
+    return entry
+
+
+def _check_distinct(clients: Mapping[str, ClientEntry], source: str) -> None:
+    """A key or a subject that is two clients' would be either's by the order of the file."""
+    owners: dict[tuple[str, str], str] = {}
+    for name, entry in clients.items():
+        marks = [("key", key.sha256) for key in entry.keys]
+        if entry.subject:
+            marks.append(("subject", entry.subject))
+        for mark in marks:
+            if mark in owners:
+                raise ConfigError(
+                    f"{source}: clients {owners[mark]!r} and {name!r} have the same {mark[0]}"
+                )
+            owners[mark] = name

@@ -1,0 +1,67 @@
+"""Whether a server may listen where it is told to: strangers reach it only if that was asked for."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+
+from hopline.config import Config
+from hopline.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def check_exposure(config: Config) -> None:
+    """Refuse to let anybody ask, unless told.
+
+    Raises: ConfigError: settings that contradict each other, or an address that others reach while
+        nobody has to say who they are.
+    """
+    auth, host = config.auth, config.server.host
+    _check_auth(config)
+    if is_loopback(host):
+        return
+    if auth.enabled:
+        if not config.tls.enabled:
+            logger.warning(
+                "keys and tokens come unencrypted to server.host %r: set tls.cert_file and tls.key_file, "
+                "or have TLS end right before this server",
+                host,
+            )
+    elif not auth.allow_anonymous:
+        raise ConfigError(
+            f"server.host: {host!r} is reached by others, and they need not say who they are; set "
+            "auth.clients_file (`hopline auth new-key` makes one) or auth.jwt_key_file, or "
+            "auth.allow_anonymous = true where the network keeps strangers out"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address or name.
+
+    Raises: ConfigError: it is neither.
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(f"server.host: {host!r} is not an address: {error.strerror}") from None
+    return all(ipaddress.ip_address(str(item[4][0]).partition("%")[0]).is_loopback for item in found)
+
+
+def _check_auth(config: Config) -> None:
+    auth = config.auth
+    if auth.allow_anonymous and auth.enabled:
+        raise ConfigError(
+            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, with which everybody says "
+            "who they are; set one or the other"
+        )
+    if auth.jwt_key_file is not None and auth.jwt_jwks_file is not None:
+        raise ConfigError("auth.jwt_key_file: set it or auth.jwt_jwks_file, not both")
+    for name in ("jwt_issuer", "jwt_audience"):
+        if bool(getattr(auth, name)) > auth.tokens:
+            raise ConfigError(f"auth.{name}: needs auth.jwt_key_file or auth.jwt_jwks_file beside it")
+        if bool(getattr(auth, name)) < auth.tokens:
+            raise ConfigError(
+                f"auth.{name}: has to be set for tokens: without it those of others would be taken for ours"
+            )

@@ -1,0 +1,188 @@
+"""The gatekeeper: credentials in, clients out.
+
+Knows keys, tokens and the clients file; nothing of how credentials are carried. What was identified once is
+remembered until it ends, so that a request costs a look-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hopline.config import Config
+from hopline.errors import ConfigError, Unauthenticated
+from hopline.ingress import keys
+from hopline.ingress.client import Client
+from hopline.ingress.clients_file import ClientEntry, Grant, read_clients
+from hopline.ingress.limiter import Limits, LocalLimits, Rate
+from hopline.ingress.watched import Watched
+
+if TYPE_CHECKING:
+    from hopline.ingress.tokens import TokenVerifier
+
+logger = logging.getLogger(__name__)
+
+#: Credentials that are remembered; only valid ones are, so that nobody else can fill it.
+_MAX_REMEMBERED = 8192
+
+
+class _Identified(NamedTuple):
+    client: Client
+    until: float
+
+
+class _Key(NamedTuple):
+    client: str
+    until: float
+
+
+class Gatekeeper:
+    """Knows who asks.
+
+    Args:
+        config: `auth.*`; on, see `AuthConfig.enabled`.
+        limits: the buckets of all clients; None makes those that fit the number of workers.
+        now: seconds since the epoch, for keys and tokens that end.
+        clock: nanoseconds, monotonic, for rates.
+
+    Raises: ConfigError: a file that cannot be used, and why.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits | None = None,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._now = now
+        self._clock = clock
+        self._limits = limits or _limits(config)
+        settings = config.auth
+        self._default_rate = Rate.of(settings.rate_per_s, settings.burst or None)
+        self._file = None if settings.clients_file is None else Watched(settings.clients_file)
+        self._tokens: TokenVerifier | None = None
+        if settings.tokens:
+            self._tokens = _verifier(config, now)
+        self._clients: dict[str, Client] = {}
+        #: digest -> whose key it is
+        self._keys: dict[str, _Key] = {}
+        #: `sub` -> the client of the file that it stands for
+        self._subjects: dict[str, str] = {}
+        #: What was presented -> who that is, apart by the way in which it was.
+        self._by_authorization: dict[str | bytes, _Identified] = {}
+        self._by_api_key: dict[str | bytes, _Identified] = {}
+        if self._file is not None:
+            self._take(read_clients(self._file.path))
+
+    def identify(self, authorization: str | bytes | None, api_key: str | bytes | None) -> Client:
+        """Who presents this.
+
+        Args:
+            authorization: `Bearer` and a token or key.
+            api_key: a key.
+
+        Raises: Unauthenticated: saying what was missing or wrong.
+        """
+        if authorization is None:
+            if api_key is None:
+                raise Unauthenticated(
+                    "who asks? send an API key as x-api-key, or a key or token as authorization: Bearer …"
+                )
+            known, presented = self._by_api_key, api_key
+        elif api_key is None:
+            known, presented = self._by_authorization, authorization
+        else:
+            raise Unauthenticated("send x-api-key or authorization, not both")
+        found = known.get(presented)
+        if found is None or self._now() >= found.until:
+            known.pop(presented, None)
+            found = self._recognise(presented, scheme=authorization is not None)
+            if len(known) >= _MAX_REMEMBERED:
+                known.clear()
+            known[presented] = found
+        return found.client
+
+    def tick(self) -> None:
+        """Once a second: take up files that have changed. A file that cannot be used changes nothing."""
+        renewed = self._tokens is not None and self._tokens.tick()
+        if self._file is not None and self._file.changed():
+            try:
+                clients = read_clients(self._file.path)
+            except ConfigError as error:
+                logger.error("the clients in force are kept: %s", error)
+            else:
+                self._take(clients)
+                renewed = True
+                logger.info("%d clients read anew from %s", len(clients), self._file.path)
+        if renewed:
+            self._by_authorization.clear()
+            self._by_api_key.clear()
+
+    def _take(self, entries: dict[str, ClientEntry]) -> None:
+        """Serve the clients of a file that is in order, and no others."""
+        self._clients = {name: self._client(name, f"key {name}", entry) for name, entry in entries.items()}
+        self._keys = {
+            key.sha256: _Key(name, key.until) for name, entry in entries.items() for key in entry.keys
+        }
+        self._subjects = {entry.subject: name for name, entry in entries.items() if entry.subject}
+
+    def _client(self, name: str, bucket: str, grant: Grant) -> Client:
+        rate = grant.rate or self._default_rate
+        return Client(
+            name,
+            grant.permissions,
+            grant.priority,
+            None if rate is None else self._limits.bucket(bucket, rate),
+            self._clock,
+        )
+
+    def _recognise(self, presented: str | bytes, *, scheme: bool) -> _Identified:
+        text = presented if isinstance(presented, str) else presented.decode("latin-1")
+        if scheme:
+            kind, _, text = text.strip().partition(" ")
+            if kind.lower() != "bearer":
+                raise Unauthenticated("authorization has to be Bearer and a key or token")
+        text = text.strip()
+        if not scheme or text.startswith(keys.PREFIX) or self._tokens is None:
+            return self._of_key(text)
+        claims = self._tokens.verify(text)
+        name = self._subjects.get(claims.subject)
+        if name is not None:
+            return _Identified(self._clients[name], claims.until)
+        # Apart from keys: a subject that happens to have a client's name has a bucket of its own.
+        client = self._client(claims.subject, f"token {claims.subject}", claims.grant or Grant())
+        return _Identified(client, claims.until)
+
+    def _of_key(self, text: str) -> _Identified:
+        known = self._keys.get(keys.digest(text))
+        if known is None:
+            raise Unauthenticated("the API key is not known here; it may have been revoked")
+        if self._now() >= known.until:
+            raise Unauthenticated("the API key has expired")
+        return _Identified(self._clients[known.client], known.until)
+
+
+def _limits(config: Config) -> Limits:
+    worker = config.worker
+    if worker.count == 1 or not worker.metrics_dir:
+        return LocalLimits()
+    from hopline.ingress.shared_limiter import SharedLimits
+
+    return SharedLimits(Path(worker.metrics_dir) / "limits", worker.count)
+
+
+def _verifier(config: Config, now: Callable[[], float]) -> TokenVerifier:
+    try:
+        from hopline.ingress.tokens import TokenVerifier
+    except ModuleNotFoundError as error:
+        if error.name not in ("jwt", "cryptography"):
+            raise
+        raise ConfigError(
+            f"auth.jwt_*: tokens need {error.name}; install it with: pip install 'hopline[auth]'"
+        ) from None
+    return TokenVerifier(config.auth, now)

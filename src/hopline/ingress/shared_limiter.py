@@ -1,0 +1,105 @@
+"""Token buckets that all workers of a server share, without locks.
+
+A client's rate is the server's, however the kernel deals its connections out: a share for each worker would
+give a client with one connection a fraction of its rate. So a bucket's one word (`limiter.py`) lies in a
+file that all workers map, and is changed by compare-and-swap: admissions are counted exactly, and a worker
+that dies or is stopped holds nothing up. Imported only where there are several workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from hopline.ingress.limiter import Bucket, LocalBucket, Rate
+from hopline.intrinsics import compare_exchange
+from hopline.types import AnyArray
+
+logger = logging.getLogger(__name__)
+
+#: Clients that have a place in the file; it is sparse, so that only those in use take memory.
+_SLOTS = 65_536
+
+
+@njit(nogil=True, cache=True)
+def _take(words, slot, now, interval, tolerance):  # type: ignore[no-untyped-def]
+    while True:
+        seen = words[slot]
+        begin = max(seen, now)
+        wait = begin - now - tolerance
+        if wait > 0:
+            return wait
+        if compare_exchange(words, slot, seen, begin + interval):
+            return 0
+
+
+@njit(nogil=True, cache=True)
+def _find(tags, tag):  # type: ignore[no-untyped-def]
+    """The slot of a tag, taken if it has none; -1 where there is no room."""
+    slots = tags.shape[0]
+    slot = tag % slots
+    for _ in range(slots):
+        seen = tags[slot]
+        if seen == 0 and compare_exchange(tags, slot, seen, tag):
+            return slot
+        if tags[slot] == tag:
+            return slot
+        slot = (slot + 1) % slots
+    return -1
+
+
+class SharedBucket:
+    """The bucket of one client in all workers.
+
+    Args:
+        words: int64 [slots], shared: when each bucket is full again, in nanoseconds of the host's clock.
+        slot: which is this one's.
+    """
+
+    __slots__ = ("_interval_ns", "_slot", "_tolerance_ns", "_words", "rate")
+
+    def __init__(self, rate: Rate, words: AnyArray, slot: int) -> None:
+        self.rate = rate
+        self._words = words
+        self._slot = slot
+        self._interval_ns = rate.interval_ns
+        self._tolerance_ns = (rate.burst - 1) * rate.interval_ns
+
+    def take(self, now_ns: int) -> int:
+        """See `Bucket`."""
+        return int(_take(self._words, self._slot, now_ns, self._interval_ns, self._tolerance_ns))
+
+
+class SharedLimits:
+    """The buckets of all workers.
+
+    Args:
+        file: mapped by all of them; made where it is not there. All zero bytes are no buckets.
+        num_workers: how many share it.
+    """
+
+    def __init__(self, file: Path, num_workers: int) -> None:
+        with file.open("ab") as made:  # another worker may do the same: the size is the same
+            made.truncate(2 * _SLOTS * 8)
+        mapped = np.memmap(file, np.int64, "r+", shape=(2, _SLOTS))
+        self._tags, self._words = np.asarray(mapped[0]), np.asarray(mapped[1])
+        self._num_workers = num_workers
+        _take(self._words, 0, 0, 0, -1)  # compiled before there are requests; takes nothing
+
+    def bucket(self, name: str, rate: Rate) -> Bucket:
+        """See `Limits`. Where there is no room left, a worker's share of the rate."""
+        slot = int(_find(self._tags, _tag(name)))
+        if slot >= 0:
+            return SharedBucket(rate, self._words, slot)
+        logger.warning("more than %d clients have a rate: %r has a share in each worker", _SLOTS, name)
+        return LocalBucket(Rate(rate.per_s / self._num_workers, max(1, rate.burst // self._num_workers)))
+
+
+def _tag(name: str) -> int:
+    """A name as a positive 62-bit number; two of a million clients are one with chance 1e-7."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2 or 1

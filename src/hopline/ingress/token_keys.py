@@ -1,0 +1,128 @@
+"""The keys that tokens are checked with: one PEM public key, one shared secret, or a JSON Web Key Set.
+
+Each key comes with the algorithms that it may be used for; a token cannot widen them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from hopline.config import AuthConfig
+from hopline.errors import ConfigError
+
+#: Algorithms by what a key is; of a curve there is one.
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+_HMAC = ("HS256", "HS384", "HS512")
+#: Shorter ones can be factored (NIST SP 800-131A).
+_MIN_RSA_BITS = 2048
+
+
+class TokenKey(NamedTuple):
+    """A key and what it may be used for.
+
+    Attributes:
+        key: as PyJWT takes it.
+        algorithms: never empty.
+    """
+
+    key: Any
+    algorithms: tuple[str, ...]
+
+
+def read_keys(config: AuthConfig) -> dict[str, TokenKey]:
+    """Key id -> key; a key file's only key has the id "", which stands for any.
+
+    Raises: ConfigError: naming the setting and what is wrong.
+    """
+    if config.jwt_key_file is not None:
+        content = _read(config.jwt_key_file, "auth.jwt_key_file")
+        place = f"auth.jwt_key_file: {config.jwt_key_file}"
+        return {"": _usable(_from_file(content, place), config, place)}
+    assert config.jwt_jwks_file is not None
+    place = f"auth.jwt_jwks_file: {config.jwt_jwks_file}"
+    found = {
+        name: _usable(key, config, f"{place}: key {name!r}")
+        for name, key in _from_set(_read(config.jwt_jwks_file, "auth.jwt_jwks_file"), place)
+    }
+    if not found:
+        raise ConfigError(f"{place}: holds no key for signatures")
+    return found
+
+
+def _usable(key: Any, config: AuthConfig, place: str) -> TokenKey:
+    """The key with those of the accepted algorithms that it takes."""
+    fitting = _fitting(key, place)
+    algorithms = tuple(name for name in config.jwt_algorithms if name in fitting)
+    if not algorithms:
+        raise ConfigError(
+            f"{place}: this key takes {', '.join(fitting)}, and auth.jwt_algorithms accepts "
+            f"{', '.join(config.jwt_algorithms) or 'none'}"
+        )
+    return TokenKey(key, algorithms)
+
+
+def _fitting(key: Any, place: str) -> tuple[str, ...]:
+    if isinstance(key, RSAPublicKey):
+        if key.key_size < _MIN_RSA_BITS:
+            raise ConfigError(f"{place}: an RSA key of {key.key_size} bits; at least {_MIN_RSA_BITS}")
+        return _RSA
+    if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
+        return (_CURVES[key.curve.name],)
+    if isinstance(key, Ed25519PublicKey):
+        return ("EdDSA",)
+    if isinstance(key, bytes):
+        fitting = tuple(name for name in _HMAC if len(key) * 8 >= int(name[2:]))
+        if not fitting:
+            raise ConfigError(
+                f"{place}: a secret of {len(key)} bytes can be guessed; at least 32 are needed"
+            )
+        return fitting
+    raise ConfigError(f"{place}: neither an RSA, P-256, P-384, P-521 or Ed25519 public key nor a secret")
+
+
+def _from_file(content: bytes, place: str) -> Any:
+    if b"-----BEGIN" not in content:
+        return content.strip()
+    if b"PRIVATE KEY" in content:
+        raise ConfigError(f"{place}: holds a private key; the server needs the public one only")
+    try:
+        return load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{place}: not a PEM public key: {error}") from None
+
+
+def _from_set(content: bytes, place: str) -> list[tuple[str, Any]]:
+    try:
+        keys = json.loads(content)["keys"]
+        found = []
+        for data in keys:
+            if data.get("use", "sig") != "sig":
+                continue
+            name = data.get("kid")
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"{place}: a key has no kid")
+            found.append((name, jwt.PyJWK(data).key))
+    except (ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{place}: not a JSON Web Key Set: {type(error).__name__}") from None
+    if len({name for name, _ in found}) < len(found):
+        raise ConfigError(f"{place}: two keys have the same kid")
+    return found
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,179 @@
+"""Tokens: JSON Web Tokens (RFC 7519) of one issuer, checked with its public keys or a shared secret.
+
+Which algorithms a key takes is decided when it is read, never by a token: a key that verifies RS256 is not
+tried as an HMAC secret, and `none` is no algorithm (RFC 8725, 2.1 and 3.1). PyJWT checks signature, issuer
+and audience; times are checked here, where the clock is an argument. Imported only where tokens are on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jwt
+import msgspec
+
+from hopline.config import AuthConfig
+from hopline.errors import ConfigError, Unauthenticated
+from hopline.ingress.clients_file import Grant
+from hopline.ingress.token_keys import TokenKey, read_keys
+from hopline.ingress.watched import Watched
+
+logger = logging.getLogger(__name__)
+
+_MAX_TOKEN_BYTES = 16 * 1024
+#: In words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
+_SCOPE = "hopline:"
+
+
+class Claims(NamedTuple):
+    """What a token says, once it is known to be true.
+
+    Attributes:
+        subject: who it is about.
+        grant: what it permits; None where it says nothing of Hopline.
+        until: seconds since the epoch at which it ends, leeway included.
+    """
+
+    subject: str
+    grant: Grant | None
+    until: float
+
+
+class TokenVerifier:
+    """Checks tokens of one issuer for one audience.
+
+    Args:
+        config: `auth.jwt_*`.
+        now: seconds since the epoch.
+
+    Raises: ConfigError: keys that cannot be used, and why.
+    """
+
+    def __init__(self, config: AuthConfig, now: Callable[[], float]) -> None:
+        path = config.jwt_key_file or config.jwt_jwks_file
+        assert path is not None
+        self._config = config
+        self._now = now
+        self._watched = Watched(path)
+        self._keys = read_keys(config)
+
+    def tick(self) -> bool:
+        """Read the keys anew if their file has changed; whether there are new ones."""
+        if not self._watched.changed():
+            return False
+        try:
+            self._keys = read_keys(self._config)
+        except ConfigError as error:
+            logger.error("the token keys in force are kept: %s", error)
+            return False
+        logger.info("token keys read anew from %s", self._watched.path)
+        return True
+
+    def verify(self, token: str) -> Claims:
+        """What a token says.
+
+        Raises: Unauthenticated: saying which check it failed, and nothing of keys.
+        """
+        if len(token) > _MAX_TOKEN_BYTES:
+            raise Unauthenticated(f"the token is longer than {_MAX_TOKEN_BYTES} bytes")
+        try:
+            key = self._key(jwt.get_unverified_header(token))
+            claims = jwt.decode(
+                token,
+                key.key,
+                algorithms=list(key.algorithms),
+                audience=self._config.jwt_audience,
+                issuer=self._config.jwt_issuer,
+                options={
+                    "require": ["exp", "sub", "iss", "aud"],
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )
+        except jwt.PyJWTError as error:
+            raise Unauthenticated(_reason(error)) from None
+        until = self._until(claims)
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not subject or not subject.isprintable():
+            raise Unauthenticated("the token's sub is not a name")
+        return Claims(subject, _grant(claims), until)
+
+    def _key(self, header: Mapping[str, Any]) -> TokenKey:
+        """The key that the token names, if it takes the token's algorithm."""
+        name = header.get("kid")
+        keys = self._keys
+        if len(keys) == 1 and (name is None or "" in keys):
+            key = next(iter(keys.values()))
+        elif isinstance(name, str) and name in keys:
+            key = keys[name]
+        else:
+            raise Unauthenticated("the token names no key (kid) of the issuer's")
+        if header.get("alg") not in key.algorithms:
+            raise Unauthenticated(
+                f"the token is not signed with an algorithm of its key: {', '.join(key.algorithms)}"
+            )
+        return key
+
+    def _until(self, claims: Mapping[str, Any]) -> float:
+        leeway_s, now = self._config.jwt_leeway_s, self._now()
+        until = _time(claims, "exp") + leeway_s
+        if now >= until:
+            raise Unauthenticated("the token has expired")
+        for name in ("nbf", "iat"):
+            if name in claims and now < _time(claims, name) - leeway_s:
+                raise Unauthenticated(f"the token is not valid yet ({name})")
+        return until
+
+
+def _time(claims: Mapping[str, Any], name: str) -> float:
+    value = claims[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Unauthenticated(f"the token's {name} is not a time")
+    return float(value)
+
+
+def _grant(claims: Mapping[str, Any]) -> Grant | None:
+    """The `hopline` claim, else what `scope` says."""
+    own = claims.get("hopline")
+    if own is not None:
+        try:
+            return msgspec.convert(own, Grant)
+        except msgspec.ValidationError as error:
+            raise Unauthenticated(f"the token's hopline claim: {error}") from None
+    scope = claims.get("scope", "")
+    words = scope.split() if isinstance(scope, str) else scope
+    if not isinstance(words, list):
+        raise Unauthenticated("the token's scope is neither text nor a list")
+    globs: dict[str, list[str]] = {"score": [], "read": [], "admin": []}
+    for word in words:
+        if isinstance(word, str) and word.startswith(_SCOPE):
+            permission, _, glob = word.removeprefix(_SCOPE).partition(":")
+            if permission in globs:
+                globs[permission].append(glob or "*")
+    if not any(globs.values()):
+        return None
+    return Grant(tuple(globs["score"]), tuple(globs["read"]), tuple(globs["admin"]))
+
+
+def _reason(error: jwt.PyJWTError) -> str:
+    """Which check failed, in our words: the library's may quote the token or the key."""
+    for kind, text in _REASONS.items():
+        if isinstance(error, kind):
+            return text
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"the token has no {error.claim}"
+    return "the token cannot be verified"
+
+
+#: Subclasses before their bases.
+_REASONS: dict[type[jwt.PyJWTError], str] = {
+    jwt.InvalidSignatureError: "the token's signature is not the issuer's",
+    jwt.DecodeError: "the token is neither a key of this server nor a JSON Web Token",
+    jwt.InvalidAudienceError: "the token is for another audience",
+    jwt.InvalidIssuerError: "the token is of another issuer",
+    jwt.InvalidAlgorithmError: "the token's algorithm is not accepted",
+}

@@ -1,0 +1,35 @@
+"""A file that may be replaced while the server runs. Knows when, not what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+_Stamp: TypeAlias = tuple[int, int, int] | None
+
+
+class Watched:
+    """Tells whether a file is another than when it was looked at last.
+
+    Args:
+        path: links are followed, so that a mounted secret counts as changed when its link is moved.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp = self._look()
+
+    def changed(self) -> bool:
+        """Whether the file was written, replaced or removed since the last call."""
+        stamp = self._look()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        return True
+
+    def _look(self) -> _Stamp:
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

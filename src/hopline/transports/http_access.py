@@ -1,0 +1,119 @@
+"""Which permission a path of HTTP asks for, and who may pass.
+
+One table over paths: a route that is not in it asks for `read` of the server where it only tells something,
+and for `admin` where it changes something, so that a new one is closed until it is thought about.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from hopline.ingress.client import Client
+from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.ingress.permissions import SERVER, Permission
+from hopline.transports.http_messages import Request
+
+_TELLING = (b"GET", b"HEAD")
+
+
+class Access(NamedTuple):
+    """What one path asks for.
+
+    Attributes:
+        tell: permission for GET and HEAD; None for any client at all, as for lists, which show what the
+            client may read.
+        change: permission for every other method.
+        model: what it is about; `SERVER` for the whole.
+        open: nobody has to say who they are.
+    """
+
+    tell: Permission | None = "read"
+    change: Permission | None = "admin"
+    model: str = SERVER
+    open: bool = False
+
+
+#: For probes, which have no keys; and for paths where there is nothing.
+OPEN = Access(open=True)
+
+
+def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
+    """What a path asks for.
+
+    Args:
+        parts: the path without its slashes, decoded.
+        open_metrics: as in the settings.
+    """
+    match parts:
+        case ["healthz"] | ["readyz"] | ["v2", "health", _]:
+            return OPEN
+        case ["v2", "models", _, "ready"] | ["v2", "models", _, "versions", _, "ready"]:
+            return OPEN
+        case ["metrics"] if open_metrics:
+            return OPEN
+        case ["v2"] | ["v1", "models"] | ["v2", "models", "stats"]:
+            return Access(tell=None)
+        case ["v2", "repository", "index"]:  # asked for with POST
+            return Access(tell=None, change=None)
+        case ["v1", "rollouts"]:  # the model of a new one is in the body: see `named_model`
+            return Access(tell=None, change=None)
+        case ["v1" | "v2", "models", model, *_, "score" | "infer"]:
+            return Access("score", "score", model)
+        case ["v1" | "v2", "models", model, *_] | ["v2", "repository", "models", model, *_]:
+            return Access(model=model)
+        case ["v1", "rollouts" | "drift", model, *_]:
+            return Access(model=model)
+    return Access()
+
+
+class Guard:
+    """Lets requests in.
+
+    Args:
+        gate: knows who asks.
+        open_metrics: as in the settings.
+    """
+
+    def __init__(self, gate: Gatekeeper, *, open_metrics: bool) -> None:
+        self._identify = gate.identify
+        self._open_metrics = open_metrics
+
+    def access_of(self, parts: list[str]) -> Access:
+        """What a path asks for; see the function."""
+        return access_of(parts, open_metrics=self._open_metrics)
+
+    def admit(self, request: Request, access: Access) -> None:
+        """Write into the request who asks.
+
+        Raises: Unauthenticated, PermissionDenied, RateLimited.
+        """
+        if access.open:
+            return
+        headers = request.headers
+        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        permission = access.tell if request.method in _TELLING else access.change
+        if permission is not None:
+            client.check(permission, access.model)
+        client.admit()
+        request.client = client
+
+
+class _Named(msgspec.Struct):
+    model: str = SERVER
+
+
+def named_model(body: bytes) -> str:
+    """The model that a JSON body names, read as its own decoder will; `SERVER` where it names none."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return SERVER
+
+
+def client_of(request: Request) -> Client:
+    """Who asks, of a request that a guard let in."""
+    client = request.client
+    assert isinstance(client, Client)
+    return client

@@ -1,0 +1,169 @@
+"""Token buckets: exact with a turned clock, in one process and in many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline.ingress import limiter
+from hopline.ingress.limiter import Limits, LocalBucket, LocalLimits, Rate
+from hopline.ingress.shared_limiter import SharedLimits
+
+S = 10**9
+
+
+@pytest.fixture(params=["local", "shared"])
+def limits(request: pytest.FixtureRequest, tmp_path: Path) -> Limits:
+    return LocalLimits() if request.param == "local" else SharedLimits(tmp_path / "limits", 4)
+
+
+def test_a_burst_is_admitted_at_once_and_then_the_rate(limits: Limits) -> None:
+    bucket = limits.bucket("a", Rate(10, 3))
+    now = 7 * S
+    assert [bucket.take(now) for _ in range(4)] == [0, 0, 0, S // 10]
+    assert bucket.take(now + S // 10 - 1) == 1
+    assert bucket.take(now + S // 10) == 0
+    assert bucket.take(now + S // 10) == S // 10
+
+
+def test_after_a_pause_there_is_one_burst_and_no_more(limits: Limits) -> None:
+    bucket = limits.bucket("a", Rate(10, 3))
+    assert sum(bucket.take(0) == 0 for _ in range(10)) == 3
+    assert sum(bucket.take(3600 * S) == 0 for _ in range(10)) == 3
+
+
+def test_the_wait_that_is_named_is_the_time_until_the_next_one(limits: Limits) -> None:
+    bucket = limits.bucket("a", Rate(3, 1))
+    now = 0
+    for _ in range(100):
+        wait = bucket.take(now)
+        if wait:
+            assert bucket.take(now + wait - 1) == 1
+            now += wait
+            assert bucket.take(now) == 0
+
+
+def test_clients_have_buckets_of_their_own(limits: Limits) -> None:
+    first, second = limits.bucket("a", Rate(1, 1)), limits.bucket("b", Rate(1, 1))
+    assert (first.take(0), second.take(0)) == (0, 0)
+    assert first.take(0) > 0
+
+
+def test_another_rate_does_not_fill_the_bucket(limits: Limits) -> None:
+    assert [limits.bucket("a", Rate(1, 2)).take(0) == 0 for _ in range(3)] == [True, True, False]
+    changed = limits.bucket("a", Rate(2, 2))
+    assert changed.take(0) > 0
+    assert changed.take(2 * S) == 0
+
+
+def test_a_rate_without_a_burst_is_one_seconds_worth() -> None:
+    assert Rate.of(50.0, None) == Rate(50.0, 50)
+    assert Rate.of(0.5, None) == Rate(0.5, 1)
+    assert Rate.of(0, 5) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    per_s=st.floats(0.001, 1e6),
+    burst=st.integers(1, 50),
+    steps=st.lists(st.integers(0, 5 * S), min_size=1, max_size=120),
+)
+def test_no_window_has_more_than_burst_and_rate(per_s: float, burst: int, steps: list[int]) -> None:
+    bucket = LocalBucket(Rate(per_s, burst))
+    now, admitted = 0, []
+    for step in steps:
+        now += step
+        if bucket.take(now) == 0:
+            admitted.append(now)
+    for first, begin in enumerate(admitted):
+        for last in range(first, len(admitted)):
+            window_s = Fraction(admitted[last] - begin, S)
+            assert last - first + 1 <= burst + Fraction(per_s) * window_s
+
+
+@settings(max_examples=50, deadline=None)
+@given(per_s=st.sampled_from([1, 2, 10, 1000]), burst=st.integers(1, 5), num=st.integers(1, 60))
+def test_who_asks_at_the_rate_is_never_refused(per_s: int, burst: int, num: int) -> None:
+    bucket = LocalBucket(Rate(per_s, burst))
+    assert not any(bucket.take(request * S // per_s) for request in range(num))
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, S), st.integers(0, 3)), max_size=60))
+def test_workers_with_one_file_admit_what_one_bucket_admits(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]
+) -> None:
+    file = tmp_path_factory.mktemp("limits") / "limits"
+    workers = [SharedLimits(file, 4).bucket("a", Rate(5, 3)) for _ in range(4)]
+    oracle, now = LocalBucket(Rate(5, 3)), 0
+    for step, worker in steps:
+        now += step
+        assert workers[worker].take(now) == oracle.take(now)
+
+
+_FLOOD = """
+import sys, time
+from pathlib import Path
+from hopline.ingress.limiter import Rate
+from hopline.ingress.shared_limiter import SharedLimits
+bucket = SharedLimits(Path(sys.argv[1]), 3).bucket("a", Rate(2000, 50))
+print("ready", flush=True)
+begin = int(sys.stdin.readline())
+end, admitted = begin + 300_000_000, 0
+while (now := time.monotonic_ns()) < end:
+    admitted += bucket.take(max(now, begin)) == 0
+print(admitted)
+"""
+
+
+def test_processes_that_race_admit_exactly_the_rate(tmp_path: Path) -> None:
+    import time
+
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", _FLOOD, str(tmp_path / "limits")]
+    racing = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    assert all(process.stdout.readline() == "ready\n" for process in racing)
+    begin = time.monotonic_ns()
+    for process in racing:
+        process.stdin.write(f"{begin}\n")
+        process.stdin.flush()
+    admitted = sum(int(process.communicate(timeout=30)[0]) for process in racing)
+    # They ask far more often than they may, so that the bound is met and not only kept.
+    assert 600 <= admitted <= 50 + 2000 * 0.3 + 1
+
+
+def test_made_up_names_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiter, "_MAX_BUCKETS", 8)
+    limits = LocalLimits()
+    kept = limits.bucket("kept", Rate(1, 1))
+    kept.take(10**15)
+    for number in range(100):
+        limits.bucket(f"n{number}", Rate(1, 1)).take(number)
+    assert limits.bucket("kept", Rate(1, 1)) is kept  # the one that is not full
+
+
+def test_a_full_file_gives_each_worker_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hopline.ingress import shared_limiter
+
+    monkeypatch.setattr(shared_limiter, "_SLOTS", 2)
+    limits = SharedLimits(tmp_path / "limits", 4)
+    buckets = [limits.bucket(name, Rate(100, 40)) for name in ("a", "b", "c")]
+    assert buckets[2].rate == Rate(25, 10)
+    admitted: Callable[[Any], int] = lambda bucket: sum(bucket.take(0) == 0 for _ in range(50))  # noqa: E731
+    assert [admitted(bucket) for bucket in buckets] == [40, 40, 10]
+
+
+def test_waits_grow_by_one_interval() -> None:
+    bucket = LocalBucket(Rate(4, 1))
+    bucket.take(0)
+    waits = [bucket.take(now) for now in range(0, S // 4, S // 40)]
+    assert all(before - after == S // 40 for before, after in pairwise(waits))

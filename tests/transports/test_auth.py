@@ -1,0 +1,445 @@
+"""Who asks, through the real transports: keys, tokens, permissions and rates over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import jwt
+import pytest
+
+from hopline import AsyncClient, Client
+from hopline.config import Config
+from hopline.errors import BadRequest, PermissionDenied, RateLimited, Unauthenticated
+from hopline.ingress.clients_edit import add_key, remove_key
+from hopline.ingress.clients_file import Grant, KeyEntry
+from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.ingress.keys import new_key
+from hopline.testing.service import FakeService
+from hopline.transports.http import HttpApp
+from hopline.transports.http_messages import Request
+from hopline.transports.proto import message, methods
+from tests.servers import RunningServer, running, spawn
+
+SECRET = "a secret of thirty-two bytes or more"
+
+
+@dataclass
+class Door:
+    """A server that asks who comes, and keys for it."""
+
+    server: RunningServer
+    file: Path
+    keys: dict[str, str]
+
+    def http(self, method: str, path: str, key: str | None = None, **options: Any) -> httpx.Response:
+        headers = {} if key is None else {"x-api-key": self.keys.get(key, key)}
+        return httpx.request(method, self.server.url + path, headers=headers, **options)
+
+    def score(self, model: str = "sage", key: str | None = None, **options: Any) -> httpx.Response:
+        return self.http("POST", f"/v1/models/{model}/score", key, json={"nodes": [1]}, **options)
+
+    def call(
+        self, method: str, content: dict[str, Any], **metadata: str
+    ) -> tuple[str, str, dict[str, Any]]:
+        """(status, message, trailing metadata) of a gRPC call."""
+        service, _, name = method.partition("/")
+        known = {item.name: item for item in methods(service)}[name]
+        with grpc.insecure_channel(self.server.grpc) as channel:
+            call = channel.unary_unary(
+                f"/{method}",
+                message(known.input_type.full_name).SerializeToString,
+                message(known.output_type.full_name).FromString,
+            )
+            request = message(known.input_type.full_name)(**content)
+            try:
+                response = call(request, metadata=tuple(metadata.items()), timeout=10)
+            except grpc.RpcError as error:
+                return error.code().name, error.details(), dict(error.trailing_metadata())
+        return "OK", str(response), {}
+
+
+INFER = "inference.GRPCInferenceService"
+
+
+def infer(model: str) -> dict[str, Any]:
+    return {
+        "model_name": model,
+        "inputs": [
+            {"name": "node_ids", "datatype": "INT64", "shape": [1], "contents": {"int64_contents": [1]}}
+        ],
+    }
+
+
+def write_key(file: Path, client: str, grant: Grant | None) -> str:
+    key = new_key()
+    add_key(file, client, KeyEntry(key.id, key.sha256), grant)
+    return key.text
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    (folder / "secret").write_text(SECRET)
+    return {
+        "auth__clients_file": folder / "clients.toml",
+        "auth__jwt_key_file": folder / "secret",
+        "auth__jwt_algorithms": "HS256",
+        "auth__jwt_issuer": "issuer",
+        "auth__jwt_audience": "hopline",
+    }
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    folder = tmp_path_factory.mktemp("door")
+    file = folder / "clients.toml"
+    keys = {
+        "scorer": write_key(file, "scorer", Grant(("sage", "pe*"))),
+        "reader": write_key(file, "reader", Grant(read=True)),
+        "admin": write_key(file, "admin", Grant(admin=True)),
+        "slow": write_key(file, "slow", Grant(("sage",), rate_per_s=0.01, burst=2)),
+        "leaver": write_key(file, "leaver", Grant(("sage",))),
+    }
+    with running(**settings(folder)) as server:
+        yield Door(server, file, keys)
+
+
+def token(sub: str = "ada", ttl_s: float = 600, secret: str = SECRET, **claims: Any) -> str:
+    content = {"sub": sub, "iss": "issuer", "aud": "hopline", "exp": time.time() + ttl_s, **claims}
+    return jwt.encode(content, secret, "HS256")
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/sage/ready"]
+)
+def test_probes_need_no_key(door: Door, path: str) -> None:
+    assert door.http("GET", path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/models/sage/score", {"scorer"}),
+        ("POST", "/v1/models/sage/versions/1/score", {"scorer"}),
+        ("POST", "/v1/models/link/score", set()),
+        ("POST", "/v2/models/sage/infer", {"scorer"}),
+        ("POST", "/v2/models/sage/versions/1/infer", {"scorer"}),
+        ("POST", "/v2/models/link/infer", set()),
+        ("GET", "/", {"reader", "admin"}),
+        ("GET", "/metrics", {"reader", "admin"}),
+        ("GET", "/v1/models", {"scorer", "reader", "admin"}),
+        ("GET", "/v1/models/sage", {"scorer", "reader", "admin"}),
+        ("GET", "/v1/models/link", {"reader", "admin"}),
+        ("GET", "/v2", {"scorer", "reader", "admin"}),
+        ("GET", "/v2/models/link", {"reader", "admin"}),
+        ("GET", "/v2/models/link/config", {"reader", "admin"}),
+        ("GET", "/v2/models/link/stats", {"reader", "admin"}),
+        ("GET", "/v2/models/stats", {"scorer", "reader", "admin"}),
+        ("POST", "/v2/repository/index", {"scorer", "reader", "admin"}),
+        ("POST", "/v2/repository/models/sage/load", {"admin"}),
+        ("POST", "/v2/repository/models/sage/unload", {"admin"}),
+        ("HEAD", "/metrics", {"reader", "admin"}),
+    ],
+)
+def test_every_route_asks_for_its_permission(door: Door, method: str, path: str, allowed: set[str]) -> None:
+    nobody = door.http(method, path)
+    assert nobody.status_code == 401
+    assert nobody.headers["www-authenticate"] == 'Bearer realm="hopline"'
+    assert nobody.headers["hopline-error"] == "unauthenticated"
+    for key in ("scorer", "reader", "admin"):
+        status = door.http(method, path, key).status_code
+        assert (status not in (401, 403)) == (key in allowed), (key, status)
+        assert key in allowed or status == 403
+
+
+def test_every_route_is_open_only_where_it_was_thought_about() -> None:
+    """A route that nobody thought about is closed; a path where nothing is tells so."""
+    from hopline.transports.http_access import OPEN, access_of
+
+    found = access_of(["v1", "something", "new"])
+    assert (found.tell, found.change, found.model, found.open) == ("read", "admin", "", False)
+    assert access_of(["v1", "rollouts", "fraud", "promote"]).model == "fraud"
+    assert access_of(["v1", "drift", "fraud"]).model == "fraud"
+    assert access_of(["v1", "models"]).change == "admin"
+    assert access_of(["metrics"], open_metrics=True) is OPEN
+    assert access_of(["metrics"]) is not OPEN
+
+
+def test_lists_show_what_the_client_may_read(door: Door) -> None:
+    def names(answer: httpx.Response, key: str | None = None) -> set[str]:
+        rows = answer.json() if key is None else answer.json()[key]
+        return {row["name"] for row in rows}
+
+    everything = names(door.http("GET", "/v1/models", "reader"), "models")
+    assert {"sage", "people", "link"} < everything
+    assert names(door.http("GET", "/v1/models", "scorer"), "models") == {"sage", "people"}
+    assert names(door.http("GET", "/v2/models/stats", "scorer"), "model_stats") == {"sage", "people"}
+    assert names(door.http("POST", "/v2/repository/index", "scorer")) == {"sage", "people"}
+    _, listed, _ = door.call(f"{INFER}/RepositoryIndex", {}, **{"x-api-key": door.keys["scorer"]})
+    assert "people" in listed
+    assert "link" not in listed
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "who asks"),
+        ({"x-api-key": "hopline_made_up"}, "not known here"),
+        ({"authorization": "Basic YTpi"}, "has to be Bearer"),
+        ({"authorization": f"Bearer {token(ttl_s=-60)}"}, "the token has expired"),
+        ({"authorization": f"Bearer {token(nbf=time.time() + 600)}"}, "not valid yet"),
+        ({"authorization": f"Bearer {token(secret=SECRET[::-1])}"}, "signature is not the issuer's"),
+        ({"authorization": f"Bearer {token(aud='elsewhere')}"}, "another audience"),
+        (
+            {"authorization": f"Bearer {jwt.encode({'sub': 'ada'}, '', 'none')}"},
+            "not signed with an algorithm of its key: HS256",
+        ),
+        ({"authorization": "Bearer x.y.z"}, "neither a key of this server nor a JSON Web Token"),
+        ({"authorization": "Bearer x", "x-api-key": "y"}, "not both"),
+    ],
+)
+def test_forged_and_expired_credentials_are_refused_by_both_transports(
+    door: Door, headers: dict[str, str], message: str
+) -> None:
+    answer = httpx.post(f"{door.server.url}/v1/models/sage/score", json={"nodes": [1]}, headers=headers)
+    assert answer.status_code == 401
+    assert message in answer.json()["error"]["message"]
+    status, text, trailers = door.call(f"{INFER}/ModelInfer", infer("sage"), **headers)
+    assert status == "UNAUTHENTICATED"
+    assert message in text
+    assert trailers["hopline-error"] == "unauthenticated"
+
+
+def test_a_token_scores_what_it_claims(door: Door) -> None:
+    headers = {"authorization": f"Bearer {token(scope='openid hopline:score:sage')}"}
+    for model, status, code in [("sage", 200, "OK"), ("people", 403, "PERMISSION_DENIED")]:
+        answer = httpx.post(
+            f"{door.server.url}/v1/models/{model}/score", json={"nodes": [1]}, headers=headers
+        )
+        assert answer.status_code == status
+        assert door.call(f"{INFER}/ModelInfer", infer(model), **headers)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("method", "content", "allowed"),
+    [
+        ("ModelInfer", infer("sage"), {"scorer"}),
+        ("ModelInfer", infer("link"), set()),
+        ("ServerMetadata", {}, {"scorer", "reader", "admin"}),
+        ("ModelMetadata", {"name": "link"}, {"reader", "admin"}),
+        ("ModelConfig", {"name": "link"}, {"reader", "admin"}),
+        ("ModelStatistics", {"name": "link"}, {"reader", "admin"}),
+        ("ModelStatistics", {}, {"scorer", "reader", "admin"}),
+        ("RepositoryIndex", {}, {"scorer", "reader", "admin"}),
+        ("RepositoryModelLoad", {"model_name": "sage"}, {"admin"}),
+        ("RepositoryModelUnload", {"model_name": "sage"}, {"admin"}),
+    ],
+)
+def test_every_method_asks_for_its_permission(
+    door: Door, method: str, content: dict[str, Any], allowed: set[str]
+) -> None:
+    assert door.call(f"{INFER}/{method}", content)[0] == "UNAUTHENTICATED"
+    for key in ("scorer", "reader", "admin"):
+        status, _, _ = door.call(f"{INFER}/{method}", content, **{"x-api-key": door.keys[key]})
+        assert (status == "PERMISSION_DENIED") == (key not in allowed), (key, status)
+
+
+def test_health_over_grpc_needs_no_key(door: Door) -> None:
+    for method, content in [("ServerLive", {}), ("ServerReady", {}), ("ModelReady", {"name": "sage"})]:
+        assert door.call(f"{INFER}/{method}", content)[0] == "OK"
+    assert door.call("grpc.health.v1.Health/Check", {})[0] == "OK"
+
+
+def test_a_stream_is_checked_request_by_request(door: Door) -> None:
+    request_kind = message("inference.ModelInferRequest")
+    with grpc.insecure_channel(door.server.grpc) as channel:
+        call = channel.stream_stream(
+            f"/{INFER}/ModelStreamInfer",
+            request_kind.SerializeToString,
+            message("inference.ModelStreamInferResponse").FromString,
+        )
+        requests = [request_kind(**infer(model)) for model in ("sage", "link", "sage")]
+        metadata = (("x-api-key", door.keys["scorer"]),)
+        errors = [answer.error_message for answer in call(iter(requests), metadata=metadata, timeout=10)]
+        assert errors[0] == errors[2] == ""
+        assert "'scorer' may not score model 'link'" in errors[1]
+        anonymous = [answer.error_message for answer in call(iter(requests[:1]), timeout=10)]
+        assert "who asks" in anonymous[0]
+
+
+def test_a_client_above_its_rate_is_refused_by_both_transports_together(door: Door) -> None:
+    assert door.score(key="slow").status_code == 200
+    status, _, _ = door.call(f"{INFER}/ModelInfer", infer("sage"), **{"x-api-key": door.keys["slow"]})
+    assert status == "OK"
+    answer = door.score(key="slow")
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "rate_limited"
+    assert 90 < float(answer.headers["retry-after"]) <= 100
+    status, text, trailers = door.call(
+        f"{INFER}/ModelInfer", infer("sage"), **{"x-api-key": door.keys["slow"]}
+    )
+    assert status == "RESOURCE_EXHAUSTED"
+    assert "'slow' may ask 0.01 times a second, 2 at once" in text
+    assert 90_000 < int(trailers["retry-after-ms"]) <= 100_000
+    assert door.score(key="scorer").status_code == 200  # others are not held up
+
+
+def test_a_revoked_key_is_refused_within_seconds_on_an_open_connection(door: Door) -> None:
+    url = f"{door.server.url}/v1/models/sage/score"
+    with httpx.Client(headers={"x-api-key": door.keys["leaver"]}) as client:
+        assert client.post(url, json={"nodes": [1]}).status_code == 200
+        remove_key(door.file, "leaver", None)
+        end = time.monotonic() + 10
+        while (answer := client.post(url, json={"nodes": [1]})).status_code == 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert answer.status_code == 401
+    assert "revoked" in answer.json()["error"]["message"]
+
+
+def test_clients_bring_their_credentials(door: Door) -> None:
+    with Client(door.server.url, api_key=door.keys["scorer"]) as client:
+        assert client.score("sage", [3]).outputs["label"].tolist() == [1]
+        assert {info.name for info in client.models()} == {"sage", "people"}
+        with pytest.raises(PermissionDenied, match="'scorer' may not score model 'link'"):
+            client.score_pairs("link", [(1, 2)])
+    with Client(door.server.url, token=token(scope="hopline:score")) as client:
+        assert client.score("sage", [3]).outputs["label"].tolist() == [1]
+    with Client(door.server.url, retries=0) as client:
+        assert client.ready()
+        with pytest.raises(Unauthenticated):
+            client.score("sage", [3])
+        assert "hopline_" not in repr(client)
+    limited = token("limited", hopline={"score": True, "rate_per_s": 0.01, "burst": 1})
+    with Client(door.server.url, token=limited, retries=0) as client:
+        client.score("sage", [3])
+        with pytest.raises(RateLimited) as caught:
+            client.score("sage", [3])
+    assert 90 < caught.value.retry_after_s <= 100
+    with pytest.raises(BadRequest, match="not both"):
+        Client(api_key="a", token="b")
+
+
+async def test_the_async_client_brings_its_credentials(door: Door) -> None:
+    async with AsyncClient(door.server.url, api_key=door.keys["scorer"]) as client:
+        assert (await client.score("sage", [3])).outputs["label"].tolist() == [1]
+
+
+def test_the_score_command_takes_a_key(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from hopline.commands.score import score
+
+    app = typer.Typer()
+    app.command()(score)
+
+    def asked(*options: str) -> str:
+        return (
+            CliRunner()
+            .invoke(app, ["sage", "3", "--url", door.server.url, *options], catch_exceptions=False)
+            .output
+        )
+
+    assert "label" in asked("--api-key", door.keys["scorer"])
+    assert "label" in asked("--token", token(scope="hopline:score"))
+    with pytest.raises(Unauthenticated):
+        asked()
+    monkeypatch.setenv("HOPLINE_API_KEY", door.keys["scorer"])
+    assert "label" in asked()
+    assert "label" in asked("--token", token(scope="hopline:score"))
+    assert door.keys["scorer"] not in asked("--help")
+
+
+def test_the_log_tells_no_secrets(door: Door) -> None:
+    door.score(key="hopline_secret_of_somebody")
+    log = "".join(door.server.log)
+    assert not any(key in log for key in [*door.keys.values(), "secret_of_somebody", SECRET])
+
+
+def test_workers_share_keys_and_rates(tmp_path: Path) -> None:
+    file = tmp_path / "clients.toml"
+    key = write_key(file, "c", Grant(("sage",), rate_per_s=0.01, burst=10))
+    with running(server__workers=2, **settings(tmp_path)) as server:
+        url = f"{server.url}/v1/models/sage/score"
+        statuses = [
+            httpx.post(url, json={"nodes": [1]}, headers={"x-api-key": key}).status_code for _ in range(40)
+        ]
+        assert statuses.count(200) == 10  # each on a connection of its own, to whichever worker
+        assert statuses.count(429) == 30
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server.host": "0.0.0.0"}, "server.host: '0.0.0.0' is reached by others"),
+        ({"auth.clients_file": "absent.toml"}, "auth.clients_file: absent.toml does not exist"),
+        ({"auth.jwt_key_file": "absent.pem"}, "auth.jwt_issuer: has to be set"),
+    ],
+)
+def test_a_server_that_would_let_in_anybody_does_not_start(
+    workers: int, changes: dict[str, str], message: str
+) -> None:
+    process = spawn(server__workers=workers, **changes)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert message in error
+
+
+def test_a_server_that_is_told_to_lets_in_anybody() -> None:
+    with running(server__host="0.0.0.0", auth__allow_anonymous=True, server__grpc_port=-1) as server:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.post(f"{url}/v1/models/sage/score", json={"nodes": [1]}).status_code == 200
+
+
+def test_a_request_carries_its_client_and_no_more_than_its_priority(tmp_path: Path) -> None:
+    file = tmp_path / "clients.toml"
+    key = write_key(file, "payments", Grant(("sage",), priority="low"))
+    config = Config().replace(auth__clients_file=file)
+    seen: list[Any] = []
+
+    class Watching(FakeService):
+        def submit(self, request: Any, deliver: Any) -> Any:
+            seen.append(request)
+            return super().submit(request, deliver)
+
+    app = HttpApp(Watching(config), config, Gatekeeper(config))
+    headers = {b"x-api-key": key.encode()}
+    for target, body in [
+        (b"/v1/models/sage/score", b'{"nodes": [1]}'),
+        (
+            b"/v2/models/sage/infer",
+            b'{"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [1]}]}',
+        ),
+    ]:
+        app(Request(b"POST", target, headers, body))
+    assert [(request.client, request.priority) for request in seen] == [("payments", "low")] * 2
+
+
+def test_who_may_change_one_model_begins_rollouts_of_that_one(tmp_path: Path) -> None:
+    file = tmp_path / "clients.toml"
+    key = write_key(file, "owner", Grant(admin=("sage",)))
+    config = Config().replace(auth__clients_file=file)
+    app = HttpApp(FakeService(config), config, Gatekeeper(config))
+
+    def status(body: bytes) -> int:
+        answer: Any = app(Request(b"POST", b"/v1/rollouts", {b"x-api-key": key.encode()}, body))
+        return getattr(answer, "status", 200)
+
+    for body in (b'{"model": "link"}', b'{"model": "sage", "model": "link"}', b"{}", b"not json", b"\xff"):
+        assert status(body) == 403
+    assert status(b'{"model": "sage", "version": "2"}') != 403
+
+
+def test_who_is_not_let_in_has_nothing_read(tmp_path: Path) -> None:
+    (tmp_path / "clients.toml").touch()
+    config = Config().replace(auth__clients_file=tmp_path / "clients.toml")
+    app = HttpApp(FakeService(config), config, Gatekeeper(config))
+    for headers, body in [({}, b"not json"), ({b"content-encoding": b"gzip"}, b"no gzip")]:
+        answer: Any = app(Request(b"POST", b"/v1/models/sage/score", headers, body))
+        assert answer.status == 401
