@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
+    "drift": ("hopline.commands.drift", "app", "Compare what is asked and answered with a reference."),
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
 

@@ -136,6 +136,21 @@ def test_what_is_missing_has_a_bin_of_its_own() -> None:
     assert CategoryBins(("1",)).count(np.array([1, 1, 2])).tolist() == [2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "ones",
+    [
+        [1, 1.0, True],
+        [True, 1.0, 1],
+        ["1", 1, True],
+        [np.bool_(True), np.float32(1), np.int64(1)],
+        np.ones(3),
+        np.ones(3, np.bool_),
+    ],
+)
+def test_equal_values_are_one_category_whatever_their_type(ones: object) -> None:
+    assert CategoryBins(("1",)).count(ones).tolist() == [3, 0, 0]
+
+
 def test_a_value_that_is_frequent_has_a_bin_of_its_own() -> None:
     reference = np.concatenate([np.zeros(700), np.arange(1.0, 301.0)])
     bins = number_bins(reference)

@@ -316,9 +316,15 @@ def tally(values: Any) -> Counter[str | None]:
 
 
 def _text(value: Any) -> str | None:
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        value = int(value)  # equal values have one name: 1, 1.0 and True are one key of a Counter, too
+    return str(value)
 
 
 def _number(value: Any) -> float:

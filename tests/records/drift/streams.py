@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ class FakeServed:
         self.version = version
         if model is not None:
             self.model = model
+
+    def info(self, versions: tuple[str, ...]) -> Any:
+        return SimpleNamespace(properties={}, versions=versions)
 
 
 def settings(folder: Any, worker: int = 0, **others: Any) -> Config:

@@ -120,12 +120,12 @@ def test_metrics_say_what_the_report_says(tmp_path):
     assert 'hopline_drift_sampled_total{model="fraud",version="1"} 6500' in text
 
 
-def test_a_restart_keeps_reference_window_and_alarms(started, tmp_path):
+async def test_a_restart_keeps_reference_window_and_alarms(started, tmp_path):
     watched, clock, traffic, served = started
     change_shops(traffic)
     run(watched, clock, traffic, served, 9)
     before = watched.report("fraud")
-    watched.close()
+    await watched.close()
     again = monitor(tmp_path, clock)
     assert again.report("fraud") == before
     again.record(traffic.batch(served, 100))
@@ -249,11 +249,11 @@ def test_a_sample_is_bounded_and_the_hours_know_how_many_there_were(tmp_path):
     assert hour["mean"] == pytest.approx(0.17, abs=0.05)
 
 
-def test_the_thread_folds_and_ends(tmp_path):
+async def test_the_thread_folds_and_ends(tmp_path):
     watched = DriftMonitor(settings(tmp_path, drift__window_s=0.6, drift__sample_per_s=9999), Metrics())
     watched.start()
     watched.record(Traffic().batch(FakeServed(), 30))
-    watched.close()
+    await watched.close()
     assert watched.report("fraud")["versions"][0]["collected_rows"] == 30
 
 

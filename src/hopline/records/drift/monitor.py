@@ -9,6 +9,7 @@ What a report says is in the files, so that every worker gives the same one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -101,12 +102,12 @@ class DriftMonitor:
         self._thread = threading.Thread(target=self._work, name="hopline-drift", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop the thread and write what was counted; after the last request."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
-        self._guarded(self._show)
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._guarded, self._show)
 
     def tick(self) -> None:
         """Read the sample of the time since the last tick; write files and judge where it is time.

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hopline.engine.ego import EgoModel
-from hopline.engine.model import Model
+from hopline.artifact import ModelSpec
 from hopline.errors import NodeNotFound
-from hopline.graph import Adjacency
+from hopline.graph import Adjacency, Graph
 from hopline.records.drift.answers import chosen_rows
 from hopline.records.drift.observed import DEGREE, Kind, Observed, Quantity
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
@@ -27,6 +26,20 @@ MAX_SEEDS = 512
 _PIECE = 128
 
 _PRESENCE = Quantity("graph", "presence")
+
+
+class GraphModel(Protocol):
+    """What is read of a model; features come from its `sources` (node type -> `RowSource`), if any."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it was packaged as."""
+        ...
+
+    @property
+    def graph(self) -> Graph:
+        """What it answers about."""
+        ...
 
 
 class Structure:
@@ -42,7 +55,7 @@ class Structure:
 
     def __init__(
         self,
-        model: Model | EgoModel,
+        model: GraphModel,
         max_columns: int,
         columns: Sequence[str],
         random: np.random.Generator,

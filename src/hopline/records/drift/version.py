@@ -11,16 +11,15 @@ import numpy as np
 from hopline.config import DriftConfig
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
-from hopline.errors import ArtifactError, NodeNotFound
-from hopline.records.drift.answers import chosen_rows, num_rows, read_columns, read_result
+from hopline.errors import ArtifactError
 from hopline.records.drift.hours import Hours
 from hopline.records.drift.observed import Observed
+from hopline.records.drift.reader import SampleReader
 from hopline.records.drift.reference import FILE, Reference, read_reference, write_reference
 from hopline.records.drift.reservoir import Sampled
-from hopline.records.drift.structure import Structure
+from hopline.records.drift.structure import GraphModel
 from hopline.records.drift.window import NUM_SLICES, Window, window_path
 from hopline.rollout.served import Served
-from hopline.types import ScoreResult
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class WatchedVersion:
         self.version = version
         self.folder = folder
         self._settings = settings
-        self._random = random
+        self._reader = SampleReader(settings.max_columns, settings.columns, random, rest)
         self._slice_s = settings.window_s / NUM_SLICES
         self._path = folder / FILE
         self._window_path = window_path(folder, worker)
@@ -68,7 +67,7 @@ class WatchedVersion:
         Raises: OSError: files cannot be written.
         """
         self._look_for_reference()
-        observed = self._read(served, sampled)
+        observed = self._reader.read(sampled, _model_of(served))
         self._hours.update(observed, num_seen, self._reference, now)
         if self._window is not None:
             self._window.update(observed, now, self._rest)
@@ -89,29 +88,6 @@ class WatchedVersion:
         if self._collected is not None:
             window.file.num_collected = self._collected.num_rows
         window.write(self._window_path)
-
-    def _read(self, served: Served, sampled: Sequence[Sampled]) -> Observed:
-        """What is to be seen of some requests and their outcomes."""
-        observed = Observed()
-        settings = self._settings
-        answered = [(request, outcome) for request, outcome in sampled if _says_something(outcome)]
-        tables = []
-        for request, outcome in answered:
-            self._rest()
-            observed.num_requests += 1
-            if isinstance(outcome, ScoreResult):
-                rows = chosen_rows(num_rows(outcome.outputs), self._random)
-                observed.num_rows += rows.shape[0]
-                read_result(outcome, rows, observed)
-                if request.columns is not None:
-                    tables.append((request, rows))
-        read_columns(tables, settings.columns, settings.max_columns, observed, self._rest)
-        model = getattr(served, "model", None)
-        if isinstance(model, Model | EgoModel) and answered:
-            structure = Structure(model, settings.max_columns, settings.columns, self._random, self._rest)
-            requests, outcomes = zip(*answered, strict=True)
-            structure.read(requests, outcomes, observed)
-        return observed
 
     def _look_for_reference(self) -> None:
         """Take up the reference that is on disk, where a worker or a person has put another one."""
@@ -162,6 +138,7 @@ class WatchedVersion:
         return found.st_mtime_ns, found.st_ino
 
 
-def _says_something(outcome: object) -> bool:
-    """Answers, and requests about unknown nodes; other errors are none of drift's business."""
-    return isinstance(outcome, ScoreResult | NodeNotFound)
+def _model_of(served: Served) -> GraphModel | None:
+    """The graph model behind a name, where it is one and is in this process."""
+    model = getattr(served, "model", None)
+    return model if isinstance(model, Model | EgoModel) else None

@@ -1,0 +1,69 @@
+"""Reads sampled requests, their answers and what is around their nodes into values by quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hopline.errors import NodeNotFound
+from hopline.records.drift.answers import chosen_rows, num_rows, read_columns, read_result
+from hopline.records.drift.observed import Observed
+from hopline.records.drift.reservoir import Sampled
+from hopline.records.drift.structure import GraphModel, Structure
+from hopline.types import ScoreResult
+
+
+class SampleReader:
+    """See the module.
+
+    Args:
+        max_columns, columns: what to watch of a table, or of a node type; see the settings.
+        random: chooses rows and neighbours.
+        rest: called between pieces of work.
+    """
+
+    def __init__(
+        self,
+        max_columns: int,
+        columns: Sequence[str],
+        random: np.random.Generator,
+        rest: Callable[[], object],
+    ) -> None:
+        self._max_columns = max_columns
+        self._columns = columns
+        self._random = random
+        self._rest = rest
+
+    def read(self, sampled: Sequence[Sampled], model: GraphModel | None) -> Observed:
+        """What is to be seen of some requests and their outcomes.
+
+        Args:
+            model: that they asked; None where it reads no graph, or its graph is not here.
+        """
+        observed = Observed()
+        telling = [(request, outcome) for request, outcome in sampled if _tells(outcome)]
+        tables = []
+        for request, outcome in telling:
+            self._rest()
+            observed.num_requests += 1
+            if isinstance(outcome, ScoreResult):
+                rows = chosen_rows(num_rows(outcome.outputs), self._random)
+                observed.num_rows += rows.shape[0]
+                read_result(outcome, rows, observed)
+                if request.columns is not None:
+                    tables.append((request, rows))
+        read_columns(tables, self._columns, self._max_columns, observed, self._rest)
+        if model is not None and telling:
+            requests, outcomes = zip(*telling, strict=True)
+            self.structure(model).read(requests, outcomes, observed)
+        return observed
+
+    def structure(self, model: GraphModel) -> Structure:
+        """What reads around the nodes of a model."""
+        return Structure(model, self._max_columns, self._columns, self._random, self._rest)
+
+
+def _tells(outcome: object) -> bool:
+    """Answers, and requests about unknown nodes; other errors are none of drift's business."""
+    return isinstance(outcome, ScoreResult | NodeNotFound)

@@ -1,0 +1,186 @@
+"""References that do not wait for traffic: of a prediction log, a graph, or a table of training rows."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hopline.artifact import ModelSpec
+from hopline.errors import BadRequest
+from hopline.graph import Graph
+from hopline.records.drift.observed import LABEL, SCORE, Observed, Quantity
+from hopline.records.drift.reader import SampleReader
+from hopline.records.drift.reference import Reference
+from hopline.records.drift.reservoir import Sampled
+from hopline.records.drift.structure import GraphModel
+from hopline.records.entry import Entry
+from hopline.records.reader import LogReader
+from hopline.types import ScoreRequest, ScoreResult
+
+#: Requests, or nodes, that are looked at together.
+_PIECE = 512
+
+
+class Packaged(NamedTuple):
+    """A graph model by its model.json, without its runtime: enough to read around nodes."""
+
+    spec: ModelSpec
+    graph: Graph
+
+
+class Choice(NamedTuple):
+    """What to take.
+
+    Attributes:
+        max_rows: so many at most, drawn from all.
+        seed: another one draws others.
+        max_columns, columns: as in the settings.
+    """
+
+    max_rows: int = 20_000
+    seed: int = 0
+    max_columns: int = 32
+    columns: tuple[str, ...] = ()
+
+    def reader(self) -> SampleReader:
+        """Reads as servers do."""
+        random = np.random.default_rng(self.seed)
+        return SampleReader(self.max_columns, self.columns, random, rest=lambda: None)
+
+
+def from_log(
+    path: Path, model: str, version: str, choice: Choice, made: float, around: GraphModel | None = None
+) -> Reference:
+    """A reference of logged answers.
+
+    Args:
+        path: folder or file of the log.
+        model, version: whose answers; "" as version for the one that the log names last.
+        made: time.time().
+        around: with its graph, neighbourhoods of the logged nodes are read, too.
+
+    Raises: BadRequest: the log has no answers of that version.
+    """
+    reader = LogReader(path)
+    found: dict[str, list[Entry]] = {}
+    counts: dict[str, int] = {}
+    last = ""
+    random = Random(choice.seed)
+    for entry in reader:
+        if entry.model != model or entry.outcome != "ok":
+            continue
+        last = entry.version
+        count = counts[last] = counts.get(last, 0) + 1
+        kept = found.setdefault(last, [])
+        if len(kept) < choice.max_rows:
+            kept.append(entry)
+        elif (place := random.randrange(count)) < choice.max_rows:
+            kept[place] = entry
+    version = version or last
+    if version not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise BadRequest(f"{path}: no answers of {model}/{version or '?'}; versions of {model}: {known}")
+    observed, samples = Observed(), choice.reader()
+    sampled = [_sampled(entry) for entry in found[version]]
+    for first in range(0, len(sampled), _PIECE):
+        observed.add(samples.read(sampled[first : first + _PIECE], around))
+    return Reference.of(observed, f"log {path}", made, model=model, version=version)
+
+
+def from_graph(packaged: Packaged, choice: Choice, made: float) -> Reference:
+    """A reference of nodes drawn evenly from a graph; answers are added from traffic.
+
+    For a link model both sides are drawn.
+    """
+    spec, graph = packaged
+    observed, structure = Observed(), choice.reader().structure(packaged)
+    head = spec.head
+    sides = [(head.node_type, "")]
+    if head.kind == "link":
+        sides = [(head.node_type, "source "), (head.dst_node_type or head.node_type, "destination ")]
+    random = np.random.default_rng(choice.seed)
+    for node_type, prefix in sides:
+        num_nodes = graph.nodes[node_type].num_nodes
+        ids = np.sort(random.choice(num_nodes, min(num_nodes, choice.max_rows), replace=False))
+        for first in range(0, ids.shape[0], _PIECE):
+            structure.read_nodes(ids[first : first + _PIECE], node_type, prefix, observed)
+        observed.num_requests += ids.shape[0]
+    source = f"graph {graph.version}"
+    return Reference.of(observed, source, made, model=spec.name, version=spec.version, is_complete=False)
+
+
+def from_table(
+    path: Path, choice: Choice, made: float, score: str | None = None, label: str | None = None
+) -> Reference:
+    """A reference of training rows: Parquet, or CSV with a header line.
+
+    Args:
+        score: column that holds the model's scores of these rows; without it they come from traffic.
+        label: column that holds its labels.
+
+    Raises: BadRequest: the file cannot be read, or a column is absent.
+    """
+    columns = _columns(path)
+    absent = [name for name in (score, label) if name is not None and name not in columns]
+    if absent:
+        raise BadRequest(f"{path}: no column {absent[0]!r}; there are {', '.join(map(repr, columns))}")
+    count = len(next(iter(columns.values()), ()))
+    rows = np.arange(count)
+    if count > choice.max_rows:
+        rows = np.random.default_rng(choice.seed).choice(count, choice.max_rows, replace=False)
+    observed = Observed()
+    observed.num_requests = rows.shape[0]
+    inputs = [name for name in columns if name not in (score, label)]
+    watched = [name for name in inputs if not choice.columns or name in choice.columns]
+    for name in watched[: choice.max_columns]:
+        observed.column(Quantity("input", name), [columns[name][row] for row in rows.tolist()])
+    if score is not None:
+        observed.numbers(SCORE, [columns[score][row] for row in rows.tolist()])
+    if label is not None:
+        observed.categories(LABEL, [columns[label][row] for row in rows.tolist()])
+    return Reference.of(observed, f"table {path}", made, is_complete=score is not None)
+
+
+def _sampled(entry: Entry) -> Sampled:
+    missing = None
+    if entry.missing:
+        count = max((len(array) for array in entry.outputs.values()), default=0)
+        missing = np.zeros(count, np.bool_)
+        missing[list(entry.missing)] = True
+    result = ScoreResult(
+        entry.model, entry.version, entry.graph_version, entry.outputs, missing, entry.degraded
+    )
+    if entry.inputs is None:  # not kept: its answer still counts
+        return ScoreRequest(entry.model), result
+    return entry.inputs.request(entry.model, entry.version), result
+
+
+def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
+    """Column name -> values, None where one is absent."""
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return dict(parquet.read_table(path).to_pydict())
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file)
+            header = next(rows, [])
+            texts = list(zip(*rows, strict=False)) or [()] * len(header)
+    except ImportError:
+        raise BadRequest("reading Parquet needs pyarrow: pip install 'hopline[parquet]'") from None
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    return {name: list(_typed(values)) for name, values in zip(header, texts, strict=False)}
+
+
+def _typed(texts: Sequence[str]) -> Iterator[float | str | None]:
+    """Numbers where every text is one or empty, else the texts."""
+    try:
+        yield from [float(text) if text else None for text in texts]
+    except ValueError:
+        yield from [text or None for text in texts]
