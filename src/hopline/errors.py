@@ -16,7 +16,8 @@
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
-    │   └── SchemaMismatch                 the model does not fit the graph: each difference named
+    │   ├── SchemaMismatch                 the model does not fit the graph: each difference named
+    │   └── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
     ├── GraphError (ValueError)            a graph that cannot be built or opened
     ├── FeatureStoreError (RuntimeError)   a feature store refuses, or answers what cannot be used
     │   ├── FeatureStoreUnavailable        it cannot be asked now; worth another try
@@ -76,9 +77,17 @@ class ModelNotFound(HoplineError, LookupError):
 
 
 class ModelNotReady(HoplineError):
-    """The model is known but cannot take requests now; the message says why."""
+    """The model is known but cannot take requests now; the message says why.
+
+    Attributes:
+        retry_after_s: seconds after which it may answer again.
+    """
 
     code = "model_not_ready"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(HoplineError):
@@ -169,6 +178,12 @@ class SchemaMismatch(ArtifactError):
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+class PipelineInvalid(ArtifactError):
+    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all that is wrong is named."""
+
+    code = "pipeline_invalid"
 
 
 class GraphError(HoplineError, ValueError):

@@ -10,7 +10,7 @@ import pytest
 
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFailure, Unavailable
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.policy import BatchPolicy, CostModel
+from hopline.scheduling.policy import NORMAL, BatchPolicy, CostModel
 
 INF = float("inf")
 LOOP, THREAD = 1e9, -1.0  # inline_cost_us: everything on the loop, everything on a thread
@@ -23,6 +23,7 @@ class Asked:
     rows: int = 1
     num_bytes: int = 1
     deadline: float = INF
+    lane: int = NORMAL
     enqueued: float = 0.0
     ended: bool = False
 

@@ -1,24 +1,25 @@
-"""A version with a queue of its own: admission, batches, deadlines, counts. Subclasses say what it computes."""
+"""A version with a queue of its own: admission, batches, deadlines. Subclasses say what it computes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from hopline.config import Config
-from hopline.errors import DeadlineExceeded, HoplineError
-from hopline.observe.metrics import ModelMetrics
-from hopline.rollout.served import Ran, Recorder
+from hopline.errors import DeadlineExceeded, HoplineError, RateLimited
+from hopline.observe.metrics import Gauge, ModelMetrics
+from hopline.rollout.counted import CountedVersion
+from hopline.rollout.limits import ModelLimits
+from hopline.rollout.served import Recorder
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.policy import BatchPolicy, CostModel
+from hopline.scheduling.policy import LANES, NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.rate import TokenBucket
+from hopline.scheduling.turnstile import Turnstile
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
-
-#: Batches whose figures wait to be brought into the metrics.
-_RAN_TOGETHER = 64
 
 
 class QueuedRequest(msgspec.Struct, eq=False, gc=False):
@@ -30,6 +31,7 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     rows: int
     num_bytes: int
     deadline: float
+    lane: int = NORMAL
     enqueued: float = 0.0
     ended: bool = False
 
@@ -41,7 +43,7 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
 ItemT = TypeVar("ItemT", bound=QueuedRequest)
 
 
-class QueuedVersion(Generic[ItemT]):
+class QueuedVersion(CountedVersion, Generic[ItemT]):
     """Args:
     name, version, graph_version: see `Served`.
     config: limits, batching and compute settings.
@@ -49,9 +51,14 @@ class QueuedVersion(Generic[ItemT]):
     executor: runs dear batches.
     recorders: are told of every batch.
     rows_per_seed, row_bytes: predict what a request costs.
+    limits: of this model; None takes those of `config`.
+    turnstile: shared by all versions on this event loop, so that none holds it for long; None for a version
+        that is alone there.
     """
 
     _item: ClassVar[type[QueuedRequest]] = QueuedRequest
+    #: Whether requests may leave a batch and come back.
+    _postpones = False
 
     def __init__(
         self,
@@ -65,35 +72,45 @@ class QueuedVersion(Generic[ItemT]):
         *,
         rows_per_seed: float = 1.0,
         row_bytes: int = 64,
+        limits: ModelLimits | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
-        self.name = name
-        self.version = version
-        self.graph_version = graph_version
+        if limits is None:
+            limits = ModelLimits.of(config)
+        if config.worker.isolated:
+            limits = limits.inside()
+        super().__init__(name, version, graph_version, config, metrics, recorders)
         self._limits = config.limits
-        self._default_timeout_s = config.limits.default_timeout_ms / 1e3
+        self._default_timeout_s = limits.timeout_ms / 1e3
         self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._metrics = metrics
-        self._recorders = tuple(recorders)
         self._rows_per_seed = rows_per_seed
         self._row_bytes = row_bytes
-        batching = config.batching
+        self._lanes = lanes_of(limits)
+        self._bucket = bucket_of(limits, config.worker.count)
         self.batcher: Batcher[ItemT, ScoreResult] = Batcher(
             self._run,
             BatchPolicy(
-                max_rows=batching.max_rows,
-                max_bytes=batching.max_bytes,
-                queue_delay_s=batching.queue_delay_ms / 1e3,
-                max_queue_rows=batching.max_queue_rows,
+                max_rows=limits.max_batch_rows,
+                max_bytes=config.batching.max_bytes,
+                queue_delay_s=limits.queue_delay_ms / 1e3,
+                max_queue_rows=limits.max_queue_rows,
                 inline_cost_us=config.compute.inline_cost_us,
+                max_concurrency=limits.max_concurrency,
+                slice_us=config.compute.slice_us,
             ),
             CostModel(),
             executor,
             self,
+            turnstile=turnstile,
+            share_lane=LANES[limits.priority],
         )
-        self._ran: list[tuple[int, Sequence[float], float, float]] = []
-        self.num_ok = self.num_failed = self.num_batches = 0
-        self.success_s = self.queue_s = 0.0
-        self.last_inference_ms = 0
+        self._gauges: tuple[tuple[Gauge, Callable[[], float]], ...] = (
+            (metrics.queue_rows, lambda: self.batcher.queued_rows),
+            (metrics.queue_requests, lambda: self.batcher.num_queued),
+            (metrics.queue_age, lambda: self.batcher.oldest_wait_s()),
+        )
+        for gauge, read in self._gauges:
+            gauge.set_function(read)
 
     # What subclasses say
 
@@ -123,7 +140,7 @@ class QueuedVersion(Generic[ItemT]):
 
         Raises:
             BadRequest, RequestTooLarge: it can never be answered; nothing was queued.
-            DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
+            RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
         """
         try:
             num_seeds = self._num_seeds(request)
@@ -135,8 +152,13 @@ class QueuedVersion(Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
+            if self._bucket is not None:
+                take(self._bucket, now)
             rows = int(num_seeds * self._rows_per_seed)
-            item: Any = self._item(request, deliver, self.batcher, rows, rows * self._row_bytes, deadline)
+            item: Any = self._item(
+                request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
+                self._lanes[request.priority],
+            )  # fmt: skip
             self.batcher.submit(item)
         except HoplineError as error:
             self.outcome(error.code)
@@ -158,28 +180,9 @@ class QueuedVersion(Generic[ItemT]):
         await self.batcher.join()
 
     async def release(self) -> None:
-        """Nothing is held but memory."""
-
-    def statistics(self) -> dict[str, Any]:
-        """Counters in the form of the protocol's ModelStatistics."""
-        self.bring_in()
-        success = {"count": self.num_ok, "ns": int(self.success_s * 1e9)}
-        queue = {"count": self.num_ok, "ns": int(self.queue_s * 1e9)}
-        return {
-            "name": self.name,
-            "version": self.version,
-            "last_inference": self.last_inference_ms,
-            "inference_count": self.num_ok,
-            "execution_count": self.num_batches,
-            "inference_stats": {
-                "success": success,
-                "fail": {"count": self.num_failed, "ns": 0},
-                "queue": queue,
-                "compute_input": {"count": 0, "ns": 0},
-                "compute_infer": success,
-                "compute_output": {"count": 0, "ns": 0},
-            },
-        }
+        """Nothing is held but memory, which gauges must not keep."""
+        for gauge, read in self._gauges:
+            gauge.unset_function(read)
 
     # Observer of the batcher
 
@@ -191,59 +194,66 @@ class QueuedVersion(Generic[ItemT]):
         compute_s: float,
     ) -> None:
         """Take note of a batch that ran."""
-        self._ran.append((len(items), queue_s, compute_s, time.time()))
-        if len(self._ran) >= _RAN_TOGETHER:
-            self.bring_in()
+        if self._postpones:
+            items, outcomes, queue_s = self._settled(items, outcomes, queue_s, compute_s)
+        stages = self._stages()
+        self._note(len(items), queue_s, compute_s, stages)
         if self._recorders:
-            self._tell([item.request for item in items], outcomes, queue_s, compute_s)
+            self._tell([item.request for item in items], outcomes, queue_s, compute_s, stages)
 
     def late(self, item: ItemT, error: HoplineError) -> None:
-        """Take note of a request whose deadline passed."""
+        """Take note of a request whose deadline passed, or which gave way to another one."""
         if self._recorders:
-            self._tell([item.request], [error], [self._default_timeout_s], 0.0)
-
-    def outcome(self, code: str, count: int = 1) -> None:
-        """Count ended requests."""
-        if code == "ok":
-            self.num_ok += count
-        else:
-            self.num_failed += count
-        if count:
-            self._metrics.outcome(code, count)
+            self._tell([item.request], [error], [time.monotonic() - item.enqueued], 0.0)
 
     def postponed(self, item: ItemT) -> None:
         """Only versions that wait for something have such items."""
         raise AssertionError(f"{self.name} postpones nothing")
 
-    def bring_in(self) -> None:
-        """Bring the batches that ran since into the metrics: together they cost a third of one by one."""
-        if not self._ran:
-            return
-        ran, self._ran = self._ran, []
-        metrics = self._metrics
-        for num_items, queue_s, compute_s, _ in ran:
-            metrics.compute.observe(compute_s)
-            metrics.batch_rows.observe(num_items)
-            metrics.queue.observe_all(queue_s)
-            metrics.total.observe_all([waited + compute_s for waited in queue_s])
-            self.queue_s += sum(queue_s)
-            self.success_s += num_items * compute_s
-        self.num_batches += len(ran)
-        self.last_inference_ms = int(ran[-1][3] * 1e3)
-
-    def _stages(self) -> dict[str, float]:
-        """Seconds of the last batch by stage; {} where they are not told apart."""
-        return {}
-
-    def _tell(
+    def _settled(
         self,
-        requests: Sequence[ScoreRequest],
+        items: Sequence[ItemT],
         outcomes: Sequence[ScoreResult | HoplineError | None],
         queue_s: Sequence[float],
         compute_s: float,
-    ) -> None:
-        if not self._recorders:
-            return
-        ran = Ran(self, requests, outcomes, queue_s, compute_s, self._stages(), time.time())
-        for recorder in self._recorders:
-            recorder.record(ran)
+    ) -> tuple[Sequence[ItemT], Sequence[ScoreResult | HoplineError | None], Sequence[float]]:
+        """A batch without the requests that left it, and what the others waited in the queue."""
+        raise AssertionError(f"{self.name} postpones nothing")
+
+    def _cpu_s(self) -> float:
+        return self.batcher.cpu_s
+
+    def _stages(self) -> dict[str, float]:
+        """Seconds of the last batch by stage; {} where they are not told apart.
+
+        The same stages each time. What is left of the batch's time is its stage "post": answers are split,
+        encoded and sent.
+        """
+        return {}
+
+
+def lanes_of(limits: ModelLimits) -> dict[str, int]:
+    """Lane by what requests say: one that says nothing, or normal, has the model's own class."""
+    return {**LANES, "normal": LANES[limits.priority]}
+
+
+def bucket_of(limits: ModelLimits, num_workers: int) -> TokenBucket | None:
+    """One worker's share of a model's rate; None where there is no limit."""
+    if not limits.rate_per_s:
+        return None
+    burst = limits.burst or limits.rate_per_s
+    return TokenBucket(limits.rate_per_s / num_workers, burst / num_workers, time.monotonic())
+
+
+def take(bucket: TokenBucket, now: float) -> None:
+    """Take a token.
+
+    Raises: RateLimited: there is none; says when there will be.
+    """
+    wait_s = bucket.take(now)
+    if wait_s:
+        raise RateLimited(
+            f"this model takes {bucket.rate:g} requests a second (rate_per_s); the next one in "
+            f"{max(wait_s, 0.001):.3f} s",
+            retry_after_s=wait_s,
+        )

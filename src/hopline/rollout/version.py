@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
@@ -17,11 +18,15 @@ from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.hashes import graph_model_hashes
+from hopline.rollout.limits import ModelLimits
 from hopline.rollout.queued import QueuedRequest, QueuedVersion
+from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.scheduling.turnstile import Turnstile
+from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
@@ -37,11 +42,15 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
         supply, absent: feature rows that were fetched for it, and those that it lacked when it was last
             tried.
         patient_until: when it goes on without them; 0 while it has not waited.
+        away_since: when it was last sent for rows, on time.monotonic()'s clock.
+        away_s: seconds that it was not in the queue.
     """
 
     supply: Supply = _NOTHING_YET
     absent: Absent | None = None
     patient_until: float = 0.0
+    away_since: float = 0.0
+    away_s: float = 0.0
 
 
 class ServedVersion(QueuedVersion[SuppliedRequest]):
@@ -55,6 +64,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         sources: of its features, where they do not lie in the graph.
         recorders: are told of every batch.
         version: what it is served as, where that is not the artifact's own version.
+        limits, turnstile: as for `QueuedVersion`.
     """
 
     _item = SuppliedRequest
@@ -68,6 +78,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         sources: Sources | None = None,
         recorders: Sequence[Recorder] = (),
         version: str | None = None,
+        limits: ModelLimits | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         widest = max(
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
@@ -82,6 +94,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             recorders,
             rows_per_seed=_rows_per_seed(model),
             row_bytes=4 * widest,
+            limits=limits,
+            turnstile=turnstile,
         )
         self.model = model
         self._max_nodes = config.limits.max_nodes_per_request
@@ -92,10 +106,12 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
+        self._near = {} if sources is None else sources.near
         self._supplier: Supplier | None = None
         if sources is not None and sources.near:
             from hopline.rollout.supplier import Supplier
 
+            self._postpones = True
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
@@ -177,7 +193,32 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                 "(limits.max_nodes_per_request)"
             )
 
+    def _stages(self) -> dict[str, float]:
+        watch = self.model.watch
+        return {"sample": watch.sample_s, "compute": watch.compute_s}
+
+    def _settled(
+        self,
+        items: Sequence[SuppliedRequest],
+        outcomes: Sequence[ScoreResult | HoplineError | None],
+        queue_s: Sequence[float],
+        compute_s: float,
+    ) -> tuple[Sequence[SuppliedRequest], Sequence[ScoreResult | HoplineError | None], Sequence[float]]:
+        """A request that went for rows is counted once, when it has its answer."""
+        here = []
+        for at, item in enumerate(items):
+            if item.absent is None:
+                here.append(at)
+            else:
+                item.away_s += compute_s
+        return (
+            [items[at] for at in here],
+            [outcomes[at] for at in here],
+            [queue_s[at] - items[at].away_s for at in here],
+        )
+
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+        self.model.watch.start()
         if self._supplier is None:
             return self._answerer.answer([item.request for item in batch])
         outcomes = self._answerer.answer_supplied(
@@ -199,10 +240,14 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
 
         def resume(supply: Supply, until: float) -> None:
             item.supply, item.patient_until, item.absent = supply, until, None
+            waited_s = time.monotonic() - item.away_since
+            item.away_s += waited_s
+            self._metrics.fetch.observe(waited_s)
             self.batcher.resume(item)
 
         assert self._supplier is not None
         assert item.absent is not None
+        item.away_since = time.monotonic()
         self._fetched_rows.observe(sum(ids.shape[0] for ids in item.absent.absent.values()))
         self._supplier.begin(
             item.absent, item.supply, item.patient_until, resume, lambda: self._wanted(item.request)
@@ -230,6 +275,10 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             self._metrics.table_hits.inc(table.num_hits)
             self._metrics.table_misses.inc(table.num_misses)
             table.num_hits = table.num_misses = 0
+
+    def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
+        """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
+        return seed_tensors(self.model, self._near, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""
@@ -280,6 +329,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                 "classes": list(spec.classes),
                 "parity": spec.parity,
                 "why_whole": spec.why_whole,
+                **graph_model_hashes(spec),
             },
         )
 

@@ -1,21 +1,24 @@
 """One model's queue: admits, batches, runs, and gives every request exactly one outcome.
 
-A batch is what waits when the lane is free. Cheap batches run on the event loop, since a thread switch
-would cost more than they do; dear ones run on a thread while the loop goes on accepting. Either way
-one batch of a model runs at a time.
+A batch is what waits when the model is free, in the order of `policy.py`. Cheap batches run on the event
+loop, since a thread switch would cost more than they do; dear ones run on a thread while the loop goes on
+accepting. Either way one batch of a model runs at a time. Where other models share the loop, a turnstile
+says whose batch is next and that it shall be a short one.
 
 A batch may postpone an item that lacks something (its outcome is None): the observer sees to it and puts
 it back with `resume`; its batch-mates do not wait for it.
 
-A request ends exactly once: with its answer, with an error of its own, by its deadline or by being
-cancelled. None of these touches its batch-mates: the batch's answers are computed apart for each item,
-and when a whole batch fails, its items are tried again one by one.
+A request ends exactly once: with its answer, with an error of its own, by its deadline, by being
+cancelled, or by giving way to a more urgent one in a full queue. None of these touches its batch-mates: the
+batch's answers are computed apart for each item, and when a whole batch fails, its items are tried again
+one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +26,8 @@ from concurrent.futures import Executor
 from typing import Any, Generic, Protocol, TypeVar
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
-from hopline.scheduling.policy import BatchPolicy, CostModel
+from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel, first_lane, lane_to_displace
+from hopline.scheduling.turnstile import SHARES, Turnstile
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ class Item(Protocol):
             call: a future costs a callback through the loop, which is a tenth of a cheap request.
         rows, num_bytes: predicted cost.
         deadline: on `time.monotonic()`'s clock; inf for none.
+        lane: of its priority; see `policy.py`.
         enqueued: set by the batcher.
         ended: whether it has its outcome; set by the batcher, or by who withdraws it.
     """
@@ -53,6 +58,7 @@ class Item(Protocol):
     rows: int
     num_bytes: int
     deadline: float
+    lane: int
     enqueued: float
     ended: bool
 
@@ -88,6 +94,12 @@ class Batcher(Generic[I, R]):
         executor: runs dear batches.
         observer: for metrics.
         clock: seconds, monotonic.
+        turnstile: shared by the batchers of one event loop; None for a batcher that is alone there.
+        share_lane: of the model's own priority: how much of a shared loop it gets.
+
+    Attributes:
+        cpu_s: processor seconds of the threads that ran batches: every batch of the executor's, and one in
+            eight of the loop's, which counts for all eight.
     """
 
     def __init__(
@@ -98,21 +110,30 @@ class Batcher(Generic[I, R]):
         executor: Executor,
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
+        turnstile: Turnstile | None = None,
+        share_lane: int = NORMAL,
     ) -> None:
         self._run = run
         self.policy = policy
         self.cost = cost
+        # of lanes whose requests may wait for all of it, as far as one comparison can tell
         self._max_queue_rows = policy.max_queue_rows
+        self._max_open = policy.max_concurrency or sys.maxsize
         self._executor = executor
         self._observer = observer
         self._clock = clock
-        self._queue: deque[I] = deque()
+        #: by lane
+        self._lanes: tuple[deque[I], deque[I], deque[I]] = (deque(), deque(), deque())
+        self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
         self._running: list[I] = []
         self._queued_rows = 0
+        self._num_open = 0
         self._num_postponed = 0
+        self._displaced: list[tuple[I, Overloaded]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
-        self._until_timed = 1
+        self._until_timed = self._stands_for = 1
+        self.cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = ""
         self._idle: asyncio.Event | None = None
@@ -120,12 +141,29 @@ class Batcher(Generic[I, R]):
     @property
     def num_waiting(self) -> int:
         """Requests that wait, run or are postponed."""
-        return len(self._queue) + len(self._running) + self._num_postponed
+        return self.num_queued + len(self._running) + self._num_postponed + len(self._displaced)
 
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait."""
         return self._queued_rows
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for a batch."""
+        high, normal, low = self._lanes
+        return len(high) + len(normal) + len(low)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have no outcome yet."""
+        return self._num_open
+
+    def oldest_wait_s(self) -> float:
+        """Seconds that the oldest of them has waited; 0 where none does."""
+        firsts = (next((item.enqueued for item in lane if not item.ended), None) for lane in self._lanes)
+        oldest = min((came for came in firsts if came is not None), default=None)
+        return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def submit(self, item: I) -> None:
         """Take a request in.
@@ -136,19 +174,19 @@ class Batcher(Generic[I, R]):
         """
         if self._closed:
             raise Unavailable(self._closed)
-        # no call where there is room, which is nearly always
-        if self._queued_rows + item.rows > self._max_queue_rows and not self.policy.admits(
-            self._queued_rows, item.rows
-        ):
-            wait = self.cost.predict_us(self._queued_rows) / 1e6
+        if self._num_open >= self._max_open:
             raise Overloaded(
-                f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "
-                f"limit of {self.policy.max_queue_rows} (batching.max_queue_rows)",
-                retry_after_s=max(0.05, wait),
+                f"{self._num_open} requests wait or run; no more may (max_concurrency)",
+                retry_after_s=self._retry_after_s(),
             )
+        lane = item.lane
         item.enqueued = self._clock()
-        self._queue.append(item)
+        # no call where there is room, which is nearly always
+        if self._queued_rows + item.rows > self._max_queue_rows or lane == LOW:
+            self._make_room(item)
+        self._lanes[lane].append(item)
         self._queued_rows += item.rows
+        self._num_open += 1
         if self._busy:
             self._watch_deadline(item.deadline)
         elif self._scheduled is None:
@@ -163,7 +201,7 @@ class Batcher(Generic[I, R]):
         if item.ended:
             self._rest()
             return
-        self._queue.append(item)
+        self._lanes[item.lane].append(item)
         self._queued_rows += item.rows
         if self._busy:
             self._watch_deadline(item.deadline)
@@ -174,11 +212,46 @@ class Batcher(Generic[I, R]):
         """Its receiver is gone: nothing is delivered, and it is not computed unless it is already."""
         if not item.ended:
             item.ended = True
+            self._num_open -= 1
             self._observer.outcome("cancelled")
 
     def close(self, why: str) -> None:
         """Take no more requests; those taken still finish."""
         self._closed = why
+
+    def _retry_after_s(self) -> float:
+        return max(0.05, self.cost.predict_us(self._queued_rows) / 1e6)
+
+    def _make_room(self, item: I) -> None:
+        """See that a request may join the queue, if others have to leave it for that.
+
+        Raises:
+            Overloaded: there is no room, and nobody whom it would overtake.
+        """
+        if self.policy.admits(self._queued_rows, item.rows, item.lane):
+            return
+        leaving: list[I] = []
+        left = self._queued_rows
+        walks = [reversed(lane) for lane in self._lanes]
+        tails = [next(walk, None) for walk in walks]
+        while left and left + item.rows > self.policy.max_queue_rows:
+            came = [each.enqueued if each is not None else None for each in tails]
+            lane = lane_to_displace(came, item.lane, item.enqueued)
+            last = tails[lane] if lane is not None else None
+            if lane is None or last is None:
+                raise Overloaded(
+                    f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "
+                    f"limit of {self.policy.room(item.lane)}"
+                    f"{' for low priority' if item.lane == LOW else ''} (max_queue_rows)",
+                    retry_after_s=self._retry_after_s(),
+                )
+            tails[lane] = next(walks[lane], None)
+            left -= last.rows
+            leaving.append(last)
+        for each in leaving:
+            self._lanes[each.lane].pop()
+            self._queued_rows -= each.rows
+            self._displace(each)
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
@@ -186,60 +259,116 @@ class Batcher(Generic[I, R]):
             self._idle = asyncio.Event()
             await self._idle.wait()
 
+    def _displace(self, item: I) -> None:
+        """It is out of the queue, for somebody more urgent; told so in a turn of its own."""
+        if item.ended:
+            return
+        item.ended = True
+        self._num_open -= 1
+        error = Overloaded(
+            "the queue is full, and this request gave way to one of higher priority (max_queue_rows)",
+            retry_after_s=self._retry_after_s(),
+        )
+        self._displaced.append((item, error))
+        if len(self._displaced) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_displaced)
+
+    def _tell_displaced(self) -> None:
+        displaced, self._displaced = self._displaced, []
+        for item, error in displaced:
+            self._observer.outcome(error.code)
+            _deliver(item, error)
+            self._observer.late(item, error)
+        self._rest()
+
     def _schedule(self) -> None:
         loop = asyncio.get_running_loop()
-        delay = 0.0
         if self.policy.queue_delay_s > 0:
-            delay = self.policy.wait_s(self._queue[0].enqueued, self._queued_rows, self._clock())
-        self._scheduled = loop.call_later(delay, self._flush) if delay else loop.call_soon(self._flush)
+            oldest = min(lane[0].enqueued for lane in self._lanes if lane)
+            delay = self.policy.wait_s(oldest, self._queued_rows, self._clock())
+            if delay:
+                self._scheduled = loop.call_later(delay, self._flush)
+                return
+        if self._turn is not None:
+            self._turn.wait()
+        self._scheduled = loop.call_soon(self._flush)
 
-    def _take(self, now: float) -> list[I]:
-        """The next batch: oldest first, without requests that are cancelled or late."""
+    def _first(self) -> deque[I] | None:
+        """The lane that goes next."""
+        high, normal, low = self._lanes
+        if not (high or low):
+            return normal or None
+        heads = [lane[0].enqueued if lane else None for lane in self._lanes]
+        return self._lanes[first_lane(heads)]
+
+    def _take(self, now: float, max_rows: int) -> list[I]:
+        """The next batch, without requests that are cancelled or late."""
         batch: list[I] = []
         rows = num_bytes = 0
-        queue = self._queue
+        max_bytes = self.policy.max_bytes
+        high, _, low = self._lanes
+        queue = self._first()
         while queue:
+            if high or low:
+                queue = self._first()
+                assert queue is not None
             item = queue[0]
             if item.ended:  # withdrawn, or told that it is late while a thread was computing
                 self._queued_rows -= item.rows
                 queue.popleft()
+                queue = queue or self._first()
                 continue
             if item.deadline <= now:
                 self._queued_rows -= item.rows
                 queue.popleft()
                 self._expire(item)
+                queue = queue or self._first()
                 continue
-            if batch and not self.policy.fits(rows, num_bytes, item.rows, item.num_bytes):
+            if batch and (rows + item.rows > max_rows or num_bytes + item.num_bytes > max_bytes):
                 break
             queue.popleft()
             self._queued_rows -= item.rows
             rows += item.rows
             num_bytes += item.num_bytes
             batch.append(item)
+            queue = queue or self._first()
         return batch
 
     def _flush(self) -> None:
-        self._scheduled = None
         now = self._clock()
-        batch = self._take(now)
+        max_rows, inline_cost_us = self.policy.max_rows, self.policy.inline_cost_us
+        if self._turn is not None:
+            if self._turn.must_wait():
+                self._scheduled = asyncio.get_running_loop().call_soon(self._flush)
+                return
+            if self._turn.begin(now):
+                inline_cost_us = min(inline_cost_us, self.policy.slice_us)
+                lane = self._first()
+                if lane is not None:
+                    max_rows = min(max_rows, self.policy.slice_rows(self.cost, lane[0].rows) or max_rows)
+        self._scheduled = None
+        batch = self._take(now, max_rows)
         if not batch:
             self._rest()
             return
         rows = sum([item.rows for item in batch])
         self._running = batch
-        if self.cost.predict_us(rows) <= self.policy.inline_cost_us:
+        if self.cost.predict_us(rows) <= inline_cost_us:
             # Asking for processor time is two system calls: too much for every cheap batch.
             self._until_timed -= 1
             if self._until_timed:
                 outcomes = self._outcomes(batch)
             else:
-                self._until_timed = _TIMED_EVERY
-                outcomes = self._timed_outcomes(batch)
-            self._finish(batch, now, outcomes)
+                outcomes = self._timed_outcomes(batch, self._stands_for)
+                self._until_timed = self._stands_for = _TIMED_EVERY
+            elapsed = self._finish(batch, now, outcomes)
+            if self._turn is not None:
+                self._turn.end(elapsed)
             return
         self._busy = True
         loop = asyncio.get_running_loop()
-        self._watch_deadline(min(item.deadline for item in (*batch, *self._queue)))
+        waiting = (item for lane in self._lanes for item in lane)
+        self._watch_deadline(min(item.deadline for item in (*batch, *waiting)))
         work = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
         work.add_done_callback(lambda done: self._finish(batch, now, done.result()))
 
@@ -256,14 +385,17 @@ class Batcher(Generic[I, R]):
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]
 
-    def _timed_outcomes(self, batch: list[I]) -> Sequence[R | HoplineError | None]:
-        """The same, and learn what it cost."""
+    def _timed_outcomes(self, batch: list[I], stands_for: int = 1) -> Sequence[R | HoplineError | None]:
+        """The same, and learn what it cost; it stands for so many batches that were not timed."""
         began = time.thread_time()
         outcomes = self._outcomes(batch)
-        self.cost.observe(sum([item.rows for item in batch]), (time.thread_time() - began) * 1e6)
+        used_s = time.thread_time() - began
+        self.cpu_s += used_s * stands_for
+        self.cost.observe(sum([item.rows for item in batch]), used_s * 1e6)
         return outcomes
 
-    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | HoplineError | None]) -> None:
+    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | HoplineError | None]) -> float:
+        """Deal the outcomes out; returns the seconds since the batch began."""
         self._busy = False
         self._running = []
         if self._watch is not None:
@@ -282,6 +414,7 @@ class Batcher(Generic[I, R]):
                 self._observer.postponed(item)
                 continue
             item.ended = True
+            self._num_open -= 1
             if isinstance(outcome, HoplineError):
                 self._observer.outcome(outcome.code)
             else:
@@ -290,14 +423,17 @@ class Batcher(Generic[I, R]):
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
         self._observer.batch(batch, told, [started - item.enqueued for item in batch], elapsed)
-        if self._queue:
+        high, normal, low = self._lanes
+        if normal or high or low:
             if self._scheduled is None:
                 self._schedule()
         else:
             self._rest()
+        return elapsed
 
     def _expire(self, item: I) -> None:
         item.ended = True
+        self._num_open -= 1
         self._observer.outcome(DeadlineExceeded.code)
         error = DeadlineExceeded("the request's deadline passed before its answer was ready")
         _deliver(item, error)
@@ -326,7 +462,7 @@ class Batcher(Generic[I, R]):
         self._watch = None
         now = self._clock()
         later = float("inf")
-        for item in (*self._running, *self._queue):
+        for item in (*self._running, *(item for lane in self._lanes for item in lane)):
             if item.deadline <= now:
                 if not item.ended:
                     self._expire(item)

@@ -24,6 +24,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.ArtifactError: StatusCode.FAILED_PRECONDITION,
     errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,
     errors.SchemaMismatch: StatusCode.FAILED_PRECONDITION,
+    errors.PipelineInvalid: StatusCode.FAILED_PRECONDITION,
     errors.GraphError: StatusCode.INTERNAL,
     errors.FeatureStoreError: StatusCode.INTERNAL,
     errors.FeatureStoreUnavailable: StatusCode.UNAVAILABLE,

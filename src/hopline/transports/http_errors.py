@@ -31,6 +31,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.ArtifactError: 422,
     errors.ArtifactCorrupted: 422,
     errors.SchemaMismatch: 422,
+    errors.PipelineInvalid: 422,
     errors.GraphError: 500,
     errors.FeatureStoreError: 500,
     errors.FeatureStoreUnavailable: 503,
@@ -45,7 +46,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
 }
 
 #: Errors that say when to come back.
-_PASSING = (errors.Overloaded, errors.Unavailable, errors.FeatureStoreUnavailable)
+_PASSING = (errors.Overloaded, errors.Unavailable, errors.ModelNotReady, errors.FeatureStoreUnavailable)
 #: Failures that are the transport's own: no class of Hopline stands for them.
 TRANSPORT_CODES = {
     400: "bad_request",

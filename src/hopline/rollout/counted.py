@@ -1,0 +1,139 @@
+"""What is counted of every version: outcomes, times, cost; and who is told of its batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from operator import mul
+from typing import Any
+
+from hopline.config import Config
+from hopline.errors import HoplineError
+from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.served import Ran, Recorder
+from hopline.types import ScoreRequest, ScoreResult
+
+#: Batches whose figures wait to be brought into the metrics.
+_RAN_TOGETHER = 64
+_UNTOLD: Mapping[str, float] = {}
+
+
+class CountedVersion:
+    """Args:
+    name, version, graph_version: see `Served`.
+    config: for prices.
+    metrics: of this model version.
+    recorders: are told of every batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        graph_version: str,
+        config: Config,
+        metrics: ModelMetrics,
+        recorders: Sequence[Recorder],
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.graph_version = graph_version
+        self._metrics = metrics
+        self._recorders = recorders  # whoever gave the list may add to it and take away
+        self._ran: list[tuple[int, Sequence[float], float, float, Mapping[str, float]]] = []
+        self._prices = config.cost
+        self._charged_s = 0.0
+        self.num_ok = self.num_failed = self.num_batches = 0
+        self.success_s = self.queue_s = self.sample_s = self.post_s = 0.0
+        self.last_inference_ms = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters in the form of the protocol's ModelStatistics."""
+        self.bring_in()
+        success = {"count": self.num_ok, "ns": int(self.success_s * 1e9)}
+        queue = {"count": self.num_ok, "ns": int(self.queue_s * 1e9)}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.num_ok,
+            "execution_count": self.num_batches,
+            "inference_stats": {
+                "success": success,
+                "fail": {"count": self.num_failed, "ns": 0},
+                "queue": queue,
+                "compute_input": {"count": self.num_ok, "ns": int(self.sample_s * 1e9)},
+                "compute_infer": {
+                    "count": self.num_ok,
+                    "ns": int((self.success_s - self.sample_s - self.post_s) * 1e9),
+                },
+                "compute_output": {"count": self.num_ok, "ns": int(self.post_s * 1e9)},
+            },
+        }
+
+    def outcome(self, code: str, count: int = 1) -> None:
+        """Count ended requests."""
+        if code == "ok":
+            self.num_ok += count
+        else:
+            self.num_failed += count
+        if count:
+            self._metrics.outcome(code, count)
+
+    def bring_in(self) -> None:
+        """Bring the batches that ran since into the metrics: together they cost a third of one by one."""
+        if not self._ran:
+            return
+        ran, self._ran = self._ran, []
+        metrics = self._metrics
+        stages = ran[0][4]
+        if stages:
+            columns = dict(zip(stages, zip(*[each[4].values() for each in ran], strict=True), strict=True))
+            columns["post"] = tuple([each[2] - sum(each[4].values()) for each in ran])
+            for name, seconds in columns.items():
+                metrics.stage(name).observe_all(seconds)
+            counts = [each[0] for each in ran]
+            self.sample_s += sum(map(mul, counts, columns.get("sample", ())))
+            self.post_s += sum(map(mul, counts, columns["post"]))
+        else:
+            metrics.compute.observe_all([each[2] for each in ran])
+        for num_items, queue_s, compute_s, _, _ in ran:
+            metrics.batch_rows.observe(num_items)
+            metrics.queue.observe_all(queue_s)
+            metrics.total.observe_all([waited + compute_s for waited in queue_s])
+            self.queue_s += sum(queue_s)
+            self.success_s += num_items * compute_s
+        self.num_batches += len(ran)
+        self.last_inference_ms = int(ran[-1][3] * 1e3)
+        used_s = self._cpu_s()
+        metrics.charge(self._prices, used_s - self._charged_s)
+        self._charged_s = used_s
+
+    def _cpu_s(self) -> float:
+        """Processor seconds that computing took since the version was made."""
+        raise NotImplementedError  # abstract
+
+    def _note(
+        self, num_items: int, queue_s: Sequence[float], compute_s: float, stages: Mapping[str, float]
+    ) -> None:
+        """Count a batch; `stages` have the same names each time, and none for what is left, "post"."""
+        self._ran.append((num_items, queue_s, compute_s, time.time(), stages))
+        if len(self._ran) >= _RAN_TOGETHER:
+            self.bring_in()
+
+    def _tell(
+        self,
+        requests: Sequence[ScoreRequest],
+        outcomes: Sequence[ScoreResult | HoplineError | None],
+        queue_s: Sequence[float],
+        compute_s: float,
+        stages: Mapping[str, float] = _UNTOLD,
+    ) -> None:
+        if not self._recorders:
+            return
+        if stages:
+            stages = {**stages, "post": compute_s - sum(stages.values())}
+        # subclasses are `Served`
+        ran = Ran(self, requests, outcomes, queue_s, compute_s, stages, time.time())  # type: ignore[arg-type]
+        for recorder in self._recorders:
+            recorder.record(ran)

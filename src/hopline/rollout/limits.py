@@ -1,0 +1,153 @@
+"""What one model may take of a server: `serving.toml` beside the model's versions.
+
+    # <repository>/risk/serving.toml
+    max_concurrency = 64
+    isolate = true
+    memory_bytes = "2 GiB"
+
+Every key is optional. What is not said is as the server's own settings have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopline.config import Config
+from hopline.errors import ConfigError
+from hopline.settings import did_you_mean, read_value, setting, type_name
+from hopline.types import Priority
+
+#: Where a key's default stands in hopline.toml.
+_DEFAULTS = {
+    "max_queue_rows": "batching.max_queue_rows",
+    "max_batch_rows": "batching.max_rows",
+    "queue_delay_ms": "batching.queue_delay_ms",
+    "timeout_ms": "limits.default_timeout_ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """Bounds of one model, for each worker; `of` has those of a server's settings."""
+
+    max_queue_rows: int = setting(
+        1_000_000, "predicted rows waiting before requests are refused", minimum=1
+    )
+    max_concurrency: int = setting(0, "requests waiting or running; 0 is any number", minimum=0)
+    rate_per_s: float = setting(
+        0.0, "requests a second, over all workers, each of which has an equal share; 0 is any", minimum=0
+    )
+    burst: int = setting(0, "how many of them at once; 0 is one second's worth", minimum=0)
+    max_batch_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
+    queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
+    timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
+    priority: Priority = setting(
+        "normal",
+        "class of requests that ask for none or for normal, and the model's share of a loop that several "
+        "models use: high has four times that of normal, low a quarter",
+    )
+    isolate: bool = setting(False, "a process of its own, in each worker")
+    memory_bytes: int = setting(
+        0, "of that process, without what it shares; above it the process is replaced; 0 is any", minimum=0
+    )
+    hang_s: float = setting(
+        5.0, "that process is replaced after so long without an answer while deadlines pass", minimum=0.1
+    )
+    cache_bytes: int = setting(0, "answers that are kept and given again; 0 keeps none", minimum=0)
+    cache_ttl_s: float = setting(60.0, "age at which a kept answer is computed anew", minimum=0)
+
+    @staticmethod
+    def of(config: Config) -> ModelLimits:
+        """The limits of a model that says nothing."""
+        values = {}
+        for name, path in _DEFAULTS.items():
+            section, _, key = path.partition(".")
+            values[name] = getattr(getattr(config, section), key)
+        return ModelLimits(**values)
+
+    def inside(self) -> ModelLimits:
+        """The limits for the queue inside a model's own process: its parent has counted already."""
+        return dataclasses.replace(self, max_concurrency=0, rate_per_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """One line of the table in the documentation.
+
+    Attributes:
+        default: as written, or the setting that it is taken from.
+    """
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def limits_table() -> list[LimitRow]:
+    """Every key of serving.toml, in order."""
+    hints = typing.get_type_hints(ModelLimits)
+    return [
+        LimitRow(
+            item.name,
+            type_name(hints[item.name]),
+            _DEFAULTS.get(item.name, item.default),
+            item.metadata["help"],
+        )
+        for item in dataclasses.fields(ModelLimits)
+    ]
+
+
+def read_limits(file: Path | None, config: Config) -> ModelLimits:
+    """The limits that a serving.toml sets.
+
+    Args:
+        file: the file, or the folder that it would be in; None or an absent file sets nothing.
+        config: for what it does not say.
+
+    Raises:
+        ConfigError: an unknown key (with the closest known one) or a bad value; names file and key.
+    """
+    limits = ModelLimits.of(config)
+    if file is not None and file.is_dir():
+        file = file / "serving.toml"
+    if file is None or not file.exists():
+        return limits
+    try:
+        values = tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    return _applied(limits, values, str(file))
+
+
+def _applied(limits: ModelLimits, values: Mapping[str, Any], source: str) -> ModelLimits:
+    hints = typing.get_type_hints(ModelLimits)
+    known = {item.name: item for item in dataclasses.fields(ModelLimits)}
+    changes = {}
+    for key, value in values.items():
+        if key not in known:
+            if isinstance(value, Mapping):
+                raise ConfigError(f"{source}: [{key}]: there are no tables here; keys stand alone")
+            guess = did_you_mean(key, known) or f"; keys are {', '.join(known)}"
+            raise ConfigError(f"{source}: {key}: unknown key{guess}")
+        try:
+            changes[key] = read_value(value, hints[key], key, known[key], "serving.toml")
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+    limits = dataclasses.replace(limits, **changes)
+    if limits.memory_bytes and not limits.isolate:
+        raise ConfigError(
+            f"{source}: memory_bytes: memory is a process's, and this model shares one with others; "
+            "add isolate = true"
+        )
+    if limits.burst and not limits.rate_per_s:
+        raise ConfigError(f"{source}: burst: means nothing without rate_per_s")
+    return limits

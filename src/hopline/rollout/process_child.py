@@ -1,0 +1,278 @@
+"""One life of a model's own process, as its server sees it: started, asked, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from hopline.errors import BadRequest, HoplineError, ModelNotReady
+from hopline.rollout import process_wire as wire
+from hopline.types import Deliver, ScoreRequest
+
+log = logging.getLogger(__name__)
+
+_COMMAND = (sys.executable, "-P", "-c", "from hopline.rollout.process_main import main; main()")
+#: For a process that was told to end, or closed its end of the socket, to be gone.
+_END_S = 5.0
+
+
+class ProcessRequest(msgspec.Struct, eq=False, gc=False):
+    """A request that a model's process has. To its sender, a `Ticket`.
+
+    Attributes:
+        number: as both ends call it.
+        rows: that it asks for.
+        deadline, enqueued: on time.monotonic()'s clock.
+        ended: whether it has its outcome.
+    """
+
+    request: ScoreRequest
+    deliver: Deliver
+    owner: Owner
+    process: ModelProcess
+    rows: int
+    deadline: float
+    enqueued: float
+    number: int = 0
+    ended: bool = False
+
+    def cancel(self) -> None:
+        """Withdraw the request; nothing is delivered any more."""
+        self.owner.withdraw(self)
+
+
+class Owner(Protocol):
+    """Whose process it is. Called on the event loop."""
+
+    def withdraw(self, item: ProcessRequest) -> None:
+        """Nobody waits for it any more."""
+
+    def told(self, process: ModelProcess, tell: wire.Tell) -> None:
+        """Requests ended."""
+
+    def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
+        """The process lives."""
+
+    def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
+        """A request could not be sent."""
+
+    def lost(self, process: ModelProcess, how: str) -> None:
+        """The process has ended, as `how` says; what is in `unanswered` will not be answered."""
+
+
+class ModelProcess(asyncio.Protocol):
+    """See the module; made by `start`.
+
+    Attributes:
+        ready: what it said when it was.
+        is_up: whether it can be asked.
+        unanswered: number -> request, until the process has told its end; also those whose senders have
+            theirs, since the process may still be at work on them.
+        idle: set whenever nothing is unanswered.
+        overdue_since: when the first request since the last sign of progress ran out of time.
+        num_batches, table_hits, table_misses, cpu_s: as it last said.
+        why: why it was ended from here; "" where it was not.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.ready: wire.Ready | None = None
+        self.is_up = False
+        self.unanswered: dict[int, ProcessRequest] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.overdue_since: float | None = None
+        self.num_batches = 0
+        self.table_hits = self.table_misses = self.cpu_s = 0.0
+        self.why = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._frames = wire.Frames()
+        self._transport: asyncio.Transport | None = None
+        self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self._leaving: asyncio.Task[None] | None = None
+        self._next_number = 1
+        self._boarding: list[ProcessRequest] = []
+        self._dropped: list[int] = []
+
+    @classmethod
+    async def start(cls, orders: Mapping[str, Any], owner: Owner, timeout_s: float) -> ModelProcess:
+        """Start a process and wait until its model is ready.
+
+        Args:
+            orders: as `process_main` reads them, but for the socket.
+            owner: is told of what happens from then on.
+
+        Raises:
+            HoplineError: why the model cannot be opened.
+            ModelNotReady: the process ended instead, or took longer than `timeout_s`.
+        """
+        self = cls(owner)
+        name = orders["name"]
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *_COMMAND,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=2,  # a server's own stdout says where it is, and nothing else
+                pass_fds=(theirs.fileno(),),
+                # A terminal's Ctrl-C goes to the whole group; this process is told by its server.
+                start_new_session=True,
+            )
+            told = json.dumps({**orders, "socket": theirs.fileno()}).encode() + b"\n"
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=ours)
+        assert self._process.stdin is not None
+        self._process.stdin.write(told)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.ready = await self._opened
+        except TimeoutError:
+            await self.end(0)
+            raise ModelNotReady(f"model {name!r}: its process was not ready in {timeout_s:g} s") from None
+        except BaseException:
+            await self.end(0)
+            raise
+        self.is_up = True
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def send(self, item: ProcessRequest) -> None:
+        """Ask; goes out together with what else is asked in this turn of the loop."""
+        item.number, self._next_number = self._next_number, self._next_number + 1
+        self.unanswered[item.number] = item
+        self.idle.clear()
+        if not self._boarding and not self._dropped:
+            asyncio.get_running_loop().call_soon(self._depart)
+        self._boarding.append(item)
+
+    def drop(self, item: ProcessRequest) -> None:
+        """Say that nobody waits for a request."""
+        if item.number not in self.unanswered:
+            return
+        if not self._boarding and not self._dropped:
+            asyncio.get_running_loop().call_soon(self._depart)
+        self._dropped.append(item.number)
+
+    def settle(self, number: int) -> ProcessRequest | None:
+        """The process has told the end of a request: it is unanswered no more."""
+        item = self.unanswered.pop(number, None)
+        if not self.unanswered:
+            self.idle.set()
+        return item
+
+    def kill(self, why: str) -> None:
+        """End it at once; `Owner.lost` follows."""
+        self.why = self.why or why
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def end(self, patience_s: float = _END_S) -> None:
+        """Have it finish and end, within `patience_s` seconds; returns once it is gone."""
+        self.is_up = False
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(patience_s):
+                await process.wait()
+        except TimeoutError:
+            self.kill("told")
+            await process.wait()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._leaving is not None:
+            await self._leaving
+
+    def _depart(self) -> None:
+        boarding, self._boarding = self._boarding, []
+        dropped, self._dropped = self._dropped, []
+        if not self.is_up:
+            return  # lost meanwhile: `Owner.lost` sees to them
+        assert self._transport is not None
+        asked = [
+            (item.number, wire.pack_request(item.request, item.deadline))
+            for item in boarding
+            if not item.ended
+        ]
+        for item in boarding:
+            if item.ended:  # withdrawn before it was sent
+                self.settle(item.number)
+        try:
+            if asked:
+                self._transport.write(wire.frame(wire.Ask(asked)))
+        except (TypeError, ValueError, OverflowError, NotImplementedError):
+            for number, fields in asked:
+                try:
+                    self._transport.write(wire.frame(wire.Ask([(number, fields)])))
+                except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+                    unsent = self.settle(number)
+                    assert unsent is not None
+                    self._owner.refused(self, unsent, BadRequest(f"the request holds a value: {error}"))
+        numbers = [number for number in dropped if number in self.unanswered]
+        if numbers:
+            self._transport.write(wire.frame(wire.Drop(numbers)))
+
+    # Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Before the process has even begun."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process has ended, or is about to."""
+        self.is_up = False
+        self._leaving = asyncio.ensure_future(self._see_off())
+
+    def data_received(self, data: bytes) -> None:
+        """What the process says."""
+        try:
+            for view in self._frames.feed(data):
+                self._hear(wire.from_model.decode(view))
+        except msgspec.MsgspecError as error:
+            log.error("process %d says what no model says (%s) and is ended", self.pid, error)
+            self.kill("garbled")
+
+    def _hear(self, message: wire.FromModel) -> None:
+        if isinstance(message, wire.Tell):
+            self._owner.told(self, message)
+        elif isinstance(message, wire.Beat):
+            self._owner.beat(self, message)
+        elif not self._opened.done():
+            if isinstance(message, wire.Ready):
+                self._opened.set_result(message)
+            else:
+                self._opened.set_exception(wire.unpack_error(message.error))
+
+    async def _see_off(self) -> None:
+        """Learn how it ended; one that only let go of the socket is ended."""
+        process = self._process
+        assert process is not None
+        try:
+            async with asyncio.timeout(_END_S):
+                code = await process.wait()
+        except TimeoutError:
+            self.kill("mute")
+            code = await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if not self._opened.done():
+            self._opened.set_exception(ModelNotReady(f"its process ended ({how}) before it was ready"))
+        elif self.ready is not None:
+            self._owner.lost(self, how)

@@ -1,0 +1,301 @@
+"""The process of one model: opens it, answers what its server sends, and ends when the server does.
+
+    python -c "from hopline.rollout.process_main import main; main()"      orders: one JSON line on stdin
+
+What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
+`Served`, warm and ready, or an awaitable of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from hopline.config import Config
+from hopline.errors import HoplineError, RuntimeFailure
+from hopline.observe.metrics import Metrics
+from hopline.rollout import process_wire as wire
+from hopline.rollout.limits import ModelLimits
+from hopline.rollout.process_memory import limit_growth, offer_first
+from hopline.rollout.served import Ran, Recorder, Served
+from hopline.types import ScoreRequest, ScoreResult, Ticket
+
+log = logging.getLogger(__name__)
+
+DEFAULT_FACTORY = "hopline.rollout.process_main:open_unit"
+_BEAT_S = 1.0
+#: For a server that does not read.
+_PATIENCE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a factory is told.
+
+    Attributes:
+        name, version: what the model is served as.
+        config: of the server, with `worker.isolated`.
+        limits: of the model.
+        arguments: whatever else the factory takes; values that JSON has.
+        metrics: of this process; table hits reach the server.
+        recorders: to be told of every batch; they carry its times to the server.
+    """
+
+    name: str
+    version: str
+    config: Config
+    limits: ModelLimits
+    arguments: Mapping[str, Any]
+    metrics: Metrics
+    recorders: list[Recorder]
+
+
+async def open_unit(orders: Orders) -> Served:
+    """A unit of the repository, as the server itself would open it; `arguments` are the unit's fields."""
+    from hopline.rollout.loader import Loader
+    from hopline.rollout.unit import Unit
+
+    def resolve(name: str, version: str | None) -> Served:
+        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
+
+    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
+    return await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+
+
+def main() -> None:
+    """Entry of the process."""
+    import uvloop
+
+    from hopline.observe.logs import configure_logs
+
+    # Unbuffered, since the rest of stdin is watched.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        orders = json.loads(stdin.readline())
+    # Also one that hangs must not outlive its server; stdin's end tells those that do not.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(orders["nice"])
+    offer_first()
+    config = Config.from_json(orders["config"])
+    configure_logs(config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(ModelHost(orders, config).serve())
+    # Threads that still compute are of no use to anybody.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class ModelHost(asyncio.Protocol):
+    """A model's end of the socket; also the recorder that says what ran."""
+
+    def __init__(self, orders: Mapping[str, Any], config: Config) -> None:
+        self._socket: int = orders["socket"]
+        self._factory: str = orders["factory"]
+        self._metrics = Metrics()
+        self._orders = Orders(
+            orders["name"],
+            orders["version"],
+            config,
+            ModelLimits(**orders["limits"]),
+            orders["arguments"],
+            self._metrics,
+            [self],
+        )
+        self._frames = wire.Frames()
+        self._ending = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._served: Served | None = None
+        #: number -> request and its ticket, while it has no outcome
+        self._open: dict[int, tuple[ScoreRequest, Ticket | None]] = {}
+        #: identity of a request -> its number, until its outcome is sent
+        self._numbers: dict[int, int] = {}
+        self._done: list[tuple[int, ScoreRequest, ScoreResult | HoplineError | None]] = []
+        self._batches: list[wire.Batch] = []
+        self._num_batches = 0
+        self._code = 0
+
+    async def serve(self) -> int:
+        """The whole life; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(0, self._on_stdin)
+        loop.add_signal_handler(signal.SIGTERM, self._ending.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C is the server's business
+        await loop.create_unix_connection(lambda: self, sock=socket.socket(fileno=self._socket))
+        opening = asyncio.ensure_future(self._opened())
+        ending = asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait({opening, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            return 0
+        if opening.result() is None:
+            return await self._leave(1)
+        assert self._served is not None
+        beats = asyncio.ensure_future(self._beat())
+        await ending
+        beats.cancel()
+        self._served.close("the model's process is ending")
+        await self._served.join()
+        self._tell()
+        return await self._leave(0)
+
+    async def _leave(self, code: int) -> int:
+        """Let the last words out; returns the exit code."""
+        assert self._transport is not None
+        self._code = code
+        self._transport.close()  # and so to `connection_lost`, once all is sent
+        await asyncio.sleep(_PATIENCE_S)
+        return code
+
+    async def _opened(self) -> Served | None:
+        """What answers; None where it cannot be made, and the server was told why."""
+        try:
+            module, _, attribute = self._factory.partition(":")
+            made = getattr(importlib.import_module(module), attribute)(self._orders)
+            served: Served = await made if inspect.isawaitable(made) else made
+        except Exception as error:  # the boundary: whatever a model's code does, the server is told
+            if not isinstance(error, HoplineError):
+                log.exception("model %s cannot be opened", self._orders.name)
+                error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
+            self._send(wire.Failed(wire.pack_error(error)))
+            return None
+        # Everything loaded lives for ever: a full collection need never look at it again.
+        gc.collect()
+        gc.freeze()
+        if self._orders.limits.memory_bytes:
+            limit_growth(self._orders.limits.memory_bytes)
+        self._served = served  # the first requests may come before this returns
+        self._send(wire.Ready(served.graph_version, served.info((served.version,))))
+        return served
+
+    # Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server is there."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there to be answered."""
+        os._exit(self._code)
+
+    def data_received(self, data: bytes) -> None:
+        """Requests, and numbers of those that nobody waits for."""
+        for view in self._frames.feed(data):
+            message = wire.from_server.decode(view)
+            if isinstance(message, wire.Ask):
+                for number, fields in message.requests:
+                    self._submit(number, wire.unpack_request(fields))
+            else:
+                for number in message.numbers:
+                    self._drop(number)
+
+    def _submit(self, number: int, request: ScoreRequest) -> None:
+        assert self._served is not None
+        self._open[number] = (request, None)
+        self._numbers[id(request)] = number
+        try:
+            ticket = self._served.submit(request, partial(self._deliver, number))
+        except HoplineError as error:
+            self._deliver(number, error)
+        except Exception as error:  # the boundary: one request must not end the process
+            log.exception("a request failed in submit")
+            self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
+        else:
+            if number in self._open:
+                self._open[number] = (request, ticket)
+
+    def _deliver(self, number: int, outcome: ScoreResult | HoplineError | None) -> None:
+        known = self._open.pop(number, None)
+        if known is None:
+            return
+        if not self._done:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._done.append((number, known[0], outcome))
+
+    def _drop(self, number: int) -> None:
+        known = self._open.get(number)
+        if known is not None:
+            if known[1] is not None:
+                known[1].cancel()
+            self._deliver(number, None)
+
+    # Recorder
+
+    def record(self, ran: Ran) -> None:
+        """Keep what a batch took, to go with its answers."""
+        if ran.compute_s <= 0:
+            return
+        self._num_batches += 1
+        numbers = [self._numbers.get(id(request)) for request in ran.requests]
+        known = [number for number in numbers if number is not None]
+        stages = {name: seconds for name, seconds in ran.stages.items() if name != "post"}
+        self._batches.append(wire.Batch(known, ran.compute_s, stages))
+
+    # To the server
+
+    def _tell(self) -> None:
+        done, self._done = self._done, []
+        batches, self._batches = self._batches, []
+        if not done:
+            return
+        for _, request, _ in done:
+            self._numbers.pop(id(request), None)
+        outcomes = [(number, outcome) for number, _, outcome in done]
+        try:
+            self._send(_told(outcomes, batches))
+        except (TypeError, ValueError, OverflowError, NotImplementedError):
+            for number, outcome in outcomes:
+                try:
+                    self._send(_told([(number, outcome)], []))
+                except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+                    self._send(_told([(number, RuntimeFailure(f"the answer cannot be sent: {error}"))], []))
+
+    def _send(self, message: wire.FromModel) -> None:
+        assert self._transport is not None
+        self._transport.write(wire.frame(message))
+
+    async def _beat(self) -> None:
+        table = self._metrics.model(self._orders.name, self._orders.version)
+        bring_in = getattr(self._served, "bring_in", None)
+        while True:
+            if bring_in is not None:
+                bring_in()
+            hits, misses = table.table_hits.value, table.table_misses.value
+            self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
+            await asyncio.sleep(_BEAT_S)
+
+    def _on_stdin(self) -> None:
+        """Stdin only ever ends: the server wants this process to end, or is gone."""
+        if not os.read(0, 64):
+            asyncio.get_running_loop().remove_reader(0)
+            self._ending.set()
+
+
+def _told(
+    outcomes: list[tuple[int, ScoreResult | HoplineError | None]], batches: list[wire.Batch]
+) -> wire.Tell:
+    results = [
+        (number, wire.pack_result(outcome))
+        for number, outcome in outcomes
+        if isinstance(outcome, ScoreResult)
+    ]
+    errors = [
+        (number, None if outcome is None else wire.pack_error(outcome))
+        for number, outcome in outcomes
+        if not isinstance(outcome, ScoreResult)
+    ]
+    return wire.Tell(results, errors, batches)

@@ -1,0 +1,48 @@
+"""What a model's own process takes, and how it is kept from taking a machine."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+#: Of the kernel's score for whom to end first when memory runs out, which is 0 to 1000.
+_OOM_SCORE = 500
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory that a process shares with nobody and that lies in no file (RssAnon); 0 once it has ended.
+
+    Mapped graphs and features are not in it: they are the page cache's, one copy for all.
+    """
+    return _status(pid, "RssAnon")
+
+
+def limit_growth(memory_bytes: int) -> None:
+    """Make allocations of this process fail that would take it far above `memory_bytes`.
+
+    The parent looks once a second and replaces a process above its limit at leisure. This is for the
+    request that wants everything at once: its allocation fails, as does that request, and nobody else.
+    Twice the limit, since data is counted here when it is reserved, before it is used.
+    """
+    reserved = _status(None, "VmData") - _status(None, "RssAnon")
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = max(0, reserved) + 2 * memory_bytes
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+    )
+
+
+def offer_first() -> None:
+    """When the machine runs out of memory, let the kernel end this process before its server."""
+    Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def _status(pid: int | None, name: str) -> int:
+    try:
+        text = Path(f"/proc/{pid or 'self'}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    for line in text.splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0  # a process that has ended, and was not waited for yet

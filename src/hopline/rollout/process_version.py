@@ -1,0 +1,538 @@
+"""A version that lives in a process of its own, so that its crash, leak or slow batch is its own affair.
+
+                 ┌── refused at once: limits, or no process now
+submit ──────────┤                                 ┌─ answers, and what batches took
+                 └─► outstanding ─► socket ─► model process
+                          │
+                          └─ deadlines and cancellation hold here, whatever the process does
+
+process dies ────────────► its requests get ModelNotReady, and another is started, with ever longer pauses
+more memory than allowed ► another is started and warmed up, traffic moves, the old one finishes and ends
+no answer, deadlines pass ► it is killed, then as when it dies
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hopline.config import Config
+from hopline.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    HoplineError,
+    ModelNotReady,
+    Overloaded,
+    Unavailable,
+)
+from hopline.observe.metrics import Metrics
+from hopline.rollout import process_wire as wire
+from hopline.rollout.counted import CountedVersion
+from hopline.rollout.limits import ModelLimits
+from hopline.rollout.process_child import ModelProcess, ProcessRequest
+from hopline.rollout.process_main import DEFAULT_FACTORY
+from hopline.rollout.process_memory import anonymous_bytes
+from hopline.rollout.queued import bucket_of, lanes_of, take
+from hopline.rollout.served import Recorder
+from hopline.scheduling.policy import LOW
+from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
+
+if TYPE_CHECKING:
+    from hopline.rollout.unit import Unit
+
+log = logging.getLogger(__name__)
+
+#: Seconds before a process is started again: doubled from the first to the last one, and back to the first
+#: once a process has lived for `_STEADY_S`.
+_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
+#: Until a process must be ready.
+_READY_S = 300.0
+#: Between looks at memory and at requests that are overdue.
+_LOOK_S = 1.0
+#: Requests that a process may have, where `max_concurrency` says nothing.
+_MAX_OUTSTANDING = 4096
+#: The earliest that deadlines are looked at again, so that many of them are looked at together.
+_TOGETHER_S = 0.001
+
+
+class ProcessVersion(CountedVersion):
+    """See the module; made by `start`, or with a factory of one's own by `begin` on a new one.
+
+    Args:
+        name, version: see `Served`.
+        config: of the server.
+        limits: of the model.
+        metrics: of the server.
+        recorders: are told of every batch.
+        factory: "module:attribute" of what makes the model there; see `process_main`.
+        arguments: for the factory; values that JSON has.
+        nice: is added to the process's niceness: 19 gets only what others leave.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        config: Config,
+        limits: ModelLimits,
+        metrics: Metrics,
+        recorders: Sequence[Recorder] = (),
+        *,
+        factory: str = DEFAULT_FACTORY,
+        arguments: Mapping[str, Any] | None = None,
+        nice: int = 0,
+    ) -> None:
+        super().__init__(name, version, "", config, metrics.model(name, version), recorders)
+        self._limits = limits
+        self._orders = {
+            "name": name,
+            "version": version,
+            "config": _config_inside(config).to_json(),
+            "limits": dataclasses.asdict(limits),
+            "factory": factory,
+            "arguments": dict(arguments or {}),
+            "nice": nice,
+        }
+        self._lanes = lanes_of(limits)
+        self._bucket = bucket_of(limits, config.worker.count)
+        self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
+        self._default_timeout_s = limits.timeout_ms / 1e3
+        self._max_timeout_s = config.limits.max_timeout_ms / 1e3
+        self._restarts = metrics.counter(
+            "hopline_model_process_restarts_total",
+            "Processes of a model that were replaced.",
+            ("model", "version", "reason"),
+        )
+        self._memory = metrics.gauge(
+            "hopline_model_process_memory_bytes",
+            "Memory of a model's own processes, without what they share.",
+            ("model", "version"),
+        )(name, version)
+        self._process: ModelProcess | None = None
+        self._retiring: dict[ModelProcess, asyncio.Task[None]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._reason = f"model {name!r}: its process has not been started"
+        self._pause_s = _FIRST_PAUSE_S
+        self._start_s = 0.0
+        self._adopted_at = 0.0
+        self._info: ModelInfo | None = None
+        self._closed = ""
+        self._num_live = self._live_rows = 0
+        self._idle: asyncio.Event | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._cpu_ended_s = 0.0
+        self._has_stages = False
+        self._gauges = (
+            (self._metrics.queue_rows, lambda: float(self._live_rows)),
+            (self._metrics.queue_requests, lambda: float(self._num_live)),
+            (self._metrics.queue_age, self._oldest_wait_s),
+        )
+
+    @classmethod
+    async def start(
+        cls,
+        model: str,
+        unit: Unit,
+        config: Config,
+        limits: ModelLimits,
+        metrics: Metrics,
+        recorders: Sequence[Recorder] = (),
+        *,
+        nice: int = 0,
+    ) -> ProcessVersion:
+        """A unit of the repository in a process of its own, warm and ready.
+
+        Raises:
+            HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
+        """
+        arguments = msgspec.to_builtins(unit)
+        self = cls(model, unit.id, config, limits, metrics, recorders, arguments=arguments, nice=nice)
+        await self.begin()
+        return self
+
+    async def begin(self) -> None:
+        """Start the first process; once.
+
+        Raises:
+            HoplineError: as `start`.
+            ConfigError: it takes more than `memory_bytes` already.
+        """
+        process = await self._started()
+        limit, taken = self._limits.memory_bytes, anonymous_bytes(process.pid)
+        if limit and taken > limit:
+            await process.end()
+            raise ConfigError(
+                f"memory_bytes: model {self.name!r} takes {taken} bytes before its first request; "
+                f"{limit} are allowed"
+            )
+        self._adopt(process)
+        for gauge, read in self._gauges:
+            gauge.set_function(read)
+        self._looking = asyncio.ensure_future(self._look())
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that requests go to; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    # Served
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> ProcessRequest:
+        """Check a request and send it; `deliver` is called with its outcome.
+
+        Raises:
+            ModelNotReady: there is no process now; says why, and when to come back.
+            RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
+        """
+        try:
+            now = time.monotonic()
+            process, rows, deadline = self._admitted(request, now)
+        except HoplineError as error:
+            self.outcome(error.code)
+            self._tell([request], [error], [0.0], 0.0)
+            raise
+        item = ProcessRequest(request, deliver, self, process, rows, deadline, now)
+        self._num_live += 1
+        self._live_rows += rows
+        process.send(item)
+        if deadline < self._timer_at:
+            self._watch_deadline(deadline, now)
+        return item
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What the model says of itself, and whether its process lives."""
+        assert self._info is not None
+        is_up = self._process is not None
+        return dataclasses.replace(
+            self._info,
+            versions=versions,
+            version=self.version,
+            state=self._info.state if is_up else "UNAVAILABLE",
+            reason=self._info.reason if is_up else self._reason,
+        )
+
+    def warm_up(self) -> None:
+        """Nothing: a process is warm before it takes its first request, each of them."""
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait or run."""
+        return self._live_rows
+
+    def close(self, why: str) -> None:
+        """Take no more requests; those taken still finish."""
+        self._closed = why
+
+    async def join(self) -> None:
+        """Wait until every request taken has its outcome."""
+        while self._num_live:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def release(self) -> None:
+        """End the processes."""
+        self._closed = self._closed or "the model is unloaded"
+        tasks = [task for task in (self._looking, self._renewing, *self._retiring.values()) if task]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        processes, self._process = self._processes(), None
+        await asyncio.gather(*(process.end() for process in processes))
+        if self._timer is not None:
+            self._timer.cancel()
+        for gauge, read in self._gauges:
+            gauge.unset_function(read)
+        self._memory.set(0.0)
+
+    # Owner of processes
+
+    def withdraw(self, item: ProcessRequest) -> None:
+        """As `Owner.withdraw`."""
+        if not item.ended:
+            self._ended(item, "cancelled")
+            item.process.drop(item)
+
+    def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
+        """As `Owner.refused`."""
+        self._fail(item, error)
+
+    def told(self, process: ModelProcess, tell: wire.Tell) -> None:
+        """Deal answers out, then count them."""
+        now = time.monotonic()
+        ended: dict[int, tuple[ProcessRequest, ScoreResult | HoplineError]] = {}
+        num_ok = 0
+        for number, fields in tell.results:
+            item = process.settle(number)
+            if item is not None and not item.ended:
+                num_ok += 1
+                result = wire.unpack_result(fields)
+                ended[number] = item, result
+                self._ended(item, "")
+                _deliver(item, result)
+        for number, packed in tell.errors:
+            item = process.settle(number)
+            if item is not None and not item.ended and packed is not None:
+                error = wire.unpack_error(packed)
+                if isinstance(error, DeadlineExceeded) and process.overdue_since is None:
+                    process.overdue_since = now
+                ended[number] = item, error
+                self._ended(item, error.code)
+                _deliver(item, error)
+        if tell.results:
+            process.overdue_since = None
+        self.outcome("ok", num_ok)
+        self._record(tell.batches, ended, now)
+
+    def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
+        """Bring in what a process counted."""
+        if beat.num_batches > process.num_batches:
+            process.overdue_since = None
+        process.num_batches = beat.num_batches
+        self._metrics.table_hits.inc(beat.table_hits - process.table_hits)
+        self._metrics.table_misses.inc(beat.table_misses - process.table_misses)
+        process.table_hits, process.table_misses = beat.table_hits, beat.table_misses
+        process.cpu_s = beat.cpu_s
+
+    def lost(self, process: ModelProcess, how: str) -> None:
+        """Fail what a process had, and have another one started if it was the one that serves."""
+        self._cpu_ended_s += process.cpu_s
+        process.cpu_s = 0.0
+        unanswered = list(process.unanswered.values())
+        process.unanswered.clear()
+        process.idle.set()
+        if process is self._process:
+            self._process = None
+            doing = "gave no answer, was ended" if process.why == "hung" else "ended"
+            self._reason = f"model {self.name!r}: its process {doing} ({how}) and is being started again"
+            log.error("%s/%s: process %d ended (%s)", self.name, self.version, process.pid, how)
+            self._renew(process.why or "died")
+        for item in unanswered:
+            if not item.ended:
+                self._fail(item, ModelNotReady(self._reason, self._retry_after_s()))
+
+    # Admission
+
+    def _admitted(self, request: ScoreRequest, now: float) -> tuple[ModelProcess, int, float]:
+        """The process, rows and deadline of a request that is let in."""
+        if self._closed:
+            raise Unavailable(self._closed)
+        process = self._process
+        if process is None or not process.is_up:
+            raise ModelNotReady(self._reason, self._retry_after_s())
+        deadline = request.deadline
+        if deadline is None:
+            deadline = now + self._default_timeout_s
+        elif deadline <= now:
+            raise DeadlineExceeded("the request's deadline had passed when it arrived")
+        else:
+            deadline = min(deadline, now + self._max_timeout_s)
+        num_open, is_low = len(process.unanswered), self._lanes[request.priority] == LOW
+        if num_open >= (self._max_outstanding + 1) // 2 and (is_low or num_open >= self._max_outstanding):
+            raise Overloaded(
+                f"{num_open} requests wait or run; no more may"
+                f"{' of low priority' if is_low else ''} (max_concurrency)",
+                retry_after_s=0.1,
+            )
+        rows = wire.num_items(request)
+        if self._live_rows and self._live_rows + rows > self._limits.max_queue_rows:
+            raise Overloaded(
+                f"{self._live_rows} rows wait or run; {rows} more would pass the limit of "
+                f"{self._limits.max_queue_rows} (max_queue_rows)",
+                retry_after_s=0.1,
+            )
+        if self._bucket is not None:
+            take(self._bucket, now)
+        return process, rows, deadline
+
+    def _retry_after_s(self) -> float:
+        """Until another process is likely to be ready."""
+        return self._pause_s + max(1.0, self._start_s)
+
+    # Outcomes
+
+    def _ended(self, item: ProcessRequest, code: str) -> None:
+        """A request has its outcome; "" is counted elsewhere."""
+        item.ended = True
+        self._num_live -= 1
+        self._live_rows -= item.rows
+        if code:
+            self.outcome(code)
+        if not self._num_live and self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    def _fail(self, item: ProcessRequest, error: HoplineError) -> None:
+        self._ended(item, error.code)
+        _deliver(item, error)
+        self._tell([item.request], [error], [time.monotonic() - item.enqueued], 0.0)
+
+    def _record(
+        self,
+        batches: Sequence[wire.Batch],
+        ended: dict[int, tuple[ProcessRequest, ScoreResult | HoplineError]],
+        now: float,
+    ) -> None:
+        """Count what ran together, then what came to no batch."""
+        for batch in batches:
+            mine = [ended.pop(number) for number in batch.numbers if number in ended]
+            if not mine:
+                continue
+            # seen from here: the way there and back counts as waiting
+            queue_s = [max(0.0, now - item.enqueued - batch.compute_s) for item, _ in mine]
+            self._has_stages = self._has_stages or bool(batch.stages)
+            self._note(len(mine), queue_s, batch.compute_s, batch.stages)
+            requests, outcomes = [item.request for item, _ in mine], [outcome for _, outcome in mine]
+            self._tell(requests, outcomes, queue_s, batch.compute_s, batch.stages)
+        for item, outcome in ended.values():
+            waited_s = now - item.enqueued
+            if isinstance(outcome, ScoreResult) and not self._has_stages:
+                self._note(1, [0.0], waited_s, {})
+            self._tell([item.request], [outcome], [waited_s], 0.0)
+
+    def _watch_deadline(self, deadline: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        wait_s = max(_TOGETHER_S, deadline - now)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._expire_late)
+
+    def _expire_late(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        now = time.monotonic()
+        later = float("inf")
+        for process in self._processes():
+            for item in list(process.unanswered.values()):
+                if item.ended:
+                    continue
+                if item.deadline > now:
+                    later = min(later, item.deadline)
+                    continue
+                if process.overdue_since is None:
+                    process.overdue_since = now
+                self._fail(
+                    item, DeadlineExceeded("the request's deadline passed before its answer was ready")
+                )
+        if later < self._timer_at:
+            self._watch_deadline(later, now)
+
+    def _oldest_wait_s(self) -> float:
+        waiting = (
+            item.enqueued
+            for process in self._processes()
+            for item in process.unanswered.values()
+            if not item.ended
+        )
+        oldest = min(waiting, default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def _cpu_s(self) -> float:
+        return self._cpu_ended_s + sum(process.cpu_s for process in self._processes())
+
+    # Processes
+
+    def _processes(self) -> list[ModelProcess]:
+        return [*self._retiring, *([self._process] if self._process is not None else [])]
+
+    async def _started(self) -> ModelProcess:
+        began = time.monotonic()
+        process = await ModelProcess.start(self._orders, self, _READY_S)
+        self._start_s = time.monotonic() - began
+        return process
+
+    def _adopt(self, process: ModelProcess) -> None:
+        """Send requests to it from now on; the one before finishes what it has, and ends."""
+        assert process.ready is not None
+        old, self._process = self._process, process
+        self._adopted_at = time.monotonic()
+        self.graph_version = process.ready.graph_version
+        self._info = process.ready.info
+        if old is not None:
+            self._retiring[old] = asyncio.ensure_future(self._retire(old))
+
+    async def _retire(self, process: ModelProcess) -> None:
+        last = max((item.deadline for item in process.unanswered.values()), default=0.0)
+        try:
+            async with asyncio.timeout(max(0.0, last - time.monotonic()) + _LOOK_S):
+                await process.idle.wait()
+        except TimeoutError:
+            process.kill("hung")
+        await process.end()
+        del self._retiring[process]
+
+    def _renew(self, reason: str) -> None:
+        """Start another process, unless that is going on."""
+        if self._renewing is None and not self._closed:
+            if time.monotonic() - self._adopted_at > _STEADY_S:
+                self._pause_s = _FIRST_PAUSE_S
+            self._restarts(self.name, self.version, reason).inc()
+            self._renewing = asyncio.ensure_future(self._renewed())
+
+    async def _renewed(self) -> None:
+        while True:
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            try:
+                process = await self._started()
+            except HoplineError as error:
+                log.error("%s/%s: a process could not be started: %s", self.name, self.version, error)
+                self._reason = f"model {self.name!r}: its process could not be started again: {error}"
+                continue
+            self._renewing = None
+            self._adopt(process)
+            log.info("%s/%s: process %d serves", self.name, self.version, process.pid)
+            return
+
+    async def _look(self) -> None:
+        """Once in a while: how much memory, and whether it still answers."""
+        while True:
+            await asyncio.sleep(min(_LOOK_S, self._limits.hang_s / 4))
+            taken = {process: anonymous_bytes(process.pid) for process in self._processes()}
+            self._memory.set(float(sum(taken.values())))
+            process = self._process
+            if process is None:
+                continue
+            now, overdue = time.monotonic(), process.overdue_since
+            if not process.unanswered:
+                process.overdue_since = None
+            elif overdue is not None and now - overdue >= self._limits.hang_s:
+                process.kill("hung")
+            limit = self._limits.memory_bytes
+            if limit and taken[process] > limit and self._renewing is None:
+                log.warning(
+                    "%s/%s: process %d takes %d bytes (memory_bytes: %d) and is replaced",
+                    self.name, self.version, process.pid, taken[process], limit,
+                )  # fmt: skip
+                self._renew("memory")
+
+
+def _config_inside(config: Config) -> Config:
+    """A server's config for a process that runs one model for it, and shares the page cache with it."""
+    return config.replace(
+        graph__memory="mapped",
+        features__prefetcher="",
+        features__shared_file="",
+        worker__index=0,
+        worker__count=1,
+        worker__metrics_dir="",
+        worker__table_fd=-1,
+        worker__rows_fd=-1,
+        worker__isolated=True,
+    )
+
+
+def _deliver(item: ProcessRequest, outcome: object) -> None:
+    try:
+        item.deliver(outcome)
+    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
+        log.exception("an answer could not be delivered")

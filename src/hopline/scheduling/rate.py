@@ -1,0 +1,31 @@
+"""A token bucket; the clock is an argument."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Lets `rate` requests a second through on average, and `burst` at once.
+
+    Args:
+        rate: tokens a second.
+        burst: the most tokens that gather; at least 1.
+        now: seconds, on the clock of later calls; the bucket begins full.
+    """
+
+    __slots__ = ("_at", "_tokens", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate = rate
+        self.burst = max(1.0, burst)
+        self._tokens = self.burst
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take a token; returns 0, or the seconds until there is one, having taken none."""
+        tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
+        self._at = max(now, self._at)
+        if tokens >= 1.0:
+            self._tokens = tokens - 1.0
+            return 0.0
+        self._tokens = tokens
+        return (1.0 - tokens) / self.rate
