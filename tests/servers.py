@@ -20,7 +20,7 @@ from hopline.errors import HoplineError
 from hopline.server import main_error, run
 try:
     config = load_config(overrides=json.loads(sys.argv[1]))
-    sys.exit(run(config, service="hopline.testing.service:FakeService"))
+    sys.exit(run(config, service=sys.argv[2]))
 except HoplineError as error:
     sys.exit(main_error(error))
 """
@@ -47,18 +47,21 @@ class RunningServer:
     def wait_for_waiting(self, count: int) -> None:
         """Until so many requests wait in model `slow`."""
         end = time.monotonic() + 10
-        while self.metric('hopline_queue_rows{model="slow"}') < count:
+        while self.metric('hopline_queue_requests{model="slow",version="2"}') < count:
             assert time.monotonic() < end, "the requests did not arrive"
             time.sleep(0.02)
 
 
-def spawn(**settings: object) -> subprocess.Popen[str]:
+FAKE = "hopline.testing.service:FakeService"
+
+
+def spawn(service: str = FAKE, **settings: object) -> subprocess.Popen[str]:
     import json
 
     overrides = {"server.http_port": 0, "server.grpc_port": 0, "server.drain_delay_s": 0.05}
     overrides |= {name.replace("__", "."): value for name, value in settings.items()}
     return subprocess.Popen(
-        [sys.executable, "-c", _MAIN, json.dumps(overrides, default=str)],
+        [sys.executable, "-c", _MAIN, json.dumps(overrides, default=str), service],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -66,9 +69,9 @@ def spawn(**settings: object) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def running(**settings: object) -> Iterator[RunningServer]:
+def running(service: str = FAKE, **settings: object) -> Iterator[RunningServer]:
     """A ready server; stopped by SIGTERM at the end."""
-    process = spawn(**settings)
+    process = spawn(service, **settings)
     assert process.stdout is not None
     assert process.stderr is not None
     server = RunningServer(process, "", "")

@@ -7,20 +7,31 @@ from typing import TYPE_CHECKING, Any
 from hopline.errors import HoplineError
 
 if TYPE_CHECKING:
-    from hopline.client import AsyncClient, Client
+    from hopline.client import Admin, AsyncClient, Client
     from hopline.graph import Graph
-    from hopline.packaging import package
+    from hopline.packaging import package, package_table
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncClient", "Client", "Graph", "HoplineError", "__version__", "package"]
+__all__ = [
+    "Admin",
+    "AsyncClient",
+    "Client",
+    "Graph",
+    "HoplineError",
+    "__version__",
+    "package",
+    "package_table",
+]
 
 # Imported on first use: `import hopline` must stay free of side effects and cost.
 _LAZY = {
+    "Admin": "hopline.client",
     "AsyncClient": "hopline.client",
     "Client": "hopline.client",
     "Graph": "hopline.graph",
     "package": "hopline.packaging",
+    "package_table": "hopline.packaging",
 }
 
 

@@ -84,7 +84,8 @@ class Exchange:
         """
         if response.is_success:
             return None
-        error = read_error(response.status_code, response.content)
+        code = response.headers.get("hopline-error", "")
+        error = read_error(response.status_code, response.content, code)
         if isinstance(error, Overloaded | Unavailable):
             return self._next_wait(error, error.retry_after_s)
         raise error

@@ -56,7 +56,8 @@ class _Answer(msgspec.Struct):
     graph_version: str
     outputs: dict[str, list[Any]]
     degraded: tuple[str, ...] = ()
-    missing: list[ExternalId] | None = None
+    missing: list[Any] | None = None
+    parts: dict[str, str] = {}
 
 
 class _Failure(msgspec.Struct):
@@ -151,7 +152,13 @@ def read_result(content: bytes) -> ScoreResult:
     outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
     missing = np.array(gone) if answer.missing is not None else None
     return ScoreResult(
-        answer.model, answer.version, answer.graph_version, outputs, missing, answer.degraded
+        answer.model,
+        answer.version,
+        answer.graph_version,
+        outputs,
+        missing,
+        answer.degraded,
+        parts=answer.parts,
     )
 
 
@@ -171,14 +178,19 @@ def read_models(content: bytes) -> list[ModelInfo]:
     return _read_models(content)["models"]
 
 
-def read_error(status: int, content: bytes) -> errors.HoplineError:
+def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineError:
     """The error that the server raised, as the same class.
+
+    Args:
+        code: of the header `hopline-error`: the Open Inference Protocol's bodies hold a text only.
 
     An answer that is not Hopline's (a proxy's page, say) becomes Unavailable for 502 to 504 and a plain
     HoplineError otherwise.
     """
     try:
-        failure = msgspec.json.decode(content, type=dict[Literal["error"], _Failure])["error"]
+        failure = msgspec.json.decode(content, type=dict[Literal["error"], _Failure | str])["error"]
+        if isinstance(failure, str):
+            failure = _Failure(code, failure)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         text = f"HTTP {status}: {content[:200].decode(errors='replace')}"
         return errors.Unavailable(text) if status in (502, 503, 504) else errors.HoplineError(text)

@@ -1,7 +1,9 @@
 """When a candidate goes on, and when it goes back: pure decisions over counts.
 
-Little evidence must not decide, and clear evidence must not wait: a share is held against its limit with
-the Wilson score interval (E. B. Wilson, 1927). So four failures of four roll back, one of forty does not.
+Little evidence must not decide, and clear evidence must not wait: a share counts as above its limit once
+the limit would show so many with a probability below `_CHANCE`, by the Chernoff bound
+exp(-n KL(share || limit)), which holds for every n. So three failures of three roll back where 1 % may
+fail; one of forty does not.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import msgspec
 
 from hopline.rollout.tally import Tally
 
-#: Standard deviations of one-sided certainty: one verdict in 200 by chance, and every rollout is looked at
-#: many times.
-_Z = 3.0
+#: Small, since a rollout is looked at thousands of times.
+_CHANCE = 1e-5
 #: Of the candidate's requests, those that may be slower than the limit that 1 % of the current ones' pass.
 _SLOW_SHARE = 0.05
 
@@ -58,15 +59,17 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
-def wilson(hits: float, count: float, z: float = _Z) -> tuple[float, float]:
-    """Interval of a share that was seen `hits` times in `count`: (low, high)."""
-    if count <= 0:
-        return 0.0, 1.0
+def exceeds(hits: int, count: int, limit: float) -> bool:
+    """Whether `hits` of `count` are certainly more than a share of `limit` would bring."""
+    if count <= 0 or hits <= limit * count:
+        return False
+    if limit <= 0:
+        return True
     share = hits / count
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    middle = share + z * z / (2 * count)
-    scale = 1 + z * z / count
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+    divergence = share * math.log(share / limit)
+    if share < 1:
+        divergence += (1 - share) * math.log((1 - share) / (1 - limit))
+    return count * divergence > -math.log(_CHANCE)
 
 
 def verdict(gates: Gates, current: Tally, candidate: Tally) -> tuple[Verdict, str]:
@@ -89,8 +92,7 @@ def verdict(gates: Gates, current: Tally, candidate: Tally) -> tuple[Verdict, st
 def _errors(gates: Gates, current: Tally, candidate: Tally) -> str:
     usual = current.errors / current.requests if current.requests else 0.0
     allowed = min(1.0, usual + gates.max_error_rate)
-    low, _ = wilson(candidate.errors, candidate.requests)
-    if low <= allowed:
+    if not exceeds(candidate.errors, candidate.requests, allowed):
         return ""
     named = f" ({candidate.last_error})" if candidate.last_error else ""
     return (
@@ -110,8 +112,7 @@ def _slowness(gates: Gates, current: Tally, candidate: Tally) -> str:
         return ""
     limit = min(limits)
     slow = candidate.slower_than(limit)
-    low, _ = wilson(slow, candidate.answered)
-    if low <= _SLOW_SHARE:
+    if not exceeds(slow, candidate.answered, _SLOW_SHARE):
         return ""
     return f"latency: {slow} of {candidate.answered} answers took longer than {limit * 1e3:.2f} ms" + (
         "" if limit == gates.p99_ms / 1e3 else f", {gates.max_p99_ratio:g} times the current p99"
@@ -119,8 +120,7 @@ def _slowness(gates: Gates, current: Tally, candidate: Tally) -> str:
 
 
 def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
-    low, _ = wilson(candidate.differing, candidate.compared)
-    if low <= gates.max_disagreement:
+    if not exceeds(candidate.differing, candidate.compared, gates.max_disagreement):
         return ""
     return (
         f"disagreement: {candidate.differing} of {candidate.compared} compared answers differ "

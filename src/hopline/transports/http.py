@@ -28,10 +28,11 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_access import OPEN, Access, Guard, client_of
+from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import JSON, Pending, Request, Response
 from hopline.transports.interface import ScoringService
+from hopline.transports.lifecycle import Lifecycle
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
@@ -117,7 +118,15 @@ class Working(Pending):
 
     __slots__ = ("_task",)
 
-    def __init__(self, app: HttpApp, task: asyncio.Future[Any], response: Response, id_line: bytes) -> None:
+    def __init__(
+        self,
+        app: HttpApp,
+        task: asyncio.Future[Any],
+        respond: Callable[[Any], Response],
+        id_line: bytes,
+        *,
+        oip: bool,
+    ) -> None:
         super().__init__()
         self._task = task
 
@@ -125,7 +134,9 @@ class Working(Pending):
             if task.cancelled():
                 return
             error = task.exception()
-            self.answer(response if error is None else app.failed(error, id_line, oip=True))
+            if error is None:
+                app.count_ok()
+            self.answer(respond(task.result()) if error is None else app.failed(error, id_line, oip=oip))
 
         task.add_done_callback(done)
 
@@ -152,6 +163,7 @@ class HttpApp:
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._submit = service.submit
+        self._lifecycle = Lifecycle(service)
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count()
@@ -185,6 +197,18 @@ class HttpApp:
         """The response to a request that was refused while it was read."""
         self._count(status)
         return plain_error(status, text)
+
+    def screen(self, request: Request) -> Response | None:
+        """The response to a large request that is not let in, before its body has come; None lets it come."""
+        route = self._routes.get(request.target) or self._resolve(request.target)
+        if self._guard is None or route.access.open:
+            return None
+        try:
+            self._guard.know(request, route.access)
+        except HoplineError as error:
+            id_line = b"x-request-id: %b-%x\r\n" % (self._id_prefix, next(self._ids))
+            return self.failed(error, id_line, oip=route.oip)
+        return None
 
     # Scoring
 
@@ -298,11 +322,40 @@ class HttpApp:
         return Response(encode_json(shown), headers=id_line)
 
     def _repository_change(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
-        change: Callable[[str], Awaitable[object]] | None = getattr(self._service, verb, None)
-        if change is None:
-            raise BadRequest(f"this server does not {verb} models on request")
-        task = asyncio.ensure_future(change(model))
-        return Working(self, task, Response(b"{}", headers=id_line), id_line)
+        task = asyncio.ensure_future(self._lifecycle.change(verb, model, request.body))
+        return Working(self, task, lambda _: Response(b"{}", headers=id_line), id_line, oip=True)
+
+    # Rollouts
+
+    def _rollouts(self, request: Request, id_line: bytes) -> Response | Pending:
+        if request.method == b"POST":
+            if self._guard is not None:
+                client_of(request).check("admin", named_model(request.body))
+            return self._work(self._lifecycle.begin(request.body), id_line)
+        names = [name for name in self._service.model_names() if self._shows(request, name)]
+        found = [self._lifecycle.describe(name) for name in names]
+        return Response(encode_json({"rollouts": found}), headers=id_line)
+
+    def _rollout(self, model: str, request: Request, id_line: bytes) -> Response:
+        return Response(encode_json(self._lifecycle.describe(model)), headers=id_line)
+
+    def _decide(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
+        return self._work(self._lifecycle.decide(verb, model, request.body), id_line)
+
+    def _work(self, work: Awaitable[Any], id_line: bytes) -> Pending:
+        def respond(result: Any) -> Response:
+            return Response(msgspec.json.encode(result), headers=id_line)
+
+        return Working(self, asyncio.ensure_future(work), respond, id_line, oip=False)
+
+    # Drift
+
+    def _drift(self, model: str | None, request: Request, id_line: bytes) -> Pending:
+        drift: Any = getattr(self._service, "drift", None)
+        if drift is None:
+            raise BadRequest("this server does not watch drift; set drift.enabled and drift.path")
+
+        return self._work(asyncio.to_thread(drift.report, model), id_line)
 
     def _shows(self, request: Request, model: str) -> bool:
         """Whether a list shows a model to the client that asks for it."""
@@ -346,6 +399,21 @@ class HttpApp:
                 return Route(self._list_models, _READ, oip=False)
             case ["v1", "models", model, *rest]:
                 return self._find_v1(model, rest)
+            case ["v1", "drift"]:
+                return Route(functools.partial(self._drift, None), _READ, oip=False)
+            case ["v1", "drift", model]:
+                return Route(functools.partial(self._drift, model), _READ, oip=False)
+            case ["v1", "rollouts"]:
+                return Route(self._rollouts, (*_READ, b"POST"), oip=False)
+            case ["v1", "rollouts", model]:
+                return Route(functools.partial(self._rollout, model), _READ, oip=False)
+            case [
+                "v1",
+                "rollouts",
+                model,
+                ("promote" | "rollback" | "pause" | "resume" | "advance" | "end") as verb,
+            ]:
+                return Route(functools.partial(self._decide, verb, model), post, oip=False)
             case ["v2"]:
                 return Route(self._server_metadata, _READ, oip=True)
             case ["v2", "health", "live"]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hopline.observe.metrics import Metrics
@@ -15,7 +15,8 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 class ScoringService(Protocol):
     """The transport-neutral API.
 
-    A service may also have coroutines `load(name)` and `unload(name)`.
+    A service may also have the coroutines `load`, `unload`, `begin_rollout` and `decide_rollout`, and
+    `describe_rollout`, as `hopline.service.Service` does.
     """
 
     metrics: Metrics
@@ -53,6 +54,10 @@ class ScoringService(Protocol):
 
         Raises: ModelNotFound.
         """
+        ...
+
+    def index(self) -> Sequence[Mapping[str, str]]:
+        """Every version of every model: {"name", "version", "state", "reason"}."""
         ...
 
     def statistics(self, name: str) -> Sequence[dict[str, Any]]:

@@ -1,0 +1,224 @@
+"""`hopline rollout`: move requests to another version in steps, watch it, go back."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hopline.client.admin import Admin
+from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url, admin_of
+from hopline.errors import BadRequest
+
+app = typer.Typer(no_args_is_help=True, help="Canary, blue/green, shadow and A/B rollouts of versions.")
+
+Model = Annotated[str, typer.Argument(help="Model name.")]
+Reason = Annotated[str, typer.Option(help="Is written down with it.")]
+
+_COLOURS = {
+    "running": "cyan",
+    "paused": "yellow",
+    "promoted": "green",
+    "rolled_back": "red",
+    "ended": "dim",
+}
+_PAUSE_S = 0.5
+
+
+@app.command()
+def start(
+    model: Model,
+    version: Annotated[str, typer.Argument(help="The candidate: a version in the repository.")],
+    kind: Annotated[str, typer.Option(help="canary, blue_green, shadow or ab.")] = "canary",
+    steps: Annotated[
+        str | None, typer.Option(help="Percents, such as 5,25,50,100.", show_default=False)
+    ] = None,
+    hold: Annotated[float, typer.Option(help="Seconds that each step lasts at least.")] = 60.0,
+    share: Annotated[float, typer.Option(help="Percent of requests that a shadow gets a copy of.")] = 100.0,
+    graph: Annotated[str, typer.Option(help="The candidate's snapshot, a folder on the server.")] = "",
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(help="A gate: --gate max_p99_ratio=1.2; repeatable.", show_default=False),
+    ] = None,
+    auto: Annotated[bool, typer.Option(help="Go on by itself; gates always go back by themselves.")] = True,
+    watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    token: Token = None,
+) -> None:
+    """Begin a rollout."""
+    options: dict[str, Any] = {"hold_s": hold, "share": share, "auto": auto}
+    if graph:
+        options["graph"] = graph
+    if steps is not None:
+        options["steps"] = [_number(part, "--steps") for part in steps.split(",")]
+    if gate:
+        options["gates"] = dict(_gate(item) for item in gate)
+    with admin_of(url, api_key, token) as admin:
+        admin.begin_rollout(model, version, kind, **options)
+        if watch:
+            raise typer.Exit(_watch(admin, model))
+        Console().print(_panel(admin.rollout(model)))
+
+
+@app.command()
+def status(
+    model: Annotated[
+        str | None, typer.Argument(help="Model name; default: all.", show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    token: Token = None,
+) -> None:
+    """Show versions, the rollout under way and what both versions do."""
+    with admin_of(url, api_key, token) as admin:
+        if watch:
+            if model is None:
+                raise BadRequest("name the model to watch")
+            raise typer.Exit(_watch(admin, model))
+        for found in admin.rollouts() if model is None else [admin.rollout(model)]:
+            Console().print(_panel(found))
+
+
+@app.command()
+def promote(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """Let the candidate serve."""
+    _decide(model, "promote", reason, url, api_key, token)
+
+
+@app.command()
+def rollback(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """Return to the version that served before; it stays loaded for that."""
+    _decide(model, "rollback", reason, url, api_key, token)
+
+
+@app.command()
+def pause(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """Stay at this step; gates still roll back."""
+    _decide(model, "pause", reason, url, api_key, token)
+
+
+@app.command()
+def resume(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """Go on from this step."""
+    _decide(model, "resume", reason, url, api_key, token)
+
+
+@app.command()
+def advance(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """Go to the next step now."""
+    _decide(model, "advance", reason, url, api_key, token)
+
+
+@app.command()
+def end(
+    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+) -> None:
+    """End a shadow or an A/B test; the version that serves stays."""
+    _decide(model, "end", reason, url, api_key, token)
+
+
+def _decide(model: str, verb: str, reason: str, url: str, api_key: str | None, token: str | None) -> None:
+    with admin_of(url, api_key, token) as admin:
+        Console().print(_panel(admin.decide(model, verb, reason)))
+
+
+def _watch(admin: Admin, model: str) -> int:
+    """Show it until it is over; 0 unless it was rolled back."""
+    with Live(console=Console(), refresh_per_second=4) as live:
+        while True:
+            found = admin.rollout(model)
+            live.update(_panel(found))
+            if found["rollout"] is None:
+                break
+            time.sleep(_PAUSE_S)
+    return 1 if found["past"] and found["past"][0]["status"] == "rolled_back" else 0
+
+
+def _panel(found: dict[str, Any]) -> Group:
+    """What there is to see of one model."""
+    units = ", ".join(unit["id"] for unit in found["units"]) or "nothing"
+    parts: list[Any] = [
+        Text.from_markup(
+            f"[bold]{found['model']}[/bold]  serves {found['serving'] or '–'}; loaded: {units}"
+        )
+    ]
+    rollout = found["rollout"]
+    if rollout is not None:
+        parts += _running(rollout)
+    for past in found["past"][:3]:
+        colour = _COLOURS[past["status"]]
+        parts.append(
+            Text.assemble(
+                f"  {_time(past['started'])}  {past['kind']} of {past['candidate']}: ",
+                (past["status"].replace("_", " "), colour),
+                f"  {past['reason']}",
+            )
+        )
+    return Group(*parts)
+
+
+def _running(rollout: dict[str, Any]) -> list[Any]:
+    colour = _COLOURS[rollout["status"]]
+    head = Text.assemble(
+        "  ",
+        (rollout["status"], colour),
+        f": {rollout['kind']} of {rollout['candidate']} beside {rollout['current']}, "
+        f"{rollout['percent']:g} % of requests",
+    )
+    parts: list[Any] = [head, ProgressBar(total=100, completed=rollout["percent"], width=50)]
+    if "seen" in rollout:
+        table = Table(box=None, padding=(0, 2))
+        for name in ("", "requests", "errors", "p99 ms", "compared", "differ"):
+            table.add_column(name, justify="right" if name else "left")
+        for side in ("current", "candidate"):
+            seen = rollout["seen"][side]
+            p99 = "–" if seen["p99_ms"] is None else f"{seen['p99_ms']:.2f}"
+            table.add_row(
+                f"{side} {rollout[side]}",
+                f"{seen['requests']:,}",
+                f"{seen['errors']:,}",
+                p99,
+                f"{seen['compared']:,}",
+                f"{seen['differing']:,}",
+            )
+        parts += [table, Text(f"  {rollout['verdict']}: {rollout['why']}")]
+    parts += [Text(f"  {_time(event['time'])}  {event['text']}") for event in rollout["events"][-5:]]
+    return parts
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _gate(item: str) -> tuple[str, float | int]:
+    name, equals, value = item.partition("=")
+    if not equals:
+        raise BadRequest(f"--gate {item}: write name=number, such as max_p99_ratio=1.2")
+    number = _number(value, f"--gate {name}")
+    return name, int(number) if name == "min_requests" else number
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadRequest(f"{what}: {text!r} is not a number") from None

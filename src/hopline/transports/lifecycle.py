@@ -1,0 +1,116 @@
+"""The lifecycle over the wire: loading, unloading and rollouts, from JSON or parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from hopline.errors import BadRequest
+from hopline.rollout.rollout import RolloutRequest
+
+
+class LoadBody(msgspec.Struct):
+    """The body of load and unload in the model-repository extension: everything is in `parameters`.
+
+    Attributes:
+        parameters: `version`, `graph`, `groups`, `serve` for load, `version` for unload; Triton's own
+            `unload_dependents` may be false, its `config` and `file:…` overrides are refused.
+    """
+
+    parameters: dict[str, Any] = {}
+
+
+class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a decision about a rollout; may be empty.
+
+    Attributes:
+        reason: is written down with it.
+    """
+
+    reason: str = ""
+
+
+class Lifecycle:
+    """Args:
+    service: that may have models that come and go.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+
+    def change(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
+        """Load or unload.
+
+        Raises: BadRequest: the body is wrong, or this server does not do that.
+        """
+        method = self._method(verb, f"{verb} models on request")
+        changing: Awaitable[Any] = method(
+            model, **change_parameters(verb, _read(body, LoadBody).parameters)
+        )
+        return changing
+
+    def begin(self, body: bytes) -> Awaitable[Any]:
+        """Begin a rollout.
+
+        Raises: BadRequest: as above.
+        """
+        method = self._method("begin_rollout", "roll models out")
+        beginning: Awaitable[Any] = method(_read(body, RolloutRequest))
+        return beginning
+
+    def decide(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
+        """Promote, roll back, …
+
+        Raises: BadRequest: as above.
+        """
+        method = self._method("decide_rollout", "roll models out")
+        deciding: Awaitable[Any] = method(model, verb, _read(body, DecisionBody).reason)
+        return deciding
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """A model's versions and rollouts.
+
+        Raises: BadRequest, ModelNotFound.
+        """
+        found: dict[str, Any] = self._method("describe_rollout", "roll models out")(model)
+        return found
+
+    def _method(self, name: str, what: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self._service, name, None)
+        if method is None:
+            raise BadRequest(f"this server does not {what}")
+        return method
+
+
+def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `Service.load` and `Service.unload` from a request's parameters.
+
+    Raises: BadRequest: an unknown one, or a wrong type.
+    """
+    known: dict[str, type] = {"version": str}
+    if verb == "load":
+        known |= {"graph": str, "groups": list, "serve": bool}
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name == "unload_dependents" and verb == "unload" and not value:
+            continue
+        if name not in known:
+            raise BadRequest(f"parameter {name!r} of {verb} is unknown; known are {', '.join(known)}")
+        if name == "groups" and isinstance(value, str):  # gRPC has no lists
+            value = [part for part in value.split(",") if part]
+        if not isinstance(value, known[name]):
+            raise BadRequest(
+                f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {value!r}"
+            )
+        found[name] = tuple(value) if name == "groups" else value
+    return found
+
+
+def _read(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        fields = ", ".join(kind.__struct_fields__)
+        raise BadRequest(f"the body is wrong: {error}; the fields are {fields}") from None

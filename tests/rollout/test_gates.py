@@ -1,0 +1,167 @@
+"""Gates: certain when they act, and quick to be certain."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopline.errors import BadRequest, Overloaded, RuntimeFailure
+from hopline.rollout.gates import Gates, exceeds, verdict
+from hopline.rollout.rollout import RolloutRequest, begin, step
+from hopline.rollout.split import Split
+from hopline.rollout.tally import Tally, bucket, merged
+from hopline.types import ScoreRequest, ScoreResult
+
+
+def binomial_tail(hits, count, share):
+    """P(X >= hits), exactly."""
+    return sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(hits, count + 1))
+
+
+@given(st.integers(1, 80), st.data(), st.floats(0.01, 0.99))
+def test_what_exceeds_is_improbable(count, data, limit):
+    hits = data.draw(st.integers(0, count))
+    if exceeds(hits, count, limit):
+        assert binomial_tail(hits, count, limit) < 1e-5
+
+
+@pytest.mark.parametrize(("hits", "count"), [(3, 3), (4, 8), (10, 100)])
+def test_clear_evidence_does_not_wait(hits, count):
+    assert exceeds(hits, count, 0.01)
+
+
+@pytest.mark.parametrize(("hits", "count"), [(1, 1), (1, 40), (3, 150), (12, 1000)])
+def test_little_evidence_does_not_decide(hits, count):
+    assert not exceeds(hits, count, 0.01)
+
+
+def tally(seconds=0.001, requests=1000, errors=0, scores=None, rng=None):
+    rng = rng or random.Random(0)
+    found = Tally()
+    for i in range(requests):
+        outcome = RuntimeFailure("broken") if i < errors else object()
+        found.count(outcome, seconds * rng.uniform(0.5, 1.5))
+    values = np.random.default_rng(1).beta(2, 5, requests) if scores is None else scores
+    for value in values:
+        found.sample(ScoreResult("m", "1", "g", {"probabilities": np.array([value], np.float32)}))
+    return found
+
+
+def test_an_equal_candidate_is_good():
+    word, why = verdict(Gates(), tally(), tally(rng=random.Random(1)))
+    assert word == "good", why
+
+
+def test_equal_candidates_are_never_rolled_back_by_chance():
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        current = tally(requests=400, errors=2, scores=rng.beta(2, 5, 400))
+        candidate = tally(requests=120, errors=1, scores=rng.beta(2, 5, 120), rng=random.Random(3))
+        assert verdict(Gates(), current, candidate)[0] != "bad"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (tally(requests=10, errors=5), "error rate: 5 of 10 requests failed"),
+        (tally(seconds=0.01, requests=10), "latency: 10 of 10"),
+        (tally(requests=300, scores=np.random.default_rng(1).beta(5, 2, 300)), "outputs shifted"),
+    ],
+)
+def test_each_fault_is_named(candidate, reason):
+    word, why = verdict(Gates(), tally(), candidate)
+    assert word == "bad"
+    assert reason in why
+
+
+def test_too_few_requests_wait():
+    assert verdict(Gates(min_requests=100), tally(), tally(requests=99, errors=0)) == (
+        "wait",
+        "99 of 100 requests",
+    )
+
+
+def test_a_candidate_that_refuses_what_the_current_version_answers_disagrees():
+    answer = ScoreResult("m", "1", "g", {"label": np.array([1])})
+    found = Tally()
+    for _ in range(20):
+        found.compare(answer, BadRequest("other columns"), 0.1)
+        found.compare(BadRequest("nonsense"), BadRequest("nonsense"), 0.1)
+    assert (found.compared, found.differing) == (20, 20)
+    assert "disagreement" in verdict(Gates(), tally(), found)[1]
+
+
+def test_callers_own_mistakes_are_nobodys_errors():
+    found = Tally()
+    found.count(BadRequest("x"), 0.0)
+    found.count(Overloaded("x"), 0.0)
+    assert (found.requests, found.errors) == (1, 1)
+
+
+@given(st.lists(st.floats(1e-6, 200), min_size=200, max_size=400))
+def test_the_p99_is_an_upper_bound_within_a_bucket(seconds):
+    found = Tally()
+    for each in seconds:
+        found.count(object(), each)
+    exact = sorted(seconds)[min(len(seconds) - 1, math.floor(0.99 * len(seconds)))]
+    p99 = found.p99_s()
+    assert p99 is not None
+    assert bucket(exact) <= bucket(p99 * 0.9999)
+    if 1e-5 < exact < 90:
+        assert exact * 0.999 <= p99 <= exact * 10 ** (1 / 20) * 1.001
+
+
+def test_tallies_of_workers_add_up():
+    both = merged([tally(requests=10), tally(requests=20, errors=3)])
+    assert (both.requests, both.errors, sum(both.latency)) == (30, 3, 27)
+
+
+def test_steps_need_time_and_evidence():
+    rollout = begin(RolloutRequest("m", "2", hold_s=60), "1", "2", 1000.0)
+    assert step(rollout, "good", "", 1059.0) is rollout
+    assert step(rollout, "wait", "", 2000.0) is rollout
+    for percent in (25, 50, 100):
+        rollout = step(rollout, "good", "fine", rollout.step_since + 60)
+        assert rollout.percent == percent
+    rollout = step(rollout, "good", "fine", rollout.step_since + 60)
+    assert rollout.status == "promoted"
+    assert step(rollout, "bad", "", 9999.0) is rollout
+
+
+def test_one_that_is_not_automatic_waits_for_people_but_still_goes_back():
+    rollout = begin(RolloutRequest("m", "2", hold_s=0, auto=False), "1", "2", 0.0)
+    assert step(rollout, "good", "", 100.0) is rollout
+    assert step(rollout, "bad", "errors", 100.0).status == "rolled_back"
+
+
+class Arm:
+    graph_version = name = "m"
+
+    def __init__(self, version):
+        self.version = version
+
+    def submit(self, request, deliver):
+        deliver(self.version)
+
+
+def side(split, key):
+    seen = []
+    split.submit(ScoreRequest("m", key=key), seen.append)
+    return seen[0]
+
+
+@given(st.text(min_size=1), st.lists(st.floats(0.1, 100), min_size=2, max_size=5))
+def test_a_key_that_went_over_stays_as_the_share_grows(key, percents):
+    sides = [side(Split(Arm("1"), Arm("2"), percent, "salt"), key) for percent in sorted(percents)]
+    assert sides == sorted(sides)
+
+
+def test_shares_are_what_was_asked():
+    split = Split(Arm("1"), Arm("2"), 25, "salt")
+    keyed = sum(side(split, f"k{i}") == "2" for i in range(4000)) / 4000
+    drawn = sum(side(split, "") == "2" for _ in range(4000)) / 4000
+    assert keyed == pytest.approx(0.25, abs=0.03)
+    assert drawn == pytest.approx(0.25, abs=0.03)

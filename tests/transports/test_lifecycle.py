@@ -1,0 +1,206 @@
+"""Loading, unloading and rollouts through HTTP, gRPC and the command line, on two real workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from typer.testing import CliRunner
+
+from hopline.cli import build_app
+from hopline.client import Admin, Client
+from hopline.errors import BadRequest, Conflict, ModelNotFound
+from tests.rollout import fleet_rig
+from tests.servers import RunningServer, running
+
+SERVICE = "hopline.service:Service"
+LOOSE = {"min_requests": 10**6, "max_disagreement": 1.0, "max_psi": 1e6, "max_p99_ratio": 1e3}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fleet_rig.repository(tmp_path_factory.mktemp("wire"))
+
+
+@pytest.fixture
+def root(source: Path, tmp_path: Path) -> Path:
+    shutil.copytree(source, tmp_path / "root")
+    for version in ("2", "3"):
+        (tmp_path / "root" / "models" / "sage" / version).rename(tmp_path / version)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[RunningServer]:
+    with running(
+        SERVICE, graph__path=root / "graph", models__repository=root / "models", server__workers=2
+    ) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Client]:
+    with Client(server.url, retries=5) as client:
+        yield client
+
+
+def publish(root: Path, version: str) -> None:
+    shutil.copytree(root.parent / version, root / "models" / "sage" / version)
+
+
+def versions(server: RunningServer, count: int = 24, **options: Any) -> set[str]:
+    """Who answers, asked over new connections, so that both workers are."""
+    found = set()
+    for i in range(count):
+        with Client(server.url, retries=5) as client:
+            found.add(client.score("sage", [f"n{i}"], **options).version)
+    return found
+
+
+def command(server: RunningServer, *words: str) -> tuple[int, str]:
+    words = (*words, "--url", server.url)
+    result = CliRunner().invoke(build_app(words), words, catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+def test_load_and_unload_through_every_door(server: RunningServer, client: Client, root: Path) -> None:
+    publish(root, "2")
+    http = triton_http.InferenceServerClient(server.address)
+    grpc = triton_grpc.InferenceServerClient(server.grpc)
+    states = {row["version"]: row["state"] for row in http.get_model_repository_index()}
+    assert states == {"1": "READY", "2": "UNAVAILABLE"}
+    http.load_model("sage")
+    assert versions(server) == {"2"}
+    index = grpc.get_model_repository_index(as_json=True)["models"]
+    assert {row["version"]: row["state"] for row in index} == {"1": "READY", "2": "READY"}
+    grpc.unload_model("sage")
+    assert not http.is_model_ready("sage")
+    with pytest.raises(ModelNotFound):
+        client.score("sage", ["n1"])
+    code, told = command(server, "models", "load", "sage", "--version", "1")
+    assert (code, told) == (0, "sage: 1 serves; loaded are 1\n")
+    assert versions(server) == {"1"}
+    code, told = command(server, "models", "list")
+    assert code == 0
+    assert re.search(r"sage.*1.*READY.*serves", told)
+    assert re.search(r"sage.*2.*UNAVAILABLE.*not loaded", told)
+    http.close()
+    grpc.close()
+
+
+def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
+    publish(root, "2")
+    loose = ["--gate", "min_requests=100000", "--gate", "max_disagreement=1", "--gate", "max_psi=1000"]
+    code, told = command(server, "rollout", "start", "sage", "2", "--steps", "50,100", *loose)
+    assert code == 0, told
+    assert "canary of 2 beside 1, 50 % of requests" in told
+    assert versions(server, 40) == {"1", "2"}
+    code, told = command(server, "rollout", "status", "sage")
+    assert re.search(r"candidate 2\s+\d+", told)
+    assert command(server, "rollout", "promote", "sage", "--reason", "looks good")[0] == 0
+    assert versions(server) == {"2"}
+    began = time.monotonic()
+    code, told = command(server, "rollout", "rollback", "sage")
+    assert time.monotonic() - began < 1
+    assert "serves 1" in told
+    assert versions(server) == {"1"}
+    assert "promoted  looks good" in command(server, "rollout", "status")[1]
+
+
+def test_refusals_come_back_as_their_classes(server: RunningServer, client: Client) -> None:
+    admin = Admin(client)
+    with pytest.raises(ModelNotFound, match="there are: 1"):
+        admin.load("sage", "9")
+    with pytest.raises(Conflict, match="no rollout of sage"):
+        admin.decide("sage", "promote")
+    with pytest.raises(BadRequest, match="unknown field `stps`; the fields are model"):
+        admin.begin_rollout("sage", "1", stps=[5])
+    with pytest.raises(BadRequest, match="max_error_rate is a share"):
+        admin.begin_rollout("sage", "1", gates={"max_error_rate": 7})
+    with pytest.raises(BadRequest, match="'file:x' of load is unknown"):
+        client.send("POST", "/v2/repository/models/sage/load", {"parameters": {"file:x": "y"}})
+    with pytest.raises(ModelNotFound, match="no model 'nobody'"):
+        admin.rollout("nobody")
+
+
+def test_a_worker_that_dies_comes_back_with_what_was_asked(server: RunningServer, root: Path) -> None:
+    publish(root, "2")
+    publish(root, "3")
+    with Client(server.url, retries=5) as client:
+        Admin(client).load("sage", "2")
+    children = subprocess.run(
+        ["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    end = time.monotonic() + 20
+    while len(_workers(server)) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(1.0)
+    # version 3 lies in the repository, but nobody asked for it
+    assert versions(server, 40) == {"2"}
+
+
+def _workers(server: RunningServer) -> list[str]:
+    found = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True)
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_no_request_is_lost_or_answered_twice_while_everything_changes(
+    server: RunningServer, root: Path, protocol: str
+) -> None:
+    publish(root, "2")
+    publish(root, "3")
+    sent, answered, failed = [0], [0], []
+    running_ = threading.Event()
+    running_.set()
+
+    def ask(number: int) -> None:
+        while running_.is_set():
+            try:
+                sent[0] += 1
+                if protocol == "http":
+                    client.score("sage", [f"n{number}"])
+                else:
+                    tensor = triton_grpc.InferInput("node_ids", [1], "BYTES")
+                    tensor.set_data_from_numpy(np.array([f"n{number}"], dtype=object))
+                    grpc.infer("sage", [tensor])
+                answered[0] += 1
+            except Exception as error:
+                failed.append(error)
+
+    with Client(server.url, retries=0) as client, Client(server.url) as other:
+        grpc = triton_grpc.InferenceServerClient(server.grpc)
+        admin = Admin(other)
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        admin.load("sage", "2", serve=False)
+        admin.begin_rollout("sage", "2", steps=[50, 100], gates=LOOSE)
+        time.sleep(0.3)
+        admin.decide("sage", "advance")
+        admin.decide("sage", "promote")
+        admin.decide("sage", "rollback")
+        admin.load("sage", "3")
+        admin.unload("sage", "1")
+        admin.unload("sage", "2")
+        running_.clear()
+        for thread in threads:
+            thread.join()
+        grpc.close()
+    assert failed == []
+    assert answered == sent
+    assert sent[0] > 50
