@@ -2,7 +2,7 @@
 
 Sources, later ones win: the defaults below < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
 command-line flags. To add a setting, add one line to a section: the file, the environment, the docs
-table and `hopline config show` follow from it.
+table and `hopline config show` follow from it. It is long because every setting is here.
 """
 
 from __future__ import annotations

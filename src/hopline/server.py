@@ -183,6 +183,7 @@ class Server:
             max_body_bytes=settings.max_body_bytes,
             keep_alive_timeout_s=settings.keep_alive_timeout_s,
             read_timeout_s=settings.read_timeout_s,
+            screen=None if self._gate is None else self._http_app.screen,
         )
         loop = asyncio.get_running_loop()
         self._endpoint.tick(loop.time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -299,6 +300,30 @@ def test_a_revoked_key_is_refused_within_seconds_on_an_open_connection(door: Doo
             time.sleep(0.05)
     assert answer.status_code == 401
     assert "revoked" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_strangers_large_body_is_refused_before_it_is_read(door: Door, chunked: bool) -> None:
+    host, _, port = door.server.address.partition(":")
+    length = "transfer-encoding: chunked" if chunked else "content-length: 10000000"
+    for header, status in [("", b"401"), (f"x-api-key: {door.keys['reader']}\r\n", b"403")]:
+        with socket.create_connection((host, int(port)), timeout=10) as stranger:
+            head = f"POST /v1/models/sage/score HTTP/1.1\r\nhost: h\r\n{header}{length}\r\n\r\n"
+            stranger.sendall(head.encode())
+            answer = b"".join(iter(lambda: stranger.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in answer
+
+
+def test_a_large_body_of_a_client_is_read(door: Door) -> None:
+    body = b'{"nodes": [1]' + b" " * 200_000 + b"}"
+    for content in (body, iter([body[:100_000], body[100_000:]])):
+        answer = httpx.post(
+            f"{door.server.url}/v1/models/sage/score",
+            content=content,
+            headers={"x-api-key": door.keys["scorer"]},
+        )
+        assert answer.status_code == 200
 
 
 def test_clients_bring_their_credentials(door: Door) -> None:

@@ -199,7 +199,7 @@ class HttpApp:
         return plain_error(status, text)
 
     def screen(self, request: Request) -> Response | None:
-        """The response to a large request that is not let in, before its body has come; None lets it come."""
+        """What refuses a large request before its body has come; None lets it come."""
         route = self._routes.get(request.target) or self._resolve(request.target)
         if self._guard is None or route.access.open:
             return None

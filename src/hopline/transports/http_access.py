@@ -85,19 +85,25 @@ class Guard:
         return access_of(parts, open_metrics=self._open_metrics)
 
     def admit(self, request: Request, access: Access) -> None:
-        """Write into the request who asks.
+        """Write into the request who asks, and count it.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
-        if access.open:
-            return
+        if not access.open:
+            request.client = client = self.know(request, access)
+            client.admit()
+
+    def know(self, request: Request, access: Access) -> Client:
+        """Who asks, if they may; the body need not have come.
+
+        Raises: Unauthenticated, PermissionDenied.
+        """
         headers = request.headers
         client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
         permission = access.tell if request.method in _TELLING else access.change
         if permission is not None:
             client.check(permission, access.model)
-        client.admit()
-        request.client = client
+        return client
 
 
 class _Named(msgspec.Struct):

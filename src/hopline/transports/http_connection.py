@@ -37,6 +37,8 @@ _LINGER_S = 5.0
 #: Known heads: their number, and the longest one.
 _MAX_KNOWN_HEADS = 512
 _MAX_KNOWN_BYTES = 2048
+#: Bodies above this are looked at before they are read, where clients have to say who they are.
+_SCREENED_BYTES = 64 * 1024
 #: Headers that change how a message is read.
 _PARSED_ANEW = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 _STATUS_LINES = {
@@ -48,6 +50,8 @@ _STATUS_LINES = {
 Handler: TypeAlias = Callable[[Request], Response | Pending]
 #: A refusal before the application saw the request: status and text to response.
 Refusal: TypeAlias = Callable[[int, str], Response]
+#: Looks at the head of a large request: a response refuses it before its body is read.
+Screen: TypeAlias = Callable[[Request], Response | None]
 
 
 class HttpEndpoint:
@@ -59,6 +63,7 @@ class HttpEndpoint:
         max_body_bytes: larger bodies are refused with 413.
         keep_alive_timeout_s: idle connections are closed after this.
         read_timeout_s: a request must have arrived whole by then.
+        screen: looks at the heads of large requests; None lets all of them come.
     """
 
     def __init__(
@@ -69,12 +74,14 @@ class HttpEndpoint:
         max_body_bytes: int,
         keep_alive_timeout_s: float = 75.0,
         read_timeout_s: float = 30.0,
+        screen: Screen | None = None,
     ) -> None:
         self.handler = handler
         self.refusal = refusal
         self.max_body_bytes = max_body_bytes
         self.keep_alive_timeout_s = keep_alive_timeout_s
         self.read_timeout_s = read_timeout_s
+        self.screen = screen
         self.connections: set[HttpConnection] = set()
         self.closing = False
         #: Heads as received -> what the parser made of them; see `learn`.
@@ -276,8 +283,23 @@ class HttpConnection(asyncio.Protocol):
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._endpoint.max_body_bytes:
             self._refuse_body()
+        elif self._is_screened(length):
+            return
         elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _is_screened(self, length: bytes | None) -> bool:
+        """Refuse a body that is large, or of unknown length, of somebody who may not ask; was it?"""
+        screen, headers = self._endpoint.screen, self._headers
+        if screen is None:
+            return False
+        if int(length) <= _SCREENED_BYTES if length is not None else b"transfer-encoding" not in headers:
+            return False
+        refusal = screen(Request(self._parser.get_method(), self._target, headers))
+        if refusal is None:
+            return False
+        self._refuse_with(refusal)
+        return True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -402,14 +424,17 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer a request that was not read to its end; what follows is not read any more."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._refuse_with(self._endpoint.refusal(status, text))
+
+    def _refuse_with(self, refusal: Response) -> None:
+        """The same with a response that is made."""
         if self._current is not None:
             self._close_after_answer()
             return
         self._closed = True
         self._linger_until = self._endpoint.now + _LINGER_S
-        self._send(Request(b"GET", b"", {}, connection=_LAST), self._endpoint.refusal(status, text))
+        self._send(Request(b"GET", b"", {}, connection=_LAST), refusal)
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
