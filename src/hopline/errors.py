@@ -181,9 +181,17 @@ class SchemaMismatch(ArtifactError):
 
 
 class PipelineInvalid(ArtifactError):
-    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all that is wrong is named."""
+    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all that is wrong is named.
+
+    Attributes:
+        problems: one sentence for each thing that is wrong.
+    """
 
     code = "pipeline_invalid"
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class GraphError(HoplineError, ValueError):

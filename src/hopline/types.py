@@ -78,6 +78,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
         client: who asks, as authenticated; "" where nobody has to say.
         traceparent: W3C trace context that the request belongs to; "" for none.
+        is_copy: sent beside the real one, to compare versions; nobody gets the answer.
     """
 
     model: str
@@ -97,6 +98,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     priority: Priority = "normal"
     client: str = ""
     traceparent: str = ""
+    is_copy: bool = False
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):
@@ -110,7 +112,8 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
             label int64 [n]).
         missing: bool [n], rows that are null because the node is unknown; None when none is.
         degraded: rungs of the degradation ladder that the answer stands on; empty at full quality.
-        timings_ms: stage -> milliseconds ("queue", "compute", ...).
+        timings_ms: stage -> milliseconds ("queue", "compute", ...); of a pipeline, step -> milliseconds.
+        parts: of a pipeline, step -> "model/version" that answered it; empty otherwise.
     """
 
     model: str
@@ -120,6 +123,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     missing: NDArray[np.bool_] | None = None
     degraded: tuple[str, ...] = ()
     timings_ms: Mapping[str, float] = {}
+    parts: Mapping[str, str] = {}
 
 
 #: Takes the outcome of a request: a `ScoreResult`, or a `HoplineError` in its place.

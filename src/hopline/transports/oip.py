@@ -128,6 +128,8 @@ def answer_parameters(result: ScoreResult) -> dict[str, str]:
     parameters = {"graph_version": result.graph_version}
     if result.degraded:
         parameters["degraded"] = ",".join(result.degraded)
+    if result.parts:
+        parameters["parts"] = ",".join(f"{step}={part}" for step, part in result.parts.items())
     return parameters
 
 

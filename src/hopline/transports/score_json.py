@@ -154,9 +154,12 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
 
 
 def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
-    """The answer's body; rows of unknown nodes are null and their ids are listed in `missing`."""
+    """The answer's body; rows of unknown nodes are null and their ids are listed in `missing`.
+
+    `parts` is there for pipelines: which version answered each of their steps.
+    """
     missing = result.missing
-    if missing is None and not result.degraded:  # the usual answer, without a detour
+    if missing is None and not (result.degraded or result.parts):  # the usual answer, without a detour
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
@@ -169,6 +172,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     degraded = b"[]" if not result.degraded else orjson.dumps(result.degraded)
     head = _answer_head(result.model, result.version, result.graph_version)
     tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
+    if result.parts:
+        tail = b',"parts":' + orjson.dumps(result.parts) + tail
     return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)
 
 
@@ -196,7 +201,10 @@ def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
 
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
+    """Ids of the rows; numbers of the rows where a pipeline took its ids from columns."""
     ids: Any = request.nodes if request.pairs is None else list(zip(*request.pairs, strict=True))
+    if not len(ids):
+        ids = range(len(missing))
     return orjson.dumps([ids[index] for index in np.flatnonzero(missing).tolist()])
 
 

@@ -1,0 +1,103 @@
+"""`hopline pipeline`: draw a pipeline.toml, and check one against the models that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hopline.commands.connection import ApiKey, Token
+from hopline.errors import ConfigError, ModelNotFound, PipelineInvalid
+from hopline.rollout.pipeline.check import Describe
+from hopline.rollout.pipeline.drawing import mermaid, tree
+from hopline.rollout.pipeline.spec import PipelineSpec, read_pipeline
+from hopline.types import ModelInfo
+
+app = typer.Typer(no_args_is_help=True, help="Draw pipelines, and check them.")
+
+File = Annotated[Path, typer.Argument(help="A pipeline.toml, or the folder of its version.")]
+
+
+@app.command()
+def show(
+    file: File,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="A Mermaid flow chart.")] = False,
+) -> None:
+    """Draw the steps, from the outputs down to the inputs."""
+    spec = read_pipeline(file)
+    typer.echo(mermaid(spec) if as_mermaid else "\n".join(tree(spec)), nl=not as_mermaid)
+
+
+@app.command()
+def check(
+    file: File,
+    repository: Annotated[
+        str | None, typer.Option(help="Folder or URL that holds its models.", show_default=False)
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Or: a running server that serves them.", show_default=False)
+    ] = None,
+    api_key: ApiKey = None,
+    token: Token = None,
+) -> None:
+    """Say whether a server would load it: names, cycles, types and shapes of every step."""
+    from hopline.rollout.pipeline.check import check_pipeline
+    from hopline.rollout.pipeline.offline import nobody
+    from hopline.rollout.pipeline.plan import info_of
+
+    if (repository is None) == (url is None):
+        raise ConfigError("give --repository or --url: what the steps are checked against")
+    spec = read_pipeline(file)
+    try:
+        describe = _in_repository(repository) if repository is not None else _at(url, api_key, token)
+        plan = check_pipeline(spec, describe, nobody)
+    except PipelineInvalid as error:
+        for problem in error.problems or [str(error)]:
+            typer.secho(f"error: {problem}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    table = Table("step", "kind", "outputs", title=f"{spec.name}/{spec.version}", title_justify="left")
+    for step in plan.steps:
+        outputs = ", ".join(f"{name} {kind}" for name, kind in step.outputs.items())
+        table.add_row(step.id, step.kind, outputs)
+    console = Console(markup=False)
+    console.print(table)
+    console.print(_summary(info_of(plan, spec, (spec.version,)), spec), highlight=False)
+
+
+def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
+    def named(tensors: Any) -> str:
+        return ", ".join(f"{each.name} {each.datatype}" for each in tensors)
+
+    return (
+        f"takes {named(each for each in info.inputs if not each.optional)}\n"
+        f"answers {named(info.outputs)}\n"
+        f"{len(spec.step)} steps are in order"
+    )
+
+
+def _in_repository(address: str) -> Describe:
+    from hopline.rollout.pipeline.offline import Offline
+    from hopline.rollout.repository import open_repository
+
+    return Offline(open_repository(address)).describe
+
+
+def _at(url: str | None, api_key: str | None, token: str | None) -> Describe:
+    from hopline.client.sync import Client
+
+    with Client(url or "", api_key=None if token else api_key, token=token) as client:
+        served = {info.name: info for info in client.models()}
+
+    def describe(model: str, version: str | None) -> ModelInfo:
+        info = served.get(model)
+        if info is None:
+            raise ModelNotFound(f"no model {model!r} at {url}; there are: {', '.join(served) or 'none'}")
+        if version is not None and version not in info.versions:
+            known = ", ".join(info.versions)
+            raise ModelNotFound(f"model {model!r} has no version {version!r} at {url}; there are: {known}")
+        return info
+
+    return describe

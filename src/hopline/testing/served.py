@@ -1,0 +1,153 @@
+"""A version whose answers are a function of the request, given when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hopline.errors import HoplineError
+from hopline.types import AnyArray, Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+#: "at once" delivers before `submit` returns, "later" in the next turn of the loop, "held" by `answer`.
+When = Literal["at once", "later", "held"]
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that a `FakeVersion` took; a `Ticket`."""
+
+    request: ScoreRequest
+    deliver: Deliver
+    cancelled: bool = False
+    answered: bool = False
+
+    def cancel(self) -> None:
+        """Deliver nothing any more."""
+        if not self.answered:
+            self.cancelled = True
+
+
+class FakeVersion:
+    """A `Served` made of a function.
+
+    Args:
+        name, version: as answers name it.
+        kind: of model.
+        inputs: column name -> datatype, for table models.
+        outputs: output name -> (datatype, dims beyond the rows).
+        function: request -> arrays by output name, one row for each item.
+        when: it answers.
+        graph_version: "" for one that reads no graph.
+        unknown: node ids that it does not know.
+        id_kind: of node ids.
+
+    Attributes:
+        asked: every request that it took.
+        fails: raised, or delivered where it does not answer at once, in place of answers.
+        degraded: rungs of its answers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["node", "link", "table", "pipeline"],
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, tuple[str, tuple[int, ...]]],
+        function: Callable[[ScoreRequest], Mapping[str, AnyArray]],
+        *,
+        version: str = "1",
+        when: When = "later",
+        graph_version: str = "",
+        unknown: frozenset[Any] = frozenset(),
+        id_kind: Literal["int", "string", "none"] = "int",
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.graph_version = graph_version
+        self.when = when
+        self.unknown = unknown
+        self.asked: list[Asked] = []
+        self.fails: HoplineError | None = None
+        self.degraded: tuple[str, ...] = ()
+        self._function = function
+        ids = "BYTES" if id_kind == "string" else "INT64"
+        own = {"node": ["node_ids"], "link": ["src_ids", "dst_ids"]}.get(kind, [])
+        tensors = [TensorInfo(name, ids, (-1,)) for name in own]
+        if own:
+            tensors.append(TensorInfo("as_of", "INT64", (1,), optional=True))
+        tensors += [TensorInfo(name, datatype, (-1,)) for name, datatype in inputs.items()]
+        self.interface = ModelInfo(
+            name,
+            (version,),
+            version,
+            "READY",
+            "",
+            kind,
+            id_kind if own else "none",
+            tuple(tensors),
+            tuple(TensorInfo(name, datatype, (-1, *dims)) for name, (datatype, dims) in outputs.items()),
+            tuple(outputs),
+            graph_version,
+        )
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Asked:
+        """Take a request."""
+        asked = Asked(request, deliver)
+        self.asked.append(asked)
+        if self.when == "at once":
+            if self.fails is not None:
+                asked.answered = True
+                raise self.fails
+            self.answer(asked)
+        elif self.when == "later":
+            asyncio.get_running_loop().call_soon(self.answer, asked)
+        return asked
+
+    def answer(self, asked: Asked | None = None) -> None:
+        """Give one request its outcome, or all that have none."""
+        for each in [asked] if asked is not None else list(self.asked):
+            if not (each.cancelled or each.answered):
+                each.answered = True
+                each.deliver(self.fails if self.fails is not None else self._result(each.request))
+
+    def _result(self, request: ScoreRequest) -> ScoreResult:
+        found = self._function(request)
+        names = request.outputs or self.interface.default_outputs
+        missing = np.array([node in self.unknown for node in request.nodes], np.bool_)
+        return ScoreResult(
+            self.name,
+            self.version,
+            self.graph_version,
+            {name: found[name] for name in names},
+            missing if missing.any() else None,
+            self.degraded,
+        )
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """Its interface."""
+        return self.interface
+
+    def statistics(self) -> dict[str, Any]:
+        """None."""
+        return {"name": self.name, "version": self.version}
+
+    def warm_up(self) -> None:
+        """Nothing to do."""
+
+    @property
+    def queued_rows(self) -> int:
+        """Requests without an outcome."""
+        return sum(not (each.answered or each.cancelled) for each in self.asked)
+
+    def close(self, why: str) -> None:
+        """Nothing to do."""
+
+    async def join(self) -> None:
+        """Nothing to wait for."""
+
+    async def release(self) -> None:
+        """Nothing to let go of."""
