@@ -360,6 +360,73 @@ async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
     await rig.stop(service)
 
 
+async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(root):
+    publish(root, "2")
+    publish(root, "3")
+    service = await rig.started(root)
+    await service.load("sage", "1")
+    traffic = Traffic(service, at_once=2)
+    loose = Gates(max_disagreement=1, max_psi=1e9, max_p99_ratio=1e6)
+    rollout = await service.begin_rollout(RolloutRequest("sage", "3", kind="shadow", gates=loose))
+    assert rollout.candidate == "3+shadow"
+    assert (
+        b'hopline_model_process_memory_bytes{model="sage",version="3+shadow"}' in service.metrics.render()
+    )
+    seen = lambda: service.describe_rollout("sage")["rollout"]["seen"]["candidate"]  # noqa: E731
+    await until(lambda: seen()["compared"] > 50)
+    assert seen()["differing"] == 0
+    assert seen()["requests"] > 0
+    with pytest.raises(Conflict, match="cannot be promoted"):
+        await service.decide_rollout("sage", "promote")
+    await service.decide_rollout("sage", "end")
+    await traffic.end()
+    assert set(traffic.versions) == {"1"}
+    assert traffic.errors == []
+    assert "3+shadow" not in service.describe("sage").versions
+    await rig.stop(service)
+
+
+async def test_a_shadow_with_other_answers_is_found_out(root):
+    publish(root, "2")
+    service = await rig.started(root)
+    await service.load("sage", "1")
+    traffic = Traffic(service, at_once=2)
+    await service.begin_rollout(RolloutRequest("sage", "2", kind="shadow"))
+    await until(lambda: service.describe_rollout("sage")["past"])
+    await traffic.end()
+    assert service.describe_rollout("sage")["past"][0]["reason"].startswith("disagreement")
+    assert set(traffic.versions) == {"1"}
+    assert traffic.errors == []
+    await rig.stop(service)
+
+
+async def test_a_model_in_a_process_of_its_own_answers_the_same(root):
+    service = await rig.started(root)
+    inside = await service.score(ScoreRequest("sage", nodes=["n1", "n2"]))
+    await rig.stop(service)
+    (root / "models" / "sage" / "serving.toml").write_text('isolate = true\nmemory_bytes = "2 GiB"\n')
+    service = await rig.started(root)
+    apart = await service.score(ScoreRequest("sage", nodes=["n1", "n2"]))
+    assert apart.version == inside.version
+    assert (apart.outputs["probabilities"] == inside.outputs["probabilities"]).all()
+    await rig.stop(service)
+
+
+async def test_kept_answers_are_the_same_and_are_not_another_versions(root):
+    (root / "models" / "sage" / "serving.toml").write_text('cache_bytes = "1 MiB"\n')
+    service = await rig.started(root)
+    first = await service.score(ScoreRequest("sage", nodes=["n1"]))
+    again = await service.score(ScoreRequest("sage", nodes=["n1"]))
+    assert (first.outputs["probabilities"] == again.outputs["probabilities"]).all()
+    assert b'hopline_response_cache_hits_total{model="sage",version="1"} 1' in service.metrics.render()
+    publish(root, "2")
+    await service.load("sage")
+    other = await service.score(ScoreRequest("sage", nodes=["n1"]))
+    assert other.version == "2"
+    assert (first.outputs["probabilities"] != other.outputs["probabilities"]).any()
+    await rig.stop(service)
+
+
 @pytest.fixture
 async def workers(root, tmp_path):
     """Two workers of one server, in one process."""

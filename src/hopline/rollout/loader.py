@@ -30,6 +30,7 @@ from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.rollout.unit import Unit
 from hopline.rollout.version import ServedVersion
 from hopline.runtimes.opset import check_runtime
+from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +81,8 @@ class Loader:
         self._recorders = recorders
         self._resolve = resolve
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
+        #: Shares the event loop out between the queues of all units.
+        self._turnstile = Turnstile()
         self._grounds: dict[tuple[str, tuple[str, ...]], Ground] = {}
         worker = config.worker
         self._regions = Regions(worker.table_fd, worker.index)
@@ -201,18 +204,28 @@ class Loader:
             from hopline.rollout.process_version import ProcessVersion
 
             return await ProcessVersion.start(
-                model, unit, spec, self.config, limits, metrics, self._metrics, self._recorders,
+                model,
+                unit,
+                self.config,
+                limits,
+                self._metrics,
+                self._recorders,
                 nice=_SHADOW_NICE if unit.shadow else 0,
-            )  # fmt: skip
+            )
         if not isinstance(spec, ModelSpec):
             from hopline.rollout.table_version import TableVersion
+            from hopline.runtimes.table import TableModel
 
-            return await asyncio.to_thread(
-                lambda: TableVersion.load(
-                    folder, spec, self.config, metrics, self._executor, self._recorders,
-                    limits=limits, version=unit.id,
-                )
-            )  # fmt: skip
+            return TableVersion(
+                await asyncio.to_thread(TableModel, folder, spec),
+                self.config,
+                metrics,
+                self._executor,
+                self._recorders,
+                unit.id,
+                limits,
+                self._turnstile,
+            )
         ground = await self._ground(unit)
         ground.users.add(f"{model}/{unit.id}")
         near = ground.sources.near if ground.sources is not None else {}
@@ -226,9 +239,16 @@ class Loader:
             tables = plan.build(arena, self.config.worker.index)
             loaded = load_model(folder, spec, ground.graph, tables, self.config.compute.threads, near)
             return ServedVersion(
-                loaded, self.config, metrics, self._executor, ground.sources, self._recorders,
-                version=unit.id, limits=limits,
-            )  # fmt: skip
+                loaded,
+                self.config,
+                metrics,
+                self._executor,
+                ground.sources,
+                self._recorders,
+                unit.id,
+                limits,
+                self._turnstile,
+            )
 
         return await asyncio.to_thread(build)
 
