@@ -34,6 +34,8 @@ from hopline.ingress.limiter import Rate
 from hopline.ingress.permissions import Permissions, globs_of
 from hopline.settings import did_you_mean
 
+#: The end of what has none, in seconds since the epoch.
+NEVER = math.inf
 #: Bounds within which nanoseconds fit into 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -58,7 +60,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def until(self) -> float:
         """Seconds since the epoch at which it ends."""
-        return math.inf if self.expires is None else self.expires.timestamp()
+        return NEVER if self.expires is None else self.expires.timestamp()
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from hopline.config import Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
 from hopline.ingress.client import Client
-from hopline.ingress.clients_file import ClientEntry, Grant, read_clients
+from hopline.ingress.clients_file import NEVER, ClientEntry, Grant, read_clients
 from hopline.ingress.limiter import Limits, LocalLimits, Rate
 from hopline.ingress.watched import Watched
 
@@ -31,6 +31,7 @@ _MAX_REMEMBERED = 8192
 
 class _Identified(NamedTuple):
     client: Client
+    #: Seconds since the epoch; `NEVER` itself where there is no end, which spares a look at the clock.
     until: float
 
 
@@ -99,7 +100,7 @@ class Gatekeeper:
         else:
             raise Unauthenticated("send x-api-key or authorization, not both")
         found = known.get(presented)
-        if found is None or self._now() >= found.until:
+        if found is None or (found.until is not NEVER and self._now() >= found.until):
             known.pop(presented, None)
             found = self._recognise(presented, scheme=authorization is not None)
             if len(known) >= _MAX_REMEMBERED:
