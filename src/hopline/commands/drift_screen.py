@@ -11,7 +11,7 @@ from rich.text import Text
 
 _STYLES = {"ok": "green", "watch": "yellow", "alert": "bold red"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_BAR_WIDTH = 20
+_BAR_WIDTH = 10
 _HOURS = 24
 
 

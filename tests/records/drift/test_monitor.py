@@ -120,6 +120,32 @@ def test_metrics_say_what_the_report_says(tmp_path):
     assert 'hopline_drift_sampled_total{model="fraud",version="1"} 6500' in text
 
 
+def test_whichever_worker_is_scraped_tells_what_one_of_them_judged(tmp_path):
+    clock, served = Clock(), FakeServed()
+    metrics = [Metrics(tmp_path, slot) for slot in range(2)]
+    changes = {"drift__sample_per_s": 1000}
+    workers = [
+        DriftMonitor(settings(tmp_path / "drift", worker, **changes), metrics[worker], clock, seed=worker)
+        for worker in range(2)
+    ]
+    traffic = [Traffic(worker) for worker in range(2)]
+    for number in range(16):
+        if number == 8:
+            for each in traffic:
+                change_shops(each)
+        for watched, each in zip(workers, traffic, strict=True):
+            watched.record(each.batch(served, 400))
+            watched.tick()
+        clock.now += SLICE_S
+    for each in metrics:
+        each.flush()
+    labels = 'model="fraud",version="1",kind="input",name="shop"'
+    for each in metrics:
+        text = each.render().decode()
+        assert f"hopline_drift_level{{{labels}}} 2\n" in text
+        assert 'hopline_drift_alerts_total{model="fraud",version="1",kind="input"} 1\n' in text
+
+
 async def test_a_restart_keeps_reference_window_and_alarms(started, tmp_path):
     watched, clock, traffic, served = started
     change_shops(traffic)

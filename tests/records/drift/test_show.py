@@ -99,9 +99,9 @@ def test_the_screen_shows_what_moved_and_the_hours(drifted):
 
 def test_bars_and_sparklines():
     thresholds = {"watch": 0.1, "alert": 0.25}
-    assert bar(0.0, thresholds).plain == "·" * 20
-    assert bar(0.25, thresholds).plain == "█" * 10 + "·" * 10
-    assert bar(9.0, thresholds).plain == "█" * 20
+    assert bar(0.0, thresholds).plain == "·" * 10
+    assert bar(0.25, thresholds).plain == "█" * 5 + "·" * 5
+    assert bar(9.0, thresholds).plain == "█" * 10
     assert sparkline([0.0, 0.001, 0.5, 1.0]) == " ▁▄█"
     assert sparkline([0.0, 0.0]) == "  "
 

@@ -1,4 +1,7 @@
-"""Compares the windows of all workers with their references and raises alarms; one worker does so."""
+"""Compares the windows of all workers with their references and raises alarms; one worker does so.
+
+Its gauges are therefore set in one worker only: those of several would be added up.
+"""
 
 from __future__ import annotations
 

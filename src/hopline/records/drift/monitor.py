@@ -76,9 +76,8 @@ class DriftMonitor:
         self._size = max(1, round(settings.sample_per_s * self._tick_s))
         self._reservoirs: dict[Served, Reservoir] = {}
         self._versions: dict[tuple[str, str], WatchedVersion] = {}
-        self._judge: Judge | None = None
-        if self._worker == 0:
-            self._judge = Judge(self._root, settings, metrics, self._write_s + self._tick_s)
+        # Every worker has one, since whoever is scraped must know its metrics; one worker judges.
+        self._judge = Judge(self._root, settings, metrics, self._write_s + self._tick_s)
         self._sampled = metrics.counter(
             "hopline_drift_sampled_total", "Requests that drift looked at.", ("model", "version")
         )
@@ -122,7 +121,7 @@ class DriftMonitor:
             if now - self._written >= self._write_s:
                 self._written = now
                 self._write()
-            if self._judge is not None:
+            if self._worker == 0:
                 self._judge.step(now)
 
     def forget(self, model: str, version: str) -> None:
