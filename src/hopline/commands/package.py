@@ -1,4 +1,7 @@
-"""`hopline package`: a model in a Python file, its weights and a graph become an artifact."""
+"""`hopline package`: a model in a Python file, its weights and a graph become an artifact.
+
+With `--sklearn` an estimator and a sample of rows do; see `package_table.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,48 @@ _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
 
 def package(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="FILE.py:NAME or MODULE:NAME; a module, or a function (or class) that returns one."
-        ),
-    ],
-    graph: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the graph to serve it on.")],
     repository: Annotated[Path, typer.Option(metavar="DIR", help="Folder of models.")],
     name: Annotated[str, typer.Option(help="Model name.")],
-    fanouts: Annotated[
-        list[str],
+    model: Annotated[
+        str | None,
         typer.Option(
-            help="Neighbours for each layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeat)."
+            help="FILE.py:NAME or MODULE:NAME; a module, or a function (or class) that returns one.",
+            show_default=False,
         ),
-    ],
-    task: Annotated[str, typer.Option(help=f"One of {', '.join(_TASKS)}.")],
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the graph to serve it on.", show_default=False),
+    ] = None,
+    fanouts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Neighbours for each layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeat).",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(_TASKS)}; may be left out with --sklearn.", show_default=False
+        ),
+    ] = None,
+    sklearn: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --model: a fitted scikit-learn or XGBoost estimator; FILE.py:NAME, "
+            "MODULE:NAME or a .joblib file (which runs what is in it).",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For --sklearn: rows as CSV or Parquet, whose answers are compared.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[str, typer.Option(help="Model version.")] = "1",
     state_dict: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights saved with torch.save(model.state_dict()).")
@@ -71,7 +100,26 @@ def package(
     check_nodes: Annotated[int, typer.Option(help="Nodes of each type to check the package on.")] = 512,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
-    """Split a trained PyG model into stages, check them and write the artifact."""
+    """Write the artifact of a trained model, checked: a PyG module, or (--sklearn) a model of tables."""
+    given = {"--model": model, "--graph": graph, "--fanouts": fanouts, "--task": task}
+    if sklearn is not None:
+        of_graphs = [
+            option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
+        ]
+        if of_graphs:
+            raise PackagingError(f"{of_graphs[0]} is for graph models and does not go with --sklearn")
+        _package_table(sklearn, sample, repository, name, version, task, overwrite)
+        return
+    if sample is not None:
+        raise PackagingError("--sample goes with --sklearn; graph models are checked on their graph")
+    missing = [option for option, value in given.items() if value in (None, [])]
+    if missing:
+        raise PackagingError(
+            f"{', '.join(missing)} missing: a graph model needs --model, --graph, --fanouts and --task, a "
+            "table model --sklearn and --sample"
+        )
+    assert model is not None
+    assert graph is not None
     if task not in _TASKS:
         raise PackagingError(f"--task is one of {', '.join(_TASKS)}; got {task!r}")
     if runtime not in ("auto", "onnx", "torch"):
@@ -89,7 +137,7 @@ def package(
             repository,
             name=name,
             version=version,
-            fanouts=parse_fanouts(fanouts),
+            fanouts=parse_fanouts(fanouts or ()),
             task=cast(Any, task),
             sampling=cast(Any, sampling),
             max_degree=max_degree,
@@ -104,6 +152,33 @@ def package(
             progress=progress,
         )
     _show(report)
+
+
+def _package_table(
+    reference: str,
+    sample: Path | None,
+    repository: Path,
+    name: str,
+    version: str,
+    task: str | None,
+    overwrite: bool,
+) -> None:
+    if sample is None:
+        raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
+    from hopline.commands.package_table import load_estimator, read_sample_file, show
+    from hopline.packaging import package_table
+
+    show(
+        package_table(
+            load_estimator(reference, _import),
+            read_sample_file(sample),
+            repository,
+            name=name,
+            version=version,
+            task=cast(Any, task),
+            overwrite=overwrite,
+        )
+    )
 
 
 def _head(reference: str | None, graph: Graph) -> Any:

@@ -1,4 +1,4 @@
-"""From a PyG module to an artifact. Importing this imports no torch; `package` does."""
+"""From a PyG module or a fitted estimator to an artifact. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hopline.packaging.packager import package
     from hopline.packaging.report import PackageReport
+    from hopline.packaging.table.packager import TableReport, package_table
 
-__all__ = ["PackageReport", "package"]
+__all__ = ["PackageReport", "TableReport", "package", "package_table"]
+
+_FOR_TABLES = ("sklearn", "skl2onnx", "onnxmltools", "xgboost", "pandas", "onnx")
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +29,15 @@ def __getattr__(name: str) -> Any:
         from hopline.packaging.report import PackageReport
 
         return PackageReport
+    if name in ("TableReport", "package_table"):
+        try:
+            from hopline.packaging.table import packager
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in _FOR_TABLES:
+                raise
+            raise ModuleNotFoundError(
+                f"packaging table models needs {error.name}: pip install 'hopline[tabular]'",
+                name=error.name,
+            ) from error
+        return getattr(packager, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

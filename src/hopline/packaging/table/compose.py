@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto
 from skl2onnx import convert_sklearn
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
@@ -47,6 +48,9 @@ def transform(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
         return form(graph, transformer, refs)
     x = numbers_of(graph, refs, transformer)
     model = foreign(transformer, len(refs), "double")
+    if not _runs(model):  # some converters write what runs in float32 only
+        model = foreign(transformer, len(refs), "float")
+        x = graph.node("Cast", [x], to=TensorProto.FLOAT)
     output = graph.embed(model, x)
     width = model.graph.output[0].type.tensor_type.shape.dim
     num_columns = width[-1].dim_value or transformer.transform([[0.0] * len(refs)]).shape[1]
@@ -82,6 +86,16 @@ def foreign(estimator: Any, width: int, dtype: str) -> onnx.ModelProto:
         ) from error
     model.ir_version = IR_VERSION
     return model
+
+
+def _runs(model: onnx.ModelProto) -> bool:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # a refusal is an answer here
+    try:
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # onnxruntime raises its own family, with no common public base
+        return False
+    return True
 
 
 def _pipeline(graph: OnnxGraph, pipeline: Pipeline, refs: Refs) -> Refs:

@@ -59,9 +59,13 @@ def encoder(graph: OnnxGraph, encoder: Any, refs: tuple[Ref, ...]) -> tuple[Ref,
         outputs = [output for table in chosen for output in table.outputs]
         for ref, output in zip(graph.columns(tensor, len(outputs)), outputs, strict=True):
             found[output] = ref
-    for ref, table in zip(refs, tables, strict=True):
-        if table.is_closed and ref.origin is not None:
+    for ref, table, values in zip(refs, tables, encoder.categories_, strict=True):
+        if ref.origin is None:
+            continue
+        if table.is_closed:
             _close(graph, ref.origin, table.categories)
+        if any(value is None for value in values):
+            graph.nones.add(ref.origin)
     return tuple(found[output] for output in range(width))
 
 

@@ -46,11 +46,13 @@ class OnnxGraph:
     Attributes:
         widths: tensor -> its columns, for tensors that references name.
         closed: input column -> the only values that some encoder takes.
+        nones: input columns whose absent values were None in training, not NaN.
         used: input columns that something is computed from.
     """
 
     def __init__(self) -> None:
         self.used: set[str] = set()
+        self.nones: set[str] = set()
         self.widths: dict[str, int] = {}
         self.closed: dict[str, tuple[Any, ...]] = {}
         self._nodes: list[onnx.NodeProto] = []

@@ -5,6 +5,7 @@ Columns, nodes of the preprocessing, nodes of the last step, parity, alone and t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import time
@@ -123,13 +124,13 @@ class Job:
         self.sample = sample
         self.given = given
         self.notes: list[str] = []
+        unused = self._build(())
+        self._build(unused)
+        self.sample = sample = dataclasses.replace(sample, nones=frozenset(self.graph.nones))
         try:
             self.expected = oracle.answer(sample)
         except Exception as error:  # an estimator raises what it likes
             raise PackagingError(f"the estimator does not answer its own sample: {error}") from error
-        unused = self._build(())
-        self.graph, self.features, self.width = OnnxGraph(), "", 0
-        self._build(unused)
         if unused:
             self.notes.append(
                 f"nothing is computed from {', '.join(sorted(unused))}: requests do not have it"

@@ -6,7 +6,7 @@ requests bring them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -30,13 +30,13 @@ class Sample:
         columns: in the estimator's order.
         rows: column name -> list of float, int, str or None.
         has_names: the estimator was fitted on named columns.
-        nulls: column name -> what stands for an absent string in the estimator's world, None or NaN.
+        nones: columns of strings whose absent values were None in training; elsewhere they were NaN.
     """
 
     columns: tuple[Column, ...]
     rows: Mapping[str, list[Any]]
     has_names: bool
-    nulls: Mapping[str, Any]
+    nones: Collection[str] = ()
 
     @property
     def num_rows(self) -> int:
@@ -45,7 +45,7 @@ class Sample:
 
     def of(self, rows: Mapping[str, list[Any]]) -> Sample:
         """Other rows of the same columns."""
-        return Sample(self.columns, rows, self.has_names, self.nulls)
+        return Sample(self.columns, rows, self.has_names, self.nones)
 
     def take(self, places: Iterable[int]) -> Sample:
         """Some of the rows."""
@@ -61,7 +61,7 @@ class Sample:
     def _series(self, column: Column) -> Any:
         values = self.rows[column.name]
         if column.dtype == "string":
-            null = self.nulls.get(column.name, np.nan)
+            null = None if column.name in self.nones else np.nan
             return np.array([null if value is None else value for value in values], dtype=object)
         if column.dtype == "int" and None not in values:
             return np.array(values, dtype=np.int64)
@@ -97,15 +97,14 @@ def read_sample(
         )
     if not len(frame):
         raise PackagingError("the sample has no rows; parity is checked on them")
-    found, rows, nulls = [], {}, {}
+    found, rows = [], {}
     for name in names:
         series = frame[name]
         _check_name(name)
         column = given.get(name) or Column(name, _dtype(name, series))
         rows[name] = _values(column, series)
-        nulls[name] = None if any(value is None for value in series) else np.nan
         found.append(column)
-    return Sample(tuple(found), rows, feature_names is not None, nulls)
+    return Sample(tuple(found), rows, feature_names is not None)
 
 
 def _frame(sample: SampleLike, columns: Sequence[Column] | None) -> pd.DataFrame:

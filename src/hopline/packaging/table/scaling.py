@@ -135,6 +135,8 @@ def simple_imputer(graph: OnnxGraph, imputer: SimpleImputer, refs: Refs) -> Refs
             f"SimpleImputer(missing_values={marker!r}): absent values are null in requests; mark them "
             "by NaN"
         )
+    if marker is None:
+        graph.nones.update(ref.origin for ref in refs if ref.origin is not None)
     statistics = imputer.statistics_
     # A column without any value is dropped in fitting.
     kept = [
