@@ -16,7 +16,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
     "graph": ("hopline.commands.graph", "app", "Build and inspect graph snapshots."),
     "features": ("hopline.commands.features", "app", "Copy features into a store, and compare them."),
-    "package": ("hopline.commands.package", "package", "Package a trained PyG model for serving."),
+    "package": (
+        "hopline.commands.package",
+        "package",
+        "Package a trained PyG, scikit-learn or XGBoost model.",
+    ),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
     "prefetch": (
         "hopline.commands.prefetch",
@@ -24,8 +28,23 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Fetch feature rows for all workers of this host.",
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
+    "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
+    "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
+    "cost": ("hopline.commands.cost", "cost", "Show what requests cost, by model."),
+    "slo": (
+        "hopline.commands.slo",
+        "slo",
+        "Compare a server with its objectives, or make alert rules of them.",
+    ),
+    "replay": (
+        "hopline.commands.replay",
+        "replay",
+        "Ask again what a prediction log says was asked, and compare.",
+    ),
+    "log": ("hopline.commands.log", "app", "Look into a prediction log."),
     "drift": ("hopline.commands.drift", "app", "Compare what is asked and answered with a reference."),
+    "pipeline": ("hopline.commands.pipeline", "app", "Draw pipelines, and check them."),
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
 
@@ -66,6 +85,8 @@ def main() -> None:
     except HoplineError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
+        if "pip install 'hopline[" in str(error):  # said by what needs it
+            _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
