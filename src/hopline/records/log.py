@@ -14,7 +14,7 @@ import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from hopline.records.inputs import input_hash, inputs_of
 from hopline.records.journal import Journal
 from hopline.records.pace import Pace
 from hopline.records.parquet import library
+from hopline.records.usual import head_of, identity_json, usual_line
 from hopline.rollout.served import Preprocessing, Ran, Served
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -62,7 +63,12 @@ class PredictionLog:
         self._num_taken = self._num_done = 0
         self._room = self._settings.max_pending
         self._request_bytes = _FIRST_BYTES
-        self._identities: weakref.WeakKeyDictionary[Served, Identity] = weakref.WeakKeyDictionary()
+        self._identities: weakref.WeakKeyDictionary[Served, tuple[Identity, bytes]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._keeps_all = self._settings.inputs == "all"
+        #: Samples are drawn the long way.
+        self._usual = self._settings.inputs != "sample" and not self._settings.tensors_share
         self._buffer = bytearray()
         self._begins = 0.0
         self._num_buffered = 0
@@ -144,23 +150,13 @@ class PredictionLog:
         while self._pending:
             ran = self._pending.popleft()
             before = len(self._buffer)
-            for entry in self._entries(ran):
-                self._append(entry)
+            self._add_batch(ran)
             self._num_buffered += len(ran.requests)
             self._learn(len(self._buffer) - before, len(ran.requests))
             del ran  # a version that is unloaded must not be kept by a disk that hangs
             if len(self._buffer) >= _WRITE_BYTES:
                 self._flush()
         self._flush()
-
-    def _append(self, entry: Entry) -> None:
-        if not self._buffer:
-            self._begins = entry.time
-        try:
-            self._writer.append(entry, self._buffer)
-        except (TypeError, ValueError) as error:  # inputs that JSON cannot hold
-            self._complain(f"an entry cannot be written and is left out: {error}")
-            self._dropped_error.value += 1
 
     def _learn(self, num_bytes: int, num_requests: int) -> None:
         """How many more requests may wait: large ones must not fill the memory, were the disk to hang."""
@@ -209,31 +205,40 @@ class PredictionLog:
 
     # Entries
 
-    def _entries(self, ran: Ran) -> Iterator[Entry]:
-        known = self._identities.get(ran.served)
-        if known is None:
-            known = self._identities[ran.served] = identity_of(ran.served)
+    def _add_batch(self, ran: Ran) -> None:
+        """Append the lines of a batch to the buffer."""
+        found = self._identities.get(ran.served)
+        if found is None:
+            known = identity_of(ran.served)
+            found = self._identities[ran.served] = (known, identity_json(known))
+        known, as_json = found
         stages = ran.stages or {"compute": ran.compute_s}
         of_batch = {name: round(seconds * 1e3, 3) for name, seconds in stages.items()}
         ended = round(ran.ended, 6)
+        head = head_of(as_json, of_batch, ended)
+        if not self._buffer:
+            self._begins = ended
+        usual = self._usual
         for request, outcome, queued_s in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
             if outcome is None:  # not ended, or nobody wanted the answer any more
                 continue
-            latency = {
-                "queue": round(queued_s * 1e3, 3),
-                **of_batch,
-                "total": round((queued_s + ran.compute_s) * 1e3, 3),
-            }
+            queue_ms, total_ms = round(queued_s * 1e3, 3), round((queued_s + ran.compute_s) * 1e3, 3)
             try:
-                entry = self._entry(known, request, outcome, latency, ended)
-                self._add_inputs(entry, ran.served if known.shows_tensors else None, request)
+                line = None
+                if usual and isinstance(outcome, ScoreResult):
+                    line = usual_line(head, request, outcome, queue_ms, total_ms, inputs=self._keeps_all)
+                if line is not None:
+                    self._buffer += line
+                else:
+                    latency = {"queue": queue_ms, **of_batch, "total": total_ms}
+                    entry = self._entry(known, request, outcome, latency, ended)
+                    self._add_inputs(entry, ran.served if known.shows_tensors else None, request)
+                    self._writer.append(entry, self._buffer)
             except (
                 Exception
             ) as error:  # the boundary: one odd request must not cost the others their entries
                 self._complain(f"an entry could not be made and is left out: {error!r}")
                 self._dropped_error.value += 1
-                continue
-            yield entry
             self._pace()
 
     def _entry(

@@ -1,0 +1,281 @@
+"""A log replayed on the same version gives the same answers, bit for bit; on another one, how far apart."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hopline.errors import BadRequest, HoplineError, ModelNotFound
+from hopline.jobs.comparison import compare
+from hopline.jobs.replay import BOUNDS, replay
+from hopline.jobs.targets import ServiceTarget
+from hopline.records.entry import Entry
+from hopline.records.inputs import Inputs
+from hopline.records.reader import LogReader
+from hopline.types import InlineNode, ScoreRequest, ScoreResult
+from tests.records.conftest import logging_service
+
+N = 120
+
+
+def requests():
+    """All that a node model can be asked, with duplicates, unknown ids, time cuts and failures."""
+    rng = np.random.default_rng(3)
+    for i in range(60):
+        yield ScoreRequest("plain", nodes=[f"n{i}"], request_id=f"one-{i}")
+        count = int(rng.integers(1, 40))
+        nodes = [f"n{k}" for k in rng.integers(0, N, count)]
+        yield ScoreRequest("plain", nodes=nodes, request_id=f"many-{i}", outputs=("logits", "embedding"))
+        yield ScoreRequest("plain", nodes=[*nodes, "gone"], on_missing="null", request_id=f"null-{i}")
+        yield ScoreRequest("plain", nodes=nodes, as_of=50, request_id=f"then-{i}", outputs=("label",))
+        features = rng.standard_normal(6)
+        node = InlineNode(features if i % 2 else features.tolist(), {"": nodes[:5]})
+        yield ScoreRequest("plain", nodes=nodes[:2], inline=[node], request_id=f"inline-{i}")
+    yield ScoreRequest("plain", nodes=["gone"], request_id="failed")
+
+
+async def answered(service):
+    for request in requests():
+        try:
+            await service.score(request)
+        except HoplineError:
+            assert request.request_id == "failed"
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def logged(config, request):
+    """Settings of a server that keeps a log in one of the forms."""
+    return config(**{"prediction_log.format": request.param})
+
+
+async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
+    async with logging_service(logged) as (service, _):
+        await answered(service)
+    done = []
+    async with ServiceTarget(logged.replace(table__memory_bytes=0)) as target:
+        report = await replay(LogReader(logged.prediction_log.path), target, progress=done.append)
+    assert report.all_identical
+    assert (report.read, report.compared, report.identical) == (301, 300, 300)
+    assert (report.max_abs_difference, report.label_flips, report.missing_changed) == (0, 0, 0)
+    assert report.skipped == {"failed": 1}
+    assert report.errors == {}
+    assert len(report.answered_by) == 1
+    assert done[-1] == 1.0
+    assert report.histogram == [300] + [0] * len(BOUNDS)
+
+
+async def test_another_version_gives_other_answers(config):
+    settings = config()
+    async with logging_service(settings) as (service, _):
+        await answered(service)
+        expected = {}
+        for request in requests():
+            if request.request_id.startswith("one-"):
+                one = await service.score(request)
+                request = ScoreRequest("plain", nodes=request.nodes, version="1")
+                assert (await service.score(request)).outputs["label"] == one.outputs["label"]
+                await service.load("plain", "2", serve=False)
+                two = await service.score(ScoreRequest("plain", nodes=request.nodes, version="2"))
+                apart = np.abs(one.outputs["probabilities"] - two.outputs["probabilities"]).max()
+                expected[request.nodes[0]] = float(apart)
+    async with ServiceTarget(settings) as target:
+        report = await replay(LogReader(settings.prediction_log.path), target, version="2")
+    assert not report.all_identical
+    assert report.compared == 300 + len(expected) * 3
+    assert report.identical == len(expected)  # those that version 2 itself had answered
+    assert report.by_output["probabilities"] >= max(expected.values()) > 0
+    assert report.label_flips > 0
+    assert len(report.worst) == 10
+    assert report.worst[0].largest == report.max_abs_difference
+    assert all("plain/2" in pair for pair in report.answered_by)
+
+
+class Fixed:
+    """Answers every request alike."""
+
+    def __init__(self, result):
+        self.result = result
+        self.prepared = []
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, kind, error, trace):
+        pass
+
+    async def prepare(self, model, version):
+        self.prepared.append((model, version))
+        if version == "gone":
+            raise ModelNotFound("it is gone")
+
+    async def score(self, request):
+        if request.nodes == [13]:
+            raise BadRequest("no")
+        return self.result
+
+
+def log_of(*entries):
+    """What `replay` needs of a `LogReader`."""
+
+    class Log(list):
+        num_torn = num_bad = 0
+        done = 0.5
+        num_entries = len(entries)
+
+    return Log(entries)
+
+
+SCORE = {"probabilities": np.array([0.25], np.float32)}
+
+
+def entry(number, **changes):
+    fields = {"outputs": SCORE, "inputs": Inputs([number])} | changes
+    return Entry(f"r{number}", float(number), "m", "1", **fields)
+
+
+async def test_what_cannot_be_compared_is_counted_and_said(tmp_path):
+    log = log_of(
+        entry(1),
+        entry(2, degraded=("stale_features",)),
+        entry(3, inputs=None),
+        entry(4, outcome="overloaded", outputs={}),
+        entry(5, is_copy=True),
+        entry(13),
+        Entry("r6", 6.0, "m", "gone", outputs=SCORE, inputs=Inputs([6])),
+        Entry("r7", 7.0, "m", "gone", outputs=SCORE, inputs=Inputs([7])),
+        Entry("r8", 8.0, "other", "1", outputs=SCORE, inputs=Inputs([8])),
+    )
+    target = Fixed(ScoreResult("m", "1", "g", SCORE))
+    report = await replay(log, target, model="m", concurrency=2)
+    assert report.compared == report.identical == 1
+    assert report.skipped == {
+        "degraded": 1,
+        "inputs not kept": 1,
+        "failed": 1,
+        "copy": 1,
+        "other model": 1,
+    }
+    assert report.errors == {"bad_request": 1, "model_not_found": 2}
+    assert not report.all_identical
+    assert sorted(target.prepared) == [("m", "1"), ("m", "gone")]
+
+
+async def test_an_answer_that_is_degraded_now_is_not_compared():
+    target = Fixed(ScoreResult("m", "1", "g", SCORE, None, ("mean_features",)))
+    report = await replay(log_of(entry(1)), target)
+    assert (report.compared, report.skipped) == (0, {"degraded now": 1})
+    assert not report.all_identical
+
+
+async def test_a_limit_ends_it():
+    report = await replay(
+        log_of(*map(entry, range(100))), Fixed(ScoreResult("m", "1", "g", SCORE)), limit=7
+    )
+    assert report.compared == 7
+
+
+F = np.float32
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "identical", "largest", "flips"),
+    [
+        ({"p": F([0.1, 0.2])}, {"p": F([0.1, 0.2])}, True, 0.0, 0),
+        ({"p": F([0.0])}, {"p": F([-0.0])}, False, 0.0, 0),
+        ({"p": F([np.nan])}, {"p": F([np.nan])}, True, 0.0, 0),
+        ({"p": F([1.0])}, {"p": F([np.nan])}, False, math.inf, 0),
+        ({"p": F([1.0])}, {"p": F([[1.0]])}, False, math.inf, 0),
+        ({"p": F([1.0])}, {"p": np.array([1.0])}, False, 0.0, 0),
+        ({"p": F([1.0])}, {"q": F([1.0])}, False, None, 0),
+        ({"label": np.array([1, 2])}, {"label": np.array([1, 3])}, False, 1.0, 1),
+        ({"probabilities": F([0.4, 0.6])}, {"probabilities": F([0.6, 0.6])}, False, 0.2, 1),
+        ({"probabilities": F([[0.4, 0.6]])}, {"probabilities": F([[0.6, 0.4]])}, False, 0.2, 1),
+        ({"t": np.array(["a"], object)}, {"t": np.array(["a"])}, True, 0.0, 0),
+        ({"t": np.array(["a"], object)}, {"t": np.array(["b"])}, False, math.inf, 0),
+    ],
+)
+def test_answers_are_compared_by_their_bits(before, after, identical, largest, flips):
+    found = compare(before, after, None, None)
+    assert (found.identical, found.flips) == (identical, flips)
+    assert max(found.largest.values(), default=None) == (
+        largest if largest is None else pytest.approx(largest, abs=1e-6)
+    )
+
+
+def test_rows_that_are_missing_are_not_compared_but_counted():
+    zeros, nans = {"p": F([0.5, 0.0])}, {"p": F([0.5, np.nan])}
+    gone = np.array([False, True])
+    assert compare(zeros, nans, gone, gone).identical
+    found = compare(zeros, nans, gone, None)
+    assert (found.identical, found.missing, found.largest) == (False, 1, {"p": 0.0})
+
+
+# The commands
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line: (exit code, stdout, stderr)."""
+    from hopline import cli
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["hopline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture
+def log(config):
+    import asyncio
+
+    settings = config()
+
+    async def write():
+        async with logging_service(settings) as (service, _):
+            await answered(service)
+
+    asyncio.run(write())
+    return settings.prediction_log.path
+
+
+def test_the_command_says_by_its_exit_code_whether_all_is_identical(log, places, run):
+    places_of = ("--graph", places / "graph", "--repository", places / "models")
+    code, out, _ = run("replay", log, *places_of, "--require-identical")
+    assert code == 0
+    assert "All 300 answers are the same, bit for bit" in out
+    code, out, _ = run("replay", log, *places_of, "--require-identical", "--version", "2")
+    assert code == 1
+    assert "Most different" in out
+    code, out, _ = run("replay", log, *places_of, "--version", "2", "--json", "--limit", "10")
+    assert code == 0
+    assert json.loads(out)["compared"] == 10
+    code, _, err = run("replay", log, "--url", "http://127.0.0.1:1", *places_of)
+    assert code == 1
+    assert "--url" in err
+    code, _, err = run("replay", log.parent / "nothing", *places_of)
+    assert code == 1
+    assert "no such file or folder" in err
+
+
+def test_a_server_is_asked_through_the_client(log, places, run, serving):
+    code, out, _ = run("replay", log, "--url", serving, "--json", "--version", "1", "--require-identical")
+    found = json.loads(out)
+    assert found["identical"] == found["compared"] == 300
+    assert code == 0
+
+
+def test_the_last_entries_are_shown(log, run):
+    code, out, _ = run("log", "show", log, "-n", "3")
+    assert code == 0
+    assert "node_not_found" in out
+    code, out, _ = run("log", "show", log, "-n", "5", "--json")
+    lines = out.splitlines()
+    assert len(lines) == 5
+    assert json.loads(lines[-1])["outcome"] == "node_not_found"
