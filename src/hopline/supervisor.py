@@ -1,7 +1,8 @@
 """Several server processes on one port.
 
 The supervisor holds the ports, starts the workers as new processes (never by fork: threads and event
-loops do not survive it), restarts one that dies, and passes SIGTERM on. It serves nothing itself.
+loops do not survive it), restarts one that dies, and passes SIGTERM on. It serves nothing itself. On SIGHUP
+it replaces the workers one after another, each once the one before is ready.
 
 A worker reads its orders as one JSON line from stdin, says on a pipe when it is ready, and ends in order
 when stdin closes: so no worker outlives its supervisor.
@@ -82,12 +83,17 @@ class Supervisor:
         self._announced = False
         self._failed = False
         self._stopping = asyncio.Event()
+        #: Set while every worker is ready.
+        self._whole = asyncio.Event()
+        self._replacing: set[int] = set()
+        self._rolling: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Until told to stop; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._roll)
         await asyncio.gather(*(self._keep(slot) for slot in range(self._config.server.workers)))
         return 1 if self._failed else 0
 
@@ -97,6 +103,24 @@ class Supervisor:
             if worker.returncode is None:
                 worker.terminate()
 
+    def _roll(self) -> None:
+        """Replace all workers, unless that is under way."""
+        if self._rolling is None or self._rolling.done():
+            self._rolling = asyncio.ensure_future(self._replace_all())
+
+    async def _replace_all(self) -> None:
+        """One after another: a worker's part of the shared tables has one writer, so it ends first."""
+        for slot in range(self._config.server.workers):
+            await self._whole.wait()
+            if self._stopping.is_set():
+                return
+            self._replacing.add(slot)
+            self._ready.discard(slot)
+            self._whole.clear()
+            self._workers[slot].terminate()
+        await self._whole.wait()
+        logger.info("replaced %d workers", self._config.server.workers)
+
     async def _keep(self, slot: int) -> None:
         """Run worker `slot`, again and again."""
         backoff_s = _FIRST_BACKOFF_S
@@ -105,8 +129,12 @@ class Supervisor:
             code = await self._run_one(slot)
             was_ready = slot in self._ready
             self._ready.discard(slot)
+            self._whole.clear()
             if self._stopping.is_set():
                 return
+            if slot in self._replacing:
+                self._replacing.discard(slot)
+                continue
             if not self._announced and not was_ready:
                 # Nothing has ever worked: a second try would only hide the reason.
                 logger.error("worker %d could not start (exit code %s)", slot, code)
@@ -171,7 +199,10 @@ class Supervisor:
             asyncio.get_running_loop().remove_reader(read_end)
             return
         self._ready.add(slot)
-        if len(self._ready) == self._config.server.workers and not self._announced:
+        if len(self._ready) < self._config.server.workers:
+            return
+        self._whole.set()
+        if not self._announced:
             self._announced = True
             settings = self._config.server
             grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None

@@ -108,3 +108,31 @@ sys.exit(run(config, service="tests.server.descriptors:Reads"))
     inodes = [path.read_text() for path in tmp_path.iterdir()]
     assert len(inodes) == 2
     assert len(set(inodes)) == 1
+
+
+def test_sighup_replaces_the_workers_one_by_one_and_loses_nothing() -> None:
+    import threading
+
+    with running(server__workers=2, server__drain_delay_s=0.2) as server:
+        before = children(server)
+        statuses: list[int] = []
+        going = threading.Event()
+        going.set()
+
+        def ask() -> None:
+            with httpx.Client() as client:
+                while going.is_set():
+                    answer = client.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]})
+                    statuses.append(answer.status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: any("replaced 2 workers" in text for text in server.log), 30)
+        going.clear()
+        for thread in threads:
+            thread.join()
+        assert not set(before) & set(children(server))
+        assert len(children(server)) == 2
+        assert set(statuses) == {200}
