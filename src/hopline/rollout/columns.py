@@ -15,6 +15,9 @@ LARGEST = float(np.finfo(np.float32).max)
 #: Beyond it a float64 no longer tells neighbouring whole numbers apart.
 LARGEST_INT = 2**53
 
+#: Values that are looked at one by one.
+_FEW = 32
+
 _WORDS = {"float": "a number", "int": "a whole number", "string": "a string"}
 _TYPES: dict[str, type] = {"float": float, "int": int, "string": str}
 
@@ -50,10 +53,29 @@ class ColumnCheck:
             value = values[0]
             if type(value) is self._type and (self._is_text or -self._largest <= value <= self._largest):
                 return 1
-        self._check_each(values)
+        if count < _FEW or not self._is_fine(values):
+            self._check_each(values)
         if self._values:
             self._check_known(values)
         return count
+
+    def _is_fine(self, values: list[Any]) -> bool:
+        """Whether every value is of the usual type and size; a tenth of the time of looking at each."""
+        kinds = set(map(type, values))
+        if self._column.nullable:
+            kinds.discard(type(None))
+        if self._is_text:
+            return kinds <= {str}
+        if not kinds <= ({int, float} if self._column.dtype == "float" else {int}):
+            return False
+        try:
+            array = np.array(values, dtype=np.float64)  # None becomes NaN
+        except OverflowError:  # a whole number that no float holds
+            return False
+        fine = np.abs(array) <= self._largest
+        if self._column.nullable:
+            fine |= np.isnan(array)
+        return bool(fine.all())
 
     def _check_array(self, values: Any) -> int:
         if isinstance(values, tuple):
@@ -64,7 +86,7 @@ class ColumnCheck:
             self._refuse(None, f"shape {list(values.shape)}; one value for each row is needed")
         if self._is_text or values.dtype.kind not in "fiu":
             return self.check(values.tolist())
-        bad = ~(np.abs(values) <= self._largest)
+        bad = ~((values >= -self._largest) & (values <= self._largest))
         if values.dtype.kind == "f":
             if self._column.dtype == "int":
                 bad |= values != np.floor(values)

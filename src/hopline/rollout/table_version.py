@@ -13,6 +13,7 @@ from hopline.config import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.columns import ColumnCheck
+from hopline.rollout.hashes import table_model_hashes
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.served import Recorder
@@ -20,6 +21,8 @@ from hopline.runtimes.table import TableModel
 from hopline.scheduling.turnstile import Turnstile
 from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
+#: Rows of a request whose preprocessed form the prediction log may have.
+_SHOWN_ROWS = 64
 _DATATYPES = {"float": "FP64", "int": "INT64", "string": "BYTES"}
 
 
@@ -143,7 +146,7 @@ class TableVersion(QueuedVersion[QueuedRequest]):
         end = 0
         for item, count in zip(batch, counts, strict=True):
             begin, end = end, end + count
-            values = found[begin:end]
+            values = found[begin:end]  # copied below: who keeps an answer must not keep its whole batch
             if not is_whole and np.isnan(values).any():
                 results.append(self._no_answer(values))
                 continue
@@ -151,9 +154,9 @@ class TableVersion(QueuedVersion[QueuedRequest]):
             for name in item.request.outputs or self.output_names:
                 if name == "label":
                     assert labels is not None
-                    outputs[name] = labels[begin:end]
+                    outputs[name] = labels[begin:end].copy()
                 else:
-                    outputs[name] = values
+                    outputs[name] = values.copy()
             results.append(ScoreResult(self.name, self.version, "", outputs))
         return results
 
@@ -163,6 +166,14 @@ class TableVersion(QueuedVersion[QueuedRequest]):
             f"model {self.name!r} has no answer for row {row}: its values are outside of what the "
             "preprocessing is defined for (the logarithm of a negative number, say)"
         )
+
+    def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
+        """As `Preprocessing.preprocessed`: what the last step was given; {} where it is the only one."""
+        if self.spec.preprocess_file is None or request.columns is None:
+            return {}
+        columns = {name: values[:_SHOWN_ROWS] for name, values in request.columns.items()}
+        count = max((len(values) for values in columns.values()), default=1)
+        return {"features": self.model.preprocess(columns, count)}
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""
@@ -197,6 +208,7 @@ class TableVersion(QueuedVersion[QueuedRequest]):
                 "classes": list(spec.classes),
                 "parity": spec.parity,
                 "preprocessing": spec.preprocessing,
+                **table_model_hashes(spec),
                 "opset": spec.opset,
                 "ml_opset": spec.ml_opset,
             },
