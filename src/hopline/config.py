@@ -224,6 +224,21 @@ class LogConfig:
         "info", "least severe level that is written"
     )
     format: Literal["text", "json"] = setting("text", "lines for people or for machines")
+    access: bool = setting(False, "one JSON line for each request that a model took")
+
+
+@dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """OpenTelemetry traces of requests."""
+
+    endpoint: str = setting(
+        "", "OTLP/HTTP receiver, such as http://127.0.0.1:4318, or console; empty: no traces"
+    )
+    sample_share: float = setting(
+        0.01, "share of requests that are traced where the caller names no trace", minimum=0, maximum=1
+    )
+    service_name: str = setting("hopline", "service.name of the traces")
+    max_pending: int = setting(5000, "traces that may wait to be sent; more are dropped", minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +329,7 @@ class Config:
     tls: TlsConfig = field(default_factory=TlsConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)

@@ -199,7 +199,7 @@ class Server:
         from hopline.transports.grpc import GrpcApp
 
         settings = self.config.server
-        self._grpc_app = GrpcApp(self._service, self._gate)
+        self._grpc_app = GrpcApp(self._service, self._gate, traces=bool(self.config.tracing.endpoint))
         self._grpc = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.max_body_bytes),

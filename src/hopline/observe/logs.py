@@ -9,9 +9,12 @@ import time
 
 from hopline.config import LogConfig
 
+#: What a line says of the request that it is about, where it is about one: `extra={"request_id": ...}`.
+_ABOUT = ("request_id", "model", "version")
+
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback where there is one."""
+    """One JSON object a line: time, level, logger, message, request id and traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
@@ -22,6 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= {name: getattr(record, name) for name in _ABOUT if getattr(record, name, "")}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -35,6 +35,11 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     enqueued: float = 0.0
     ended: bool = False
 
+    @property
+    def request_id(self) -> str:
+        """For the log."""
+        return self.request.request_id
+
     def cancel(self) -> None:
         """Withdraw the request; nothing is delivered any more."""
         self.batcher.withdraw(self)

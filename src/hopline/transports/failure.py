@@ -16,5 +16,5 @@ def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineErr
         return error
     if isinstance(error, asyncio.CancelledError):
         return errors.Unavailable("the server gave the request up while shutting down")
-    logger.error("request %s failed", request_id, exc_info=error)
+    logger.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
     return errors.HoplineError(f"internal error; the server's log has it under request id {request_id}")

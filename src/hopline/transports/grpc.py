@@ -16,15 +16,24 @@ from typing import Any
 import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from hopline.errors import BadRequest, FeatureStoreUnavailable, ModelNotFound, Overloaded, Unavailable
+from hopline.errors import (
+    BadRequest,
+    FeatureStoreUnavailable,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    Unavailable,
+)
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.interface import ScoringService
+from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
 from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
+from hopline.transports.traces import join_trace, traceparent_of
 from hopline.types import ScoreRequest, ScoreResult
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -63,13 +72,17 @@ class GrpcApp:
     Args:
         service: what answers.
         gate: knows who asks; None lets everybody in.
+        traces: whether requests belong to the trace that their call names.
 
     Attributes:
         draining: readiness says no, while requests are still served.
     """
 
-    def __init__(self, service: ScoringService, gate: Gatekeeper | None = None) -> None:
+    def __init__(
+        self, service: ScoringService, gate: Gatekeeper | None = None, *, traces: bool = False
+    ) -> None:
         self.draining = False
+        self._traces = traces
         self._service = service
         self._guard = None if gate is None else GrpcGuard(gate)
         self._id_prefix = secrets.token_hex(6)
@@ -111,7 +124,7 @@ class GrpcApp:
                 code = grpc_code(known)
                 self._count(code.name)
                 trailers = [("hopline-error", known.code)]
-                if isinstance(known, Overloaded | Unavailable | FeatureStoreUnavailable):
+                if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
                     trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
                 await context.abort(code, str(known), tuple(trailers))
             self._count("OK")
@@ -134,6 +147,8 @@ class GrpcApp:
         scoring = self._read(request, deadline)
         if client is not None:
             client.sign(scoring)
+        if self._traces:
+            join_trace(scoring, traceparent_of(context.invocation_metadata()))
         return infer_response(request.id, await self._service.score(scoring))
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -230,18 +245,22 @@ class GrpcApp:
         return [row for row in rows if client.may("read", row["name"])]
 
     async def _repository_model_load(self, request: Any, context: Any) -> Any:
-        await self._change("load", request.model_name)
+        await self._change("load", request)
         return message("inference.RepositoryModelLoadResponse")()
 
     async def _repository_model_unload(self, request: Any, context: Any) -> Any:
-        await self._change("unload", request.model_name)
+        await self._change("unload", request)
         return message("inference.RepositoryModelUnloadResponse")()
 
-    async def _change(self, verb: str, model: str) -> None:
-        change: Callable[[str], Awaitable[object]] | None = getattr(self._service, verb, None)
+    async def _change(self, verb: str, request: Any) -> None:
+        change: Callable[..., Awaitable[object]] | None = getattr(self._service, verb, None)
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
-        await change(model)
+        parameters = {}
+        for name, value in request.parameters.items():
+            kind = value.WhichOneof("parameter_choice")
+            parameters[name] = None if kind is None else getattr(value, kind)
+        await change(request.model_name, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, context: Any) -> Any:
         status = self._health_status(request.service)

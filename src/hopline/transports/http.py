@@ -36,6 +36,7 @@ from hopline.transports.lifecycle import Lifecycle
 from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
+from hopline.transports.traces import join_trace
 from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 _HTML = b"text/html; charset=utf-8"
@@ -163,6 +164,7 @@ class HttpApp:
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._submit = service.submit
+        self._traces = bool(config.tracing.endpoint)
         self._lifecycle = Lifecycle(service)
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6).encode()
@@ -223,6 +225,8 @@ class HttpApp:
         scoring = score_request(model, version, body, deadline, id_line[14:-2].decode())
         if self._guard is not None:
             client_of(request).sign(scoring)
+        if self._traces:
+            join_trace(scoring, request.headers.get(b"traceparent"))
         waiting = Scoring(self, scoring, id_line)
         waiting.ticket = self._submit(scoring, waiting.deliver)
         return waiting
@@ -244,6 +248,8 @@ class HttpApp:
         )
         if self._guard is not None:
             client_of(request).sign(scoring)
+        if self._traces:
+            join_trace(scoring, headers.get(b"traceparent"))
         waiting = Inferring(self, scoring, id_line)
         waiting.infer = infer
         waiting.ticket = self._submit(scoring, waiting.deliver)

@@ -1,0 +1,91 @@
+"""The access log: one JSON line for each request that a model took, written beside the event loop.
+
+Transports count what they refuse themselves (`hopline_transport_answers_total`); such requests reach no
+model and are not in here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import msgspec
+
+from hopline.errors import HoplineError
+from hopline.observe.metrics import Metrics
+from hopline.records.aside import Aside
+from hopline.records.pace import Pace
+from hopline.rollout.served import Ran
+
+#: Requests that may wait to be written: a second of a fast worker's.
+_ROOM = 20_000
+_encode = msgspec.json.Encoder().encode
+
+
+class AccessLog:
+    """A `Recorder`; one for each worker.
+
+    Args:
+        metrics: where dropped lines are counted.
+        out: where lines go; None is stderr, where the other log lines are.
+    """
+
+    def __init__(self, metrics: Metrics, out: TextIO | None = None) -> None:
+        self._out = out
+        self._pace = Pace()
+        dropped = metrics.counter(
+            "hopline_access_log_dropped_total", "Requests that the access log has no line of."
+        )()
+        self._aside: Aside[Ran] = Aside("hopline-access-log", self._write, _ROOM, dropped)
+        self._aside.start()
+
+    def record(self, ran: Ran) -> None:
+        """Take note of requests that ended: a third of a microsecond, however many they are."""
+        self._aside.put(ran, len(ran.requests))
+
+    async def close(self) -> None:
+        """Write what is pending."""
+        await self._aside.close()
+
+    def _write(self, pending: Iterator[Ran]) -> None:
+        out = self._out or sys.stderr
+        lines = []
+        for ran in pending:
+            for line in access_lines(ran):
+                lines.append(_encode(line).decode())
+                self._pace()
+        if lines:
+            out.write("\n".join(lines) + "\n")
+            out.flush()
+
+
+def access_lines(
+    ran: Ran, zone: Callable[[float], time.struct_time] = time.gmtime
+) -> Iterator[dict[str, Any]]:
+    """The lines of a batch: who asked what, how it ended and how long that took.
+
+    Left out are requests that wait for rows, those whose caller has gone, and copies that a rollout made.
+    """
+    seconds, fraction = divmod(ran.ended, 1)
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', zone(seconds))}.{int(1e3 * fraction):03d}Z"
+    for request, outcome, queue_s in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+        if outcome is None or request.is_copy:
+            continue
+        failed = isinstance(outcome, HoplineError)
+        line: dict[str, Any] = {
+            "time": stamp,
+            "logger": "hopline.access",
+            "request_id": request.request_id,
+            "client": request.client,
+            "model": ran.served.name,
+            "version": ran.served.version,
+            "status": outcome.code if isinstance(outcome, HoplineError) else "ok",
+            "ms": round(1e3 * (queue_s + ran.compute_s), 3),
+            "queue_ms": round(1e3 * queue_s, 3),
+            "batch": len(ran.requests),
+        }
+        if not failed and outcome.degraded:  # type: ignore[union-attr]
+            line["degraded"] = list(outcome.degraded)  # type: ignore[union-attr]
+        yield line

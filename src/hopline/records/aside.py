@@ -1,0 +1,90 @@
+"""Work that recorders do beside the event loop: a bounded queue and a thread that empties it.
+
+The loop adds and never waits; what there is no room for is dropped and counted. The thread looks ten times
+a second, so that nobody has to wake it: a wake-up costs more than a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from hopline.observe.metrics import Counter
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+
+T = TypeVar("T")
+
+
+class Aside(Generic[T]):
+    """One queue and its thread.
+
+    Args:
+        name: of the thread, and in the log.
+        work: handles what is pending, on the thread; it may take all of it or stop early.
+        room: what may be pending, in the unit of `put`'s `count`.
+        dropped: counts what there was no room for.
+        close_s: how long `close` waits for what is pending.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Iterator[T]], None],
+        room: int,
+        dropped: Counter,
+        close_s: float = 5.0,
+    ) -> None:
+        self._name = name
+        self._work = work
+        self._room = room
+        self._dropped = dropped
+        self._close_s = close_s
+        self._pending: deque[tuple[T, int]] = deque()
+        # only the loop adds to the one, only the thread to the other
+        self._num_put = self._num_taken = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def put(self, item: T, count: int = 1) -> None:
+        """Add an item that counts for so many; never waits."""
+        if self._num_put - self._num_taken + count > self._room:
+            self._dropped.value += count
+            return
+        self._num_put += count
+        self._pending.append((item, count))
+
+    async def close(self) -> None:
+        """Finish what is pending, for a while."""
+        self._stop.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, self._close_s)
+        if self._thread.is_alive():
+            log.warning("%s: ended with %d left", self._name, self._num_put - self._num_taken)
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(_LOOK_S)
+            if not self._pending:
+                continue
+            try:
+                self._work(self._take())
+            except Exception:  # the boundary: nobody else would start this thread again
+                log.exception("%s: records are lost", self._name)
+
+    def _take(self) -> Iterator[T]:
+        while self._pending:
+            item, count = self._pending.popleft()
+            yield item
+            self._num_taken += count

@@ -1,0 +1,244 @@
+"""OpenTelemetry traces of requests: a span for each, and below it one for each of its stages.
+
+    score risk ────────────────────────────────────   (child of the caller's span, if it named one)
+      queue ──────── sample ─── compute ──────── post ─
+
+A request whose caller traces is traced if the caller's trace is (the sampled flag of `traceparent`); of the
+others a share is drawn. Spans are made and sent on a thread, after the answer, from the times that are
+taken anyway. The SDK is imported when a recorder is made: servers that do not trace do without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hopline.config import Config
+from hopline.errors import ConfigError, HoplineError
+from hopline.observe.metrics import Metrics
+from hopline.records.aside import Aside
+from hopline.records.pace import Pace
+from hopline.rollout.served import Ran
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+log = logging.getLogger(__name__)
+
+#: Length of a `traceparent` of version 00, whose last digit holds the sampled flag.
+_LENGTH = 55
+_SAMPLED = frozenset("13579bdf")
+#: Spans that are sent together: encoding them holds the GIL, 20 µs for each.
+_TOGETHER = 64
+
+
+class TraceRecorder:
+    """A `Recorder`; one for each worker.
+
+    Args:
+        config: section `tracing` (its `endpoint` is set) and the worker's number.
+        metrics: where dropped and sent traces are counted.
+        exporter: where spans go; None makes the one that the endpoint names.
+        draw: a number in [0, 1).
+
+    Raises:
+        ConfigError: the endpoint is none, or the SDK is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        exporter: SpanExporter | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        settings = config.tracing
+        self._exporter = exporter or open_exporter(settings.endpoint)
+        self._spans: list[ReadableSpan] = []
+        self._tracer = _tracer(settings.service_name, config.worker.index, self._spans)
+        self._share = settings.sample_share
+        self._draw = draw
+        self._until = self._gap()
+        self._pace = Pace()
+        self._sent = metrics.counter("hopline_trace_spans_total", "Spans sent.")()
+        lost = metrics.counter(
+            "hopline_traces_dropped_total", "Traced requests without a trace.", ("reason",)
+        )
+        self._refused = lost("export")
+        self._complained = False
+        self._aside: Aside[tuple[Ran, list[int]]] = Aside(
+            "hopline-traces", self._send, settings.max_pending, lost("queue")
+        )
+        self._aside.start()
+
+    def record(self, ran: Ran) -> None:
+        """Take note of the requests that are traced: 0.1 µs for each that is not."""
+        picked = None
+        for at, request in enumerate(ran.requests):
+            parent = request.traceparent
+            if parent and len(parent) == _LENGTH:
+                if parent[-1] not in _SAMPLED:
+                    continue
+            elif self._until > 0:
+                self._until -= 1
+                continue
+            else:
+                self._until = self._gap()
+            if picked is None:
+                picked = [at]
+            else:
+                picked.append(at)
+        if picked is not None:
+            self._aside.put((ran, picked), len(picked))
+
+    async def close(self) -> None:
+        """Send what is pending."""
+        await self._aside.close()
+        self._exporter.shutdown()
+
+    def _gap(self) -> float:
+        """How many requests pass until the next one is traced: one draw instead of one for each."""
+        if self._share >= 1:
+            return 0
+        if self._share <= 0:
+            return math.inf
+        return math.floor(math.log(1 - self._draw()) / math.log(1 - self._share))
+
+    # The thread
+
+    def _send(self, pending: Iterator[tuple[Ran, list[int]]]) -> None:
+        num_traces = 0
+        for ran, picked in pending:
+            for at in picked:
+                if ran.outcomes[at] is not None:
+                    self._make(ran, at)
+                    num_traces += 1
+                    self._pace()
+                if len(self._spans) >= _TOGETHER:
+                    self._export(num_traces)
+                    num_traces = 0
+        self._export(num_traces)
+
+    def _make(self, ran: Ran, at: int) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        request, outcome, queue_s = ran.requests[at], ran.outcomes[at], ran.queue_s[at]
+        ended = int(ran.ended * 1e9)
+        started = ended - int(ran.compute_s * 1e9)
+        queued = started - int(queue_s * 1e9)
+        attributes: dict[str, Any] = {
+            "hopline.request_id": request.request_id,
+            "hopline.model": ran.served.name,
+            "hopline.version": ran.served.version,
+            "hopline.graph_version": ran.served.graph_version,
+            "hopline.batch_size": len(ran.requests),
+        }
+        if request.client:
+            attributes["hopline.client"] = request.client
+        if request.is_copy:
+            attributes["hopline.copy"] = True
+        if isinstance(outcome, HoplineError):
+            attributes["error.type"] = outcome.code
+        elif outcome is not None and outcome.degraded:
+            attributes["hopline.degraded"] = list(outcome.degraded)
+        span = self._tracer.start_span(
+            f"score {ran.served.name}",
+            _parent(request.traceparent),
+            SpanKind.SERVER,
+            attributes,
+            start_time=queued,
+        )
+        inside = set_span_in_context(span)
+        self._tracer.start_span("queue", inside, start_time=queued).end(started)
+        begun = started
+        for name, seconds in (ran.stages or {"compute": ran.compute_s}).items():
+            until = begun + int(seconds * 1e9)
+            self._tracer.start_span(name, inside, start_time=begun).end(until)
+            begun = until
+        if isinstance(outcome, HoplineError):
+            span.set_status(Status(StatusCode.ERROR, str(outcome)))
+        span.end(ended)
+
+    def _export(self, num_traces: int) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        if not self._spans:
+            return
+        spans = list(self._spans)
+        self._spans.clear()
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            self._sent.inc(len(spans))
+            return
+        self._refused.inc(num_traces)
+        if not self._complained:
+            self._complained = True
+            log.warning("traces: the endpoint takes none; they are dropped and counted (said once)")
+
+
+def open_exporter(endpoint: str) -> SpanExporter:
+    """What sends spans to an endpoint: "console", or the URL of an OTLP/HTTP receiver.
+
+    Raises:
+        ConfigError: it is neither, or the SDK is not installed.
+    """
+    if endpoint == "console":
+        exporters = _imported("opentelemetry.sdk.trace.export")
+        console: SpanExporter = exporters.ConsoleSpanExporter(out=sys.stderr)
+        return console
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ConfigError(
+            f"tracing.endpoint: {endpoint!r} is neither 'console' nor a URL such as http://127.0.0.1:4318"
+        )
+    if "/" not in rest.rstrip("/"):
+        endpoint = f"{endpoint.rstrip('/')}/v1/traces"
+    otlp = _imported("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    # Its own retries would hold the queue up; what is not taken at once is dropped and counted.
+    sender: SpanExporter = otlp.OTLPSpanExporter(endpoint=endpoint, timeout=2)
+    return sender
+
+
+def _imported(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tracing.endpoint needs {error.name}; install it with: pip install 'hopline[otel]'"
+        ) from None
+
+
+def _tracer(service: str, worker: int, spans: list[ReadableSpan]) -> Any:
+    """A tracer whose ended spans go into `spans`."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+    from hopline import __version__
+
+    class Collect(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            spans.append(span)
+
+    resource = Resource.create(
+        {"service.name": service, "service.version": __version__, "hopline.worker": worker}
+    )
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(Collect())
+    return provider.get_tracer("hopline", __version__)
+
+
+def _parent(traceparent: str) -> Any:
+    """The context that a span belongs to; a new trace where the text is none."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not traceparent:
+        return Context()
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())

@@ -1,0 +1,80 @@
+"""One line for each request that a model took, and nothing on the event loop."""
+
+import io
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from hopline.errors import Overloaded
+from hopline.observe.metrics import Metrics
+from hopline.records.access import AccessLog, access_lines
+from hopline.rollout.served import Ran
+from hopline.types import ScoreRequest, ScoreResult
+
+SERVED = SimpleNamespace(name="risk", version="7", graph_version="g")
+
+
+def ran(count=3, **fields):
+    requests = [
+        ScoreRequest("risk", nodes=[i], request_id=f"r{i}", client="till-3", **fields) for i in range(count)
+    ]
+    result = ScoreResult("risk", "7", "g", {"score": np.zeros(1, np.float32)}, degraded=("stale",))
+    outcomes = [result, Overloaded("full"), None][:count] + [result] * max(0, count - 3)
+    return Ran(SERVED, requests, outcomes, [0.001] * count, 0.002, {}, 1700000000.25)
+
+
+def test_a_line_says_who_asked_what_and_how_it_ended():
+    answered, refused = access_lines(ran())
+    assert answered == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "logger": "hopline.access",
+        "request_id": "r0",
+        "client": "till-3",
+        "model": "risk",
+        "version": "7",
+        "status": "ok",
+        "ms": 3.0,
+        "queue_ms": 1.0,
+        "batch": 3,
+        "degraded": ["stale"],
+    }
+    assert (refused["request_id"], refused["status"]) == ("r1", "overloaded")
+    assert "degraded" not in refused
+
+
+def test_copies_of_a_shadow_are_nobodys_requests():
+    assert list(access_lines(ran(is_copy=True))) == []
+
+
+async def test_lines_are_json_and_all_there():
+    out = io.StringIO()
+    log = AccessLog(Metrics(), out)
+    for _ in range(100):
+        log.record(ran())
+    await log.close()
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len(lines) == 200
+    assert {line["request_id"] for line in lines} == {"r0", "r1"}
+
+
+async def test_what_a_slow_disk_cannot_take_is_dropped_and_counted():
+    class Slow(io.StringIO):
+        def write(self, text):
+            time.sleep(0.3)
+            return super().write(text)
+
+    metrics, out = Metrics(), Slow()
+    log = AccessLog(metrics, out)
+    began = time.perf_counter()
+    for _ in range(10):
+        log.record(ran(count=5000))
+    assert time.perf_counter() - began < 0.5
+    await log.close()
+    lines = len(out.getvalue().splitlines())
+    text = metrics.render().decode()
+    dropped = float(text.split("\nhopline_access_log_dropped_total ")[1].split()[0])
+    assert dropped >= 5000
+    # one of each five thousand is withdrawn
+    assert lines + dropped == 50000 - (50000 - dropped) / 5000
