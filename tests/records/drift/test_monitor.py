@@ -304,5 +304,7 @@ def test_a_folder_is_needed(tmp_path):
     with pytest.raises(ConfigError, match=r"drift\.path: not set"):
         DriftMonitor(settings(None), Metrics())
     (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"drift\.alert: 0\.05 is below drift\.watch"):
+        DriftMonitor(settings(tmp_path, drift__alert=0.05), Metrics())
     with pytest.raises(ConfigError, match="cannot be written"):
         DriftMonitor(settings(tmp_path / "file" / "below"), Metrics())

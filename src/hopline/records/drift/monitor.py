@@ -50,7 +50,7 @@ class DriftMonitor:
         seed: of the sample; None draws one.
         rest: called between pieces of work, so that the event loop need not wait for the GIL.
 
-    Raises: ConfigError: no folder is set, or it cannot be written.
+    Raises: ConfigError: no folder is set, it cannot be written, or the thresholds are in the wrong order.
     """
 
     def __init__(
@@ -62,6 +62,10 @@ class DriftMonitor:
         rest: Callable[[], object] | None = None,
     ) -> None:
         settings = config.drift
+        if settings.alert < settings.watch:
+            raise ConfigError(
+                f"drift.alert: {settings.alert} is below drift.watch, {settings.watch}; it is the graver"
+            )
         self._root = _writable(settings.path)
         self._settings = settings
         self._worker = config.worker.index
