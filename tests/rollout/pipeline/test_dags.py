@@ -1,6 +1,7 @@
 """Any pipeline answers what its definition says, computed plainly; and ends once, whatever fails."""
 
 import asyncio
+import inspect
 
 import numpy as np
 import pytest
@@ -182,9 +183,24 @@ def answer_in_any_order(rig, data, most=1000):
         model.answer(asked)
 
 
-@pytest.mark.parametrize("length", [1, 40])
+@pytest.mark.parametrize("length", [1, 62])
 async def test_a_long_chain(length):
     graph = [("model", ["input", "input"]), *[("model", [f"s{i}", f"s{i}"]) for i in range(length)]]
     rig = rig_of(graph, "at once")
     answer = await rig.score(columns={"x": [1.0]})
     np.testing.assert_allclose(answer.outputs[f"s{length}"], [3.0 ** (length + 1)], rtol=1e-5)
+
+
+async def test_a_chain_needs_no_deep_stack():
+    """Models that answer at once, as a cache does, must not call each other inside each other."""
+    depths = []
+    graph = [("model", ["input", "input"]), *[("model", [f"s{i}", f"s{i}"]) for i in range(20)]]
+    rig = rig_of(graph, "at once")
+    for model in rig.models.values():
+        model._function = lambda request, answer=model._function: [
+            depths.append(len(inspect.stack(0))),
+            answer(request),
+        ][1]
+    await rig.score(columns={"x": [1.0]})
+    assert len(depths) == 21
+    assert depths[-1] - depths[1] < 10

@@ -439,6 +439,11 @@ async def test_a_version_that_does_not_fit_is_refused_by_name():
     rig.models["trees"] = trees(version="3")
     answer = await rig.score(nodes=[1], columns={"amount": [0.0]})
     assert answer.parts["trees"] == "trees/3"
+    rig.pipeline.check_model(trees(version="4").interface)
+    rig.pipeline.check_model(trees("others", columns=("age",)).interface)
+    spoilt = trees(version="5", columns=("amount",)).interface
+    with pytest.raises(PipelineInvalid, match="trees/5 does not fit step 'trees' of pipeline fraud/1: col"):
+        rig.pipeline.check_model(spoilt)
     del rig.models["trees"]
     with pytest.raises(Exception, match="step 'trees': no model 'trees'"):
         await rig.score(nodes=[1], columns={"amount": [0.0]})

@@ -84,6 +84,7 @@ class ModelStep(Step):
 
     Attributes:
         asked: names of the outputs that others read; set once all steps are known.
+        question_for: see above.
     """
 
     kind = "model"
@@ -105,9 +106,13 @@ class ModelStep(Step):
         self._model = model
         self._version = version
         self._resolve = resolve
-        self._question_for = question_for
+        self.question_for = question_for
         self._clock = clock
         self._questions: WeakKeyDictionary[Scorer, Question] = WeakKeyDictionary()
+
+    def follows(self, model: str) -> bool:
+        """Whether it asks whatever version of a model serves."""
+        return self._model == model and self._version is None
 
     def begin(self, run: Run) -> None:
         """Ask."""
@@ -122,7 +127,7 @@ class ModelStep(Step):
 
     def _first_question(self, served: Scorer) -> Question:
         try:
-            found = self._question_for(served.info((served.version,)))
+            found = self.question_for(served.info((served.version,)))
         except PipelineInvalid as error:
             raise ModelNotReady(
                 f"version {served.version!r} of model {served.name!r} does not fit the pipeline: {error}"

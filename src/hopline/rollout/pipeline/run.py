@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,9 @@ class Run:
         "_ended",
         "_errors",
         "_graphs",
+        "_is_telling",
         "_missing",
+        "_news",
         "_num_roots",
         "_on_end",
         "_parts",
@@ -103,6 +106,8 @@ class Run:
         self._began = [0.0] * count
         self._tickets: dict[int, Ticket] = {}
         self._ended = False
+        self._news: deque[tuple[int, int, HoplineError | None]] = deque()
+        self._is_telling = False
         self._num_roots = 0
         self._missing: NDArray[np.bool_] | None = None
         self._degraded: list[tuple[int, str]] = []
@@ -235,8 +240,16 @@ class Run:
     # Inside
 
     def _tell(self, by: int, index: int, error: HoplineError | None) -> None:
-        if self._ended:
+        """Tell who waits; what is told in turn comes after it, not inside it: a chain would be too deep."""
+        self._news.append((by, index, error))
+        if self._is_telling:
             return
+        self._is_telling = True
+        while self._news and not self._ended:
+            self._tell_next(*self._news.popleft())
+        self._is_telling = False
+
+    def _tell_next(self, by: int, index: int, error: HoplineError | None) -> None:
         if by != _ROOT:
             step = self._plan.steps[by]
             self._guarded(step, step.told, self, index, error)

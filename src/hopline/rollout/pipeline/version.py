@@ -25,7 +25,7 @@ from hopline.errors import (
 from hopline.observe.metrics import Metrics, ModelMetrics
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.limits import ModelLimits
-from hopline.rollout.pipeline.ask import Resolver, refuse_nesting
+from hopline.rollout.pipeline.ask import ModelStep, Resolver, refuse_nesting
 from hopline.rollout.pipeline.check import check_pipeline
 from hopline.rollout.pipeline.plan import info_of
 from hopline.rollout.pipeline.run import Run
@@ -147,6 +147,22 @@ class PipelineVersion(CountedVersion):
     def warm_up(self) -> None:
         """Nothing: its models are warm, and its expressions were tried when it was checked."""
 
+    def check_model(self, info: ModelInfo) -> None:
+        """Whether a version that may come to serve under its name would do for this pipeline.
+
+        Raises:
+            PipelineInvalid: a step asks this model and would not fit; the message names both.
+        """
+        for step in self.plan.steps:
+            if isinstance(step, ModelStep) and step.follows(info.name):
+                try:
+                    step.question_for(info)
+                except PipelineInvalid as error:
+                    raise PipelineInvalid(
+                        f"{info.name}/{info.version} does not fit step {step.id!r} of pipeline "
+                        f"{self.name}/{self.version}: {error}"
+                    ) from None
+
     @property
     def queued_rows(self) -> int:
         """None: requests wait in the queues of the models below."""
@@ -164,7 +180,7 @@ class PipelineVersion(CountedVersion):
     async def join(self) -> None:
         """Wait until every request taken has its outcome."""
         while self._num_running:
-            self._idle = asyncio.Event()
+            self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
     async def release(self) -> None:
