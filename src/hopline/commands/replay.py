@@ -77,11 +77,7 @@ def replay(
     if url is not None:
         target = ServerTarget(url, api_key)
     else:
-        overrides = {
-            "graph.path": graph,
-            "models.repository": repository,
-            "models.names": None if model is None else (model,),
-        }
+        overrides = {"graph.path": graph, "models.repository": repository}
         resolved = resolve_config(config, overrides, settings or [])
         needed_folder(resolved, "models.repository")
         target = ServiceTarget(resolved)

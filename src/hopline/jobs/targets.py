@@ -9,7 +9,6 @@ from typing import Protocol, Self
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
 from hopline.config import Config
-from hopline.errors import BadRequest
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -100,7 +99,7 @@ class ServerTarget:
         """As the client that fits."""
         client, options = self._client, _options(request)
         if request.columns is not None:
-            raise BadRequest("requests with columns are replayed in process: give --repository, not --url")
+            return await client.score(request.model, request.nodes, columns=request.columns, **options)
         if request.pairs is not None:
             return await client.score_pairs(request.model, zip(*request.pairs, strict=True), **options)
         if request.inline:
@@ -109,10 +108,13 @@ class ServerTarget:
 
 
 def _options(request: ScoreRequest) -> ScoreOptions:
-    return {
+    options: ScoreOptions = {
         "version": request.version,
         "outputs": request.outputs,
         "as_of": request.as_of,
         "on_missing": request.on_missing,
         "degraded": request.degraded,
     }
+    if request.attributes is not None:
+        options["attributes"] = request.attributes
+    return options

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hopline.artifact import ModelSpec
+from hopline.artifact import ModelSpec, TableSpec
 
 _DIGITS = 16
 
@@ -41,6 +41,23 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
         "artifact_hash": hash_of([dict(spec.files), sampling, spec.task, list(spec.classes)]),
         "preprocessing_hash": hash_of([sampling, stages]),
         "feature_schema_hash": hash_of(_features(spec.graph_schema)),
+    }
+
+
+def table_model_hashes(spec: TableSpec) -> dict[str, str]:
+    """The three hashes of a table model.
+
+    preprocessing_hash: of all steps before the last one. feature_schema_hash: names, order, types and
+    defaults of the columns.
+    """
+    columns = [
+        [column.name, column.dtype, column.nullable, column.default, list(column.values)]
+        for column in spec.columns
+    ]
+    return {
+        "artifact_hash": hash_of([dict(spec.files), spec.task, list(spec.classes), list(spec.outputs)]),
+        "preprocessing_hash": spec.preprocessing[:_DIGITS],
+        "feature_schema_hash": hash_of(columns),
     }
 
 
