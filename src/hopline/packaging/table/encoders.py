@@ -19,7 +19,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 from hopline.artifact import NULL_STRING
 from hopline.errors import PackagingError
-from hopline.packaging.table.graph import OnnxGraph, Ref
+from hopline.packaging.table.graph import Kind, OnnxGraph, Ref
 from hopline.types import AnyArray
 
 #: A string that no training data has: a private-use letter begins it.
@@ -52,10 +52,7 @@ def encoder(graph: OnnxGraph, encoder: Any, refs: tuple[Ref, ...]) -> tuple[Ref,
         if not places:
             continue
         chosen = [tables[place] for place in places]
-        x = graph.matrix([refs[place] for place in places])
-        codes, flat = (_string_codes if kind == "string" else _number_codes)(graph, x, chosen)
-        hot = isinstance(encoder, OneHotEncoder)
-        tensor = (_hot if hot else _looked_up)(graph, codes, flat)
+        tensor = _encoded(graph, kind, [refs[place] for place in places], chosen, encoder)
         outputs = [output for table in chosen for output in table.outputs]
         for ref, output in zip(graph.columns(tensor, len(outputs)), outputs, strict=True):
             found[output] = ref
@@ -67,6 +64,46 @@ def encoder(graph: OnnxGraph, encoder: Any, refs: tuple[Ref, ...]) -> tuple[Ref,
         if any(value is None for value in values):
             graph.nones.add(ref.origin)
     return tuple(found[output] for output in range(width))
+
+
+def _encoded(
+    graph: OnnxGraph, kind: Kind, refs: Sequence[Ref], tables: Sequence[Tabulated], encoder: Any
+) -> str:
+    """[n, outputs] of columns of one kind."""
+    is_hot = isinstance(encoder, OneHotEncoder)
+    own = _own_categories(tables) if is_hot else None
+    if own is not None:  # a comparison for each output, and no table
+        owner, categories = own
+        if kind == "number":
+            equal = _equal(graph, [refs[place] for place in owner], categories)
+        else:
+            codes, keys = _string_codes(graph, graph.matrix(refs), tables)
+            wanted = [[keys[_key(value)] for value in categories]]
+            equal = graph.node(
+                "Equal", [_spread(graph, codes, owner, len(refs)), graph.const(wanted, np.int64)]
+            )
+        return graph.node("Cast", [equal], to=TensorProto.DOUBLE)
+    if kind == "number":
+        codes, flat = _number_codes(graph, refs, tables), _number_answers(tables)
+    else:
+        codes, keys = _string_codes(graph, graph.matrix(refs), tables)
+        flat = _string_answers(tables, keys)
+    return (_hot if is_hot else _looked_up)(graph, codes, flat)
+
+
+def _own_categories(tables: Sequence[Tabulated]) -> tuple[list[int], list[Any]] | None:
+    """For each output the column and the one category that it is 1 for; None where it is not so simple."""
+    owner, categories = [], []
+    for place, table in enumerate(tables):
+        if table.answers[-1].any():
+            return None
+        for column in table.answers[:-1].T:
+            hot = np.flatnonzero(column)
+            if len(hot) != 1 or column[hot[0]] != 1:
+                return None
+            owner.append(place)
+            categories.append(table.categories[int(hot[0])])
+    return owner, categories
 
 
 def tabulate(encoder: Any, refs: Sequence[Ref]) -> tuple[list[Tabulated], int]:
@@ -144,14 +181,16 @@ def _ask(encoder: Any, rows: list[list[Any]], refs: Sequence[Ref]) -> AnyArray:
     return dense.astype(np.float64)
 
 
-def _string_codes(
-    graph: OnnxGraph, x: str, tables: Sequence[Tabulated]
-) -> tuple[str, list[tuple[int, AnyArray]]]:
-    """One dictionary for all columns: a category's number is the same in each."""
+def _key(value: Any) -> str:
+    return NULL_STRING if value is None else str(value)
+
+
+def _string_codes(graph: OnnxGraph, x: str, tables: Sequence[Tabulated]) -> tuple[str, dict[str, int]]:
+    """Codes int64 [n, columns] by one dictionary for all columns, which comes with them."""
     keys: dict[str, int] = {}
     for table in tables:
         for value in table.categories:
-            keys.setdefault(NULL_STRING if value is None else str(value), len(keys))
+            keys.setdefault(_key(value), len(keys))
     codes = graph.node(
         "LabelEncoder",
         [x],
@@ -160,47 +199,59 @@ def _string_codes(
         values_int64s=list(keys.values()),
         default_int64=len(keys),
     )
+    return codes, keys
+
+
+def _string_answers(tables: Sequence[Tabulated], keys: dict[str, int]) -> list[AnyArray]:
+    """The encoder's answers of each column, by code."""
     flat = []
-    for place, table in enumerate(tables):
+    for table in tables:
         answers = np.repeat(table.answers[-1:], len(keys) + 1, axis=0)
         for value, answer in zip(table.categories, table.answers, strict=False):
-            answers[keys[NULL_STRING if value is None else str(value)]] = answer
-        flat.append((place, answers))
-    return codes, flat
+            answers[keys[_key(value)]] = answer
+        flat.append(answers)
+    return flat
 
 
-def _number_codes(
-    graph: OnnxGraph, x: str, tables: Sequence[Tabulated]
-) -> tuple[str, list[tuple[int, AnyArray]]]:
-    """Equality with every category; each column has numbers of its own."""
+def _equal(graph: OnnxGraph, refs: Sequence[Ref], categories: Sequence[Any]) -> str:
+    """Whether each of some columns holds a number; None is NaN, which equals itself here."""
+    values = np.array([categories], dtype=np.float64)
+    spread = graph.matrix(refs)
+    equal = graph.node("Equal", [spread, graph.const(values)])
+    if not np.isnan(values).any():
+        return equal
+    absent = graph.node("And", [graph.node("IsNaN", [spread]), graph.const(np.isnan(values), np.bool_)])
+    return graph.node("Or", [equal, absent])
+
+
+def _number_codes(graph: OnnxGraph, refs: Sequence[Ref], tables: Sequence[Tabulated]) -> str:
+    """Codes int64 [n, columns]: 1 and up by category, 0 for what is none."""
     owner = [place for place, table in enumerate(tables) for _ in table.categories]
-    values = [np.nan if value is None else value for table in tables for value in table.categories]
-    spread = graph.node("Gather", [x, graph.const(owner, np.int64)], axis=1)
-    equal = graph.node("Equal", [spread, graph.const([values])])
-    if np.isnan(values).any():
-        absent = graph.node(
-            "And", [graph.node("IsNaN", [spread]), graph.const([np.isnan(values)], np.bool_)]
-        )
-        equal = graph.node("Or", [equal, absent])
+    categories = [value for table in tables for value in table.categories]
+    equal = _equal(graph, [refs[place] for place in owner], categories)
     # sums of one 1 at most: exact
-    numbers = np.zeros((len(values), len(tables)))
-    at, flat = 0, []
+    numbers = np.zeros((len(categories), len(tables)))
+    at = 0
     for place, table in enumerate(tables):
         count = len(table.categories)
         numbers[at : at + count, place] = np.arange(1, count + 1)
         at += count
-        flat.append((place, np.vstack([table.answers[-1:], table.answers[:-1]])))
     matched = graph.node(
         "MatMul", [graph.node("Cast", [equal], to=TensorProto.DOUBLE), graph.const(numbers)]
     )
-    return graph.node("Cast", [matched], to=TensorProto.INT64), flat
+    return graph.node("Cast", [matched], to=TensorProto.INT64)
 
 
-def _looked_up(graph: OnnxGraph, codes: str, flat: Sequence[tuple[int, AnyArray]]) -> str:
+def _number_answers(tables: Sequence[Tabulated]) -> list[AnyArray]:
+    """The encoder's answers of each column, by code."""
+    return [np.vstack([table.answers[-1:], table.answers[:-1]]) for table in tables]
+
+
+def _looked_up(graph: OnnxGraph, codes: str, flat: Sequence[AnyArray]) -> str:
     """[n, outputs] of each column's answer for its code."""
     owner, offsets, values = [], [], []
     at = 0
-    for place, answers in flat:
+    for place, answers in enumerate(flat):
         for column in answers.T:
             owner.append(place)
             offsets.append(at)
@@ -210,11 +261,11 @@ def _looked_up(graph: OnnxGraph, codes: str, flat: Sequence[tuple[int, AnyArray]
     return _gathered(graph, spread, offsets, np.concatenate(values), np.float64)
 
 
-def _hot(graph: OnnxGraph, codes: str, flat: Sequence[tuple[int, AnyArray]]) -> str:
+def _hot(graph: OnnxGraph, codes: str, flat: Sequence[AnyArray]) -> str:
     """The same where one output at most is 1: its number is looked up, and compared with all numbers."""
     offsets, values, owner = [], [], []
     at = begin = 0
-    for place, answers in flat:
+    for place, answers in enumerate(flat):
         hot = np.where(answers.any(axis=1), answers.argmax(axis=1) + begin, -1)
         if (answers.sum(axis=1) > 1).any():  # outputs of other columns are among them
             return _looked_up(graph, codes, flat)
@@ -239,8 +290,9 @@ def _spread(graph: OnnxGraph, columns: str, owner: Sequence[int], num_columns: i
 
 def _gathered(graph: OnnxGraph, codes: str, offsets: Sequence[int], values: AnyArray, dtype: Any) -> str:
     """`values[codes + offsets]`: the columns' tables lie one behind the other."""
-    index = graph.node("Add", [codes, graph.const([list(offsets)], np.int64)])
-    return graph.node("Gather", [graph.const(values, dtype), index], axis=0)
+    if any(offsets):
+        codes = graph.node("Add", [codes, graph.const([list(offsets)], np.int64)])
+    return graph.node("Gather", [graph.const(values, dtype), codes], axis=0)
 
 
 def _close(graph: OnnxGraph, column: str, categories: list[Any]) -> None:
