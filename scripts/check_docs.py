@@ -107,6 +107,18 @@ def settings_table() -> str:
     return "\n".join(lines)
 
 
+def limits_table() -> str:
+    """Every key of a model's serving.toml."""
+    from hopline.rollout.limits import limits_table as rows
+
+    lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
+    for row in rows():
+        lines.append(
+            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | `{row.default}` | {row.help} |"
+        )
+    return "\n".join(lines)
+
+
 def errors_table() -> str:
     """Every error class with its code, HTTP status and gRPC code."""
     from hopline import errors
@@ -246,6 +258,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
+    "docs/guides/isolation.md": {"limits": limits_table},
 }
 
 

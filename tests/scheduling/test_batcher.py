@@ -10,7 +10,8 @@ import pytest
 
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFailure, Unavailable
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.policy import NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.policy import HIGH, LOW, NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.turnstile import Turnstile
 
 INF = float("inf")
 LOOP, THREAD = 1e9, -1.0  # inline_cost_us: everything on the loop, everything on a thread
@@ -284,8 +285,183 @@ async def test_requests_that_come_while_a_batch_runs_form_the_next_one():
     await rig.settle()
 
 
-def test_cost_model_learns_the_cost_of_a_row():
-    cost = CostModel(fixed_us=10, us_per_row=100)
-    for _ in range(300):
-        cost.observe(50, 10 + 50 * 2.0)
-    assert cost.predict_us(10) == pytest.approx(30, rel=0.01)
+async def test_lanes_are_served_in_the_order_of_their_ranks():
+    rig = Rig(THREAD, max_rows=2)
+    rig.gate.clear()
+    first = rig.ask(0)
+    await asyncio.sleep(0.01)
+    lanes = [LOW, NORMAL, HIGH, LOW, NORMAL, HIGH]
+    futures = [rig.ask(value, lane=lane) for value, lane in enumerate(lanes, 1)]
+    rig.gate.set()
+    await asyncio.gather(first, *futures)
+    assert rig.seen == [[0], [3, 6], [2, 5], [1, 4]]
+    await rig.settle()
+
+
+async def test_low_is_not_starved_by_high_that_never_ends():
+    rig = Rig(LOOP, max_rows=1)
+    rig.fixed_clock = 0.0
+    low = rig.ask(1000, lane=LOW)
+    served = 0
+    while not low.done():
+        assert rig.fixed_clock < 2.0
+        rig.fixed_clock += 0.05
+        high = rig.ask(served, lane=HIGH)  # one for each that is served: the lane is never empty
+        rig.ask(-1, lane=HIGH)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        served += high.done()
+    assert rig.fixed_clock <= 1.1  # its handicap
+    await rig.settle()
+
+
+async def test_low_is_refused_when_half_the_queue_is_full():
+    rig = Rig(THREAD, max_queue_rows=10)
+    rig.gate.clear()
+    running = rig.ask(1)
+    await asyncio.sleep(0.01)
+    waiting = [rig.ask(2, rows=4), rig.ask(3, rows=1, lane=LOW)]
+    with pytest.raises(Overloaded, match="limit of 5 for low priority"):
+        rig.ask(4, lane=LOW)
+    waiting += [rig.ask(4, rows=5)]
+    rig.gate.set()
+    assert await asyncio.gather(running, *waiting) == [1, 4, 9, 16]
+    await rig.settle()
+
+
+async def test_full_queue_gives_way_to_the_more_urgent_newest_first():
+    rig = Rig(THREAD, max_queue_rows=10)
+    rig.gate.clear()
+    running = rig.ask(1)
+    await asyncio.sleep(0.01)
+    lows = [rig.ask(value, rows=2, lane=LOW) for value in (2, 3)]
+    normals = [rig.ask(value, rows=3) for value in (4, 5)]
+    high = rig.ask(6, rows=3, lane=HIGH)  # needs the room of both low ones
+    for low in lows:
+        with pytest.raises(Overloaded, match="gave way"):
+            await low
+    second = rig.ask(7, rows=3, lane=HIGH)  # now the newest normal one goes
+    with pytest.raises(Overloaded, match="gave way"):
+        await normals[1]
+    with pytest.raises(Overloaded, match="limit of 10"):
+        rig.ask(8, rows=2)  # as urgent as those that wait: refused
+    rig.gate.set()
+    assert await asyncio.gather(running, normals[0], high, second) == [1, 16, 36, 49]
+    assert rig.record.outcomes.count("overloaded") == 3
+    await rig.settle()
+
+
+async def test_nobody_gives_way_in_vain():
+    rig = Rig(THREAD, max_queue_rows=10)
+    rig.gate.clear()
+    running = rig.ask(1)
+    await asyncio.sleep(0.01)
+    waiting = [rig.ask(2, rows=4, lane=LOW), rig.ask(3, rows=6, lane=HIGH)]
+    with pytest.raises(Overloaded, match="the limit of 10"):
+        rig.ask(4, rows=5)
+    rig.gate.set()
+    assert await asyncio.gather(running, *waiting) == [1, 4, 9]
+    await rig.settle()
+
+
+async def test_what_waited_longer_than_its_handicap_gives_way_to_nobody():
+    rig = Rig(THREAD, max_queue_rows=10)
+    rig.fixed_clock = 100.0
+    rig.gate.clear()
+    running = rig.ask(1)
+    await asyncio.sleep(0.01)
+    low = rig.ask(2, rows=4, lane=LOW)
+    normal = rig.ask(3, rows=6)
+    rig.fixed_clock = 101.1
+    with pytest.raises(Overloaded):
+        rig.ask(4, rows=1, lane=HIGH)
+    rig.gate.set()
+    assert await asyncio.gather(running, low, normal) == [1, 4, 9]
+    await rig.settle()
+
+
+@pytest.mark.parametrize("where", [LOOP, THREAD])
+async def test_concurrency_counts_what_has_no_outcome(where):
+    rig = Rig(where, max_concurrency=2)
+    first, second = rig.ask(1), rig.ask("bad")
+    with pytest.raises(Overloaded, match="max_concurrency"):
+        rig.ask(3)
+    rig.withdraw(first)
+    third = rig.ask(3)  # whoever is withdrawn makes room at once
+    with pytest.raises(Overloaded, match="max_concurrency"):
+        rig.ask(4)
+    assert await third == 9
+    with pytest.raises(BadRequest):
+        await second
+    assert await asyncio.gather(rig.ask(4), rig.ask(5)) == [16, 25]
+    assert rig.batcher.num_open == 0
+    await rig.settle()
+
+
+async def test_late_requests_make_room():
+    rig = Rig(LOOP, max_concurrency=1)
+    rig.fixed_clock = 10.0
+    with pytest.raises(DeadlineExceeded):
+        await rig.ask(1, deadline=9.0)
+    assert await rig.ask(2) == 4
+    await rig.settle()
+
+
+class Pair:
+    """Two batchers on one loop that share a turnstile."""
+
+    def __init__(self, **policy):
+        self.gate = Turnstile()
+        self.order = []
+        self.rigs = [Rig(LOOP, **policy) for _ in range(2)]
+        for name, rig in zip("ab", self.rigs, strict=True):
+            rig.batcher._turn = self.gate.enter()
+            rig.batcher.cost.fixed_us, rig.batcher.cost.us_per_row = 0.0, 100.0
+            rig.batcher.cost.observe = lambda rows, us: None
+            run = rig.run
+            rig.batcher._run = lambda batch, name=name, run=run: (
+                self.order.append((name, len(batch))),
+                run(batch),
+            )[1]
+
+
+async def test_a_flooded_model_keeps_a_shared_loop_for_a_slice_at_a_time():
+    pair = Pair(slice_us=500.0)
+    a, b = pair.rigs
+    await a.ask(1)
+    await b.ask(1)
+    pair.order.clear()
+    flood = [a.ask(value) for value in range(50)]
+    await asyncio.sleep(0)
+    quiet = b.ask(7)
+    assert await quiet == 49
+    assert len(pair.order) <= 3  # it did not wait for the flood
+    await asyncio.gather(*flood)
+    assert max(size for _, size in pair.order) == 5  # 500 µs of 100 µs each
+    for rig in pair.rigs:
+        await rig.settle()
+
+
+async def test_a_model_that_is_alone_on_the_loop_batches_all_that_waits():
+    pair = Pair(slice_us=500.0)
+    a, b = pair.rigs
+    await asyncio.gather(*[a.ask(value) for value in range(50)])
+    assert pair.order == [("a", 50)]
+    for rig in (a, b):
+        await rig.settle()
+
+
+async def test_a_request_larger_than_a_slice_leaves_a_shared_loop():
+    pair = Pair(slice_us=500.0)
+    a, b = pair.rigs
+    await a.ask(1)
+    await b.ask(1)
+    a.gate.clear()
+    large = a.ask(3, rows=40)  # 4 ms: on the loop when alone, on a thread now
+    await asyncio.sleep(0.01)
+    assert await b.ask(2) == 4
+    assert not large.done()
+    a.gate.set()
+    assert await large == 9
+    for rig in (a, b):
+        await rig.settle()

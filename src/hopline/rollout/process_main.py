@@ -276,7 +276,8 @@ class ModelHost(asyncio.Protocol):
                 bring_in()
             hits, misses = table.table_hits.value, table.table_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
-            await asyncio.sleep(_BEAT_S)
+            # often enough for slow to be told from hung
+            await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 
     def _on_stdin(self) -> None:
         """Stdin only ever ends: the server wants this process to end, or is gone."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 #: Of the kernel's score for whom to end first when memory runs out, which is 0 to 1000.
 _OOM_SCORE = 500
+#: Of the limit at which a process is replaced: the one at which allocations fail.
+_HARD_SHARE = 4
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -20,13 +22,14 @@ def anonymous_bytes(pid: int) -> int:
 def limit_growth(memory_bytes: int) -> None:
     """Make allocations of this process fail that would take it far above `memory_bytes`.
 
-    The parent looks once a second and replaces a process above its limit at leisure. This is for the
-    request that wants everything at once: its allocation fails, as does that request, and nobody else.
-    Twice the limit, since data is counted here when it is reserved, before it is used.
+    The parent looks often and replaces a process above its limit at leisure: another one must be ready
+    first, so there has to be room for what leaks until then. This is for the request that wants everything
+    at once: its allocation fails, as does that request, and nobody else's. Data is counted here when it is
+    reserved, before it is used.
     """
     reserved = _status(None, "VmData") - _status(None, "RssAnon")
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = max(0, reserved) + 2 * memory_bytes
+    wanted = max(0, reserved) + _HARD_SHARE * memory_bytes
     resource.setrlimit(
         resource.RLIMIT_DATA, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
     )

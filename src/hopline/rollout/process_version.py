@@ -55,7 +55,9 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
 #: Until a process must be ready.
 _READY_S = 300.0
 #: Between looks at memory and at requests that are overdue.
-_LOOK_S = 1.0
+_LOOK_S = 0.25
+#: For a process that was replaced to tell the last of its answers after their deadlines.
+_GRACE_S = 1.0
 #: Requests that a process may have, where `max_concurrency` says nothing.
 _MAX_OUTSTANDING = 4096
 #: The earliest that deadlines are looked at again, so that many of them are looked at together.
@@ -148,13 +150,22 @@ class ProcessVersion(CountedVersion):
         recorders: Sequence[Recorder] = (),
         *,
         nice: int = 0,
+        table_bytes: int | None = None,
     ) -> ProcessVersion:
         """A unit of the repository in a process of its own, warm and ready.
+
+        Args:
+            model, unit: which one.
+            config, limits, metrics, recorders, nice: as for the class.
+            table_bytes: for its embedding tables, which it shares with nobody; None takes the server's own
+                setting.
 
         Raises:
             HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
         """
         arguments = msgspec.to_builtins(unit)
+        if table_bytes is not None:
+            config = config.replace(table__memory_bytes=table_bytes)
         self = cls(model, unit.id, config, limits, metrics, recorders, arguments=arguments, nice=nice)
         await self.begin()
         return self
@@ -463,7 +474,7 @@ class ProcessVersion(CountedVersion):
     async def _retire(self, process: ModelProcess) -> None:
         last = max((item.deadline for item in process.unanswered.values()), default=0.0)
         try:
-            async with asyncio.timeout(max(0.0, last - time.monotonic()) + _LOOK_S):
+            async with asyncio.timeout(max(0.0, last - time.monotonic()) + _GRACE_S):
                 await process.idle.wait()
         except TimeoutError:
             process.kill("hung")

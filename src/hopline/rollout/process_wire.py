@@ -7,7 +7,7 @@
       Ask [1, 2, 3] ───────────────────►  what came in one turn of the loop
       Drop [2] ────────────────────────►  withdrawn: nobody waits for it
             ◄─────────────────────────── Tell [(1, …), (2, gone), (3, …)]: what ended in one turn
-            ◄─────────────────────────── Beat: so many batches so far, once a second
+            ◄─────────────────────────── Beat: so many batches so far, about once a second
       the end of stdin ────────────────►  finish and end
 
 Arrays travel as their bytes, errors as their class and all of their attributes. Both ends are of one
@@ -215,7 +215,8 @@ def unpack_error(packed: list[Any]) -> HoplineError:
     kind = next((each for each in _kinds(HoplineError) if each.__name__ == name), None)
     if kind is None:
         return RuntimeFailure(f"{name}: {text}")
-    error = kind.__new__(kind, text)
+    error = kind.__new__(kind)
+    error.args = (text,)
     for key, value in attributes.items():
         setattr(error, key, tuple(value) if isinstance(value, list) else value)
     return error

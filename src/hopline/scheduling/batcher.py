@@ -231,17 +231,17 @@ class Batcher(Generic[I, R]):
         if self.policy.admits(self._queued_rows, item.rows, item.lane):
             return
         leaving: list[I] = []
-        left = self._queued_rows
+        left, room = self._queued_rows, self.policy.room(item.lane)
         walks = [reversed(lane) for lane in self._lanes]
         tails = [next(walk, None) for walk in walks]
-        while left and left + item.rows > self.policy.max_queue_rows:
+        while left and left + item.rows > room:
             came = [each.enqueued if each is not None else None for each in tails]
             lane = lane_to_displace(came, item.lane, item.enqueued)
             last = tails[lane] if lane is not None else None
             if lane is None or last is None:
                 raise Overloaded(
                     f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "
-                    f"limit of {self.policy.room(item.lane)}"
+                    f"limit of {room}"
                     f"{' for low priority' if item.lane == LOW else ''} (max_queue_rows)",
                     retry_after_s=self._retry_after_s(),
                 )
@@ -380,7 +380,8 @@ class Batcher(Generic[I, R]):
             if len(batch) == 1:
                 if isinstance(error, HoplineError):
                     return [error]
-                log.exception("a request failed in the engine")
+                name = getattr(batch[0], "request_id", "")
+                log.exception("request %s failed in the engine", name, extra={"request_id": name})
                 return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]

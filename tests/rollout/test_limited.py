@@ -1,0 +1,111 @@
+"""Limits of one model as its requests meet them, in the server's own process."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from hopline.config import load_config
+from hopline.errors import Overloaded, RateLimited
+from hopline.observe.metrics import Metrics
+from hopline.rollout import queued
+from hopline.rollout.limits import ModelLimits
+from hopline.scheduling.turnstile import Turnstile
+from hopline.testing.scripted import ScriptedVersion
+from hopline.types import ScoreRequest, ScoreResult
+
+
+def made(limits, turnstile=None, **settings):
+    config = load_config(overrides={name.replace("__", "."): value for name, value in settings.items()})
+    return ScriptedVersion(
+        "m", "1", "", config, Metrics().model("m", "1"), ThreadPoolExecutor(1),
+        limits=limits, turnstile=turnstile,
+    )  # fmt: skip
+
+
+def submit(version, value, **kwargs):
+    future = asyncio.get_running_loop().create_future()
+    version.submit(ScoreRequest("m", columns={"x": [float(value)]}, **kwargs), future.set_result)
+    return future
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands still unless it is moved; begins at the present, for the sake of deadlines."""
+    clock = SimpleNamespace(now=time.monotonic())
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(queued, "time", clock)
+    return clock
+
+
+async def test_rate_is_refused_with_the_time_of_the_next(clock):
+    version = made(ModelLimits(rate_per_s=10, burst=2))
+    answers = [submit(version, 1), submit(version, 2)]
+    with pytest.raises(RateLimited, match="10 requests a second") as refused:
+        submit(version, 3)
+    assert refused.value.retry_after_s == pytest.approx(0.1)
+    clock.now += 0.1001
+    answers.append(submit(version, 4))
+    for answer in answers:
+        assert isinstance(await answer, ScoreResult)
+    assert version.statistics()["inference_stats"]["fail"]["count"] == 1
+
+
+async def test_workers_share_a_rate(clock):
+    version = made(ModelLimits(rate_per_s=10), worker__count=5)
+    answers = [submit(version, 1), submit(version, 2)]
+    with pytest.raises(RateLimited):
+        submit(version, 3)
+    clock.now += 0.51
+    answers.append(submit(version, 4))
+    for answer in answers:
+        await answer
+
+
+async def test_inside_its_own_process_rate_and_concurrency_were_counted_outside():
+    version = made(ModelLimits(rate_per_s=1, max_concurrency=1), worker__isolated=True)
+    answers = [submit(version, value) for value in range(10)]
+    assert len([await answer for answer in answers]) == 10
+
+
+async def test_concurrency_refuses_what_is_one_too_many():
+    version = made(ModelLimits(max_concurrency=2))
+    answers = [submit(version, value) for value in range(2)]
+    with pytest.raises(Overloaded, match="max_concurrency"):
+        submit(version, 3)
+    for answer in answers:
+        await answer
+    assert (await submit(version, 4)).outputs["y"] == [8.0]
+
+
+async def test_a_request_has_its_own_class_or_the_models():
+    version = made(ModelLimits(priority="low", max_batch_rows=1))
+    asked = [("normal", 1), ("high", 2), ("low", 3), ("high", 4), ("normal", 5)]
+    answers = [submit(version, value, priority=priority) for priority, value in asked]
+    for answer in answers:
+        await answer
+    assert version.seen == [2, 4, 1, 3, 5]  # normal is what the model says: low
+
+
+async def test_timeout_of_the_model_holds_for_requests_that_name_none():
+    version = made(ModelLimits(timeout_ms=20.0), compute__inline_cost_us=0.0)
+    outcome = await submit(version, 1, attributes={"spin_ms": 200})
+    assert outcome.code == "deadline_exceeded"
+    await version.join()
+
+
+async def test_one_turnstile_lets_a_quiet_model_in_between_a_floods_batches():
+    gate = Turnstile()
+    flooded, quiet = made(ModelLimits(), gate), made(ModelLimits(), gate)
+    for version in (flooded, quiet):
+        version.batcher.cost.fixed_us, version.batcher.cost.us_per_row = 0.0, 250.0
+        version.batcher.cost.observe = lambda rows, us: None
+        await submit(version, 1)
+    flood = [submit(flooded, value) for value in range(100)]
+    await asyncio.sleep(0)
+    await submit(quiet, 7)
+    assert sum(answer.done() for answer in flood) <= 6
+    for answer in flood:
+        await answer

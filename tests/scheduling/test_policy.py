@@ -1,0 +1,106 @@
+"""Who is let in, who goes first, who gives way: decisions without a clock of their own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopline.scheduling.policy import (
+    HANDICAP_S,
+    HIGH,
+    LOW,
+    NORMAL,
+    BatchPolicy,
+    CostModel,
+    first_lane,
+    lane_to_displace,
+)
+
+POLICY = BatchPolicy(
+    max_rows=1000, max_bytes=10**9, queue_delay_s=0.0, max_queue_rows=100, inline_cost_us=5000
+)
+ARRIVALS = st.lists(st.tuples(st.floats(0, 3), st.sampled_from([HIGH, NORMAL, LOW])), max_size=40)
+
+
+def served_order(arrivals):
+    """Arrivals (time, lane) in the order in which lanes that are queues serve them, all waiting at once."""
+    lanes = [sorted(came for came, lane in arrivals if lane == each) for each in (HIGH, NORMAL, LOW)]
+    order = []
+    while any(lanes):
+        lane = first_lane([each[0] if each else None for each in lanes])
+        order.append((lanes[lane].pop(0), lane))
+    return order
+
+
+@given(ARRIVALS)
+def test_order_is_by_arrival_with_a_handicap(arrivals):
+    ranks = [came + HANDICAP_S[lane] for came, lane in served_order(arrivals)]
+    assert ranks == sorted(ranks)
+    assert len(ranks) == len(arrivals)
+
+
+@given(ARRIVALS)
+def test_nobody_who_comes_after_the_handicap_goes_before(arrivals):
+    order = served_order(arrivals)
+    for at, (came, lane) in enumerate(order):
+        assert all(came + HANDICAP_S[lane] >= earlier for earlier, _ in order[:at])
+
+
+@given(ARRIVALS)
+def test_high_goes_before_what_came_at_the_same_time(arrivals):
+    order = served_order([(1.0, lane) for _, lane in arrivals])
+    assert [lane for _, lane in order] == sorted(lane for _, lane in order)
+
+
+@given(st.integers(0, 200), st.integers(1, 200))
+def test_an_empty_queue_takes_any_request_and_low_has_half_of_one(queued, rows):
+    assert POLICY.admits(0, rows, LOW)
+    assert POLICY.admits(queued, rows, NORMAL) == (queued == 0 or queued + rows <= 100)
+    assert POLICY.admits(queued, rows, HIGH) == POLICY.admits(queued, rows, NORMAL)
+    assert POLICY.admits(queued, rows, LOW) == (queued == 0 or queued + rows <= 50)
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0, 5)), min_size=3, max_size=3),
+    st.sampled_from([HIGH, NORMAL, LOW]),
+)
+def test_only_who_would_be_overtaken_gives_way(tails, lane):
+    now = 5.0
+    victim = lane_to_displace(tails, lane, now)
+    can = [
+        other
+        for other in (NORMAL, LOW)
+        if other > lane
+        and tails[other] is not None
+        and tails[other] + HANDICAP_S[other] > now + HANDICAP_S[lane]
+    ]
+    assert victim == (max(can) if can else None)
+
+
+def test_low_is_displaced_before_normal_and_nobody_by_low():
+    assert lane_to_displace([None, 1.0, 1.0], HIGH, 1.0) == LOW
+    assert lane_to_displace([None, 1.0, None], HIGH, 1.0) == NORMAL
+    assert lane_to_displace([None, 1.0, None], NORMAL, 1.0) is None
+    assert lane_to_displace([1.0, 1.0, 1.0], LOW, 1.0) is None
+
+
+@given(st.floats(0, 1000), st.floats(0.001, 1000), st.floats(0, 10_000))
+def test_rows_within_a_limit_are_predicted_to_take_no_longer(fixed_us, us_per_row, limit_us):
+    cost = CostModel(fixed_us, us_per_row)
+    rows = cost.rows_within(limit_us)
+    if rows:
+        assert cost.predict_us(rows) <= limit_us * (1 + 1e-9)
+        assert cost.predict_us(rows + 1) > limit_us * (1 - 1e-9)
+
+
+def test_a_slice_that_not_even_one_request_fits_leaves_the_loop():
+    cost = CostModel(fixed_us=30, us_per_row=1)
+    assert POLICY.slice_rows(cost, first_rows=10) == 470
+    assert POLICY.slice_rows(cost, first_rows=470) == 470
+    assert POLICY.slice_rows(cost, first_rows=471) is None
+
+
+def test_cost_model_learns_the_cost_of_a_row():
+    cost = CostModel(fixed_us=10, us_per_row=100)
+    for _ in range(300):
+        cost.observe(50, 10 + 50 * 2.0)
+    assert cost.predict_us(10) == pytest.approx(30, rel=0.01)
