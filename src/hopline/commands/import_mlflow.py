@@ -1,0 +1,54 @@
+"""`hopline models import`: bring a version from an MLflow registry into a repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def import_model(
+    reference: Annotated[
+        str, typer.Argument(metavar="MLFLOW", help="mlflow:/NAME/VERSION or mlflow:/NAME@ALIAS.")
+    ],
+    repository: Annotated[Path, typer.Option(metavar="DIR", help="Folder of models.")],
+    name: Annotated[
+        str | None, typer.Option(help="Model name here. Default: as in MLflow.", show_default=False)
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version here. Default: as in MLflow.", show_default=False)
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(help="MLflow's address. Default: MLFLOW_TRACKING_URI.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
+) -> None:
+    """Import a model version from MLflow: an artifact of Hopline's, or a scikit-learn or XGBoost model.
+
+    An estimator is unpickled, which runs what is in it: import from registries that you trust.
+    """
+    from hopline.packaging.mlflow import import_from_mlflow
+
+    console = Console()
+    with console.status(f"importing {reference}"):
+        imported = import_from_mlflow(
+            reference,
+            repository,
+            name=name,
+            version=version,
+            tracking_uri=tracking_uri,
+            overwrite=overwrite,
+        )
+    registered = imported.registered
+    console.print(
+        f"{imported.how} {registered.name} version {registered.version} from {registered.source}\n"
+        f"to {imported.path}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for note in imported.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

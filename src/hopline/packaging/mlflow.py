@@ -1,0 +1,147 @@
+"""`hopline models import`: a version of a model that is registered in MLflow becomes a version here.
+
+What MLflow keeps is either an artifact that Hopline wrote, which is copied, or an estimator, which is
+packaged as a table model. A graph model is packaged against its graph, which MLflow does not have.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from hopline.artifact import read_artifact
+from hopline.errors import ArtifactError, PackagingError
+from hopline.packaging.folder import new_version
+from hopline.packaging.mlflow_registry import Registered, registry
+
+#: Flavours that become table models, in the order in which they are looked for.
+_TABLE_FLAVORS = ("sklearn", "xgboost")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A version that was imported.
+
+    Attributes:
+        path: `<repository>/<name>/<version>`.
+        registered: what it was in MLflow.
+        how: "copied" or "packaged".
+        notes: what packaging has to say.
+    """
+
+    path: Path
+    registered: Registered
+    how: str
+    notes: tuple[str, ...] = ()
+
+
+def import_from_mlflow(
+    reference: str,
+    repository: Path | str,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    tracking_uri: str | None = None,
+    overwrite: bool = False,
+) -> Imported:
+    """Import one version.
+
+    An estimator is unpickled, which runs what is in it: import from registries that you trust.
+
+    Args:
+        reference: "mlflow:/NAME/VERSION" or "mlflow:/NAME@ALIAS".
+        repository: folder of models.
+        name, version: to be called here; None as in MLflow.
+        tracking_uri: of the registry; None is MLflow's own choice.
+        overwrite: replace an existing version.
+
+    Raises:
+        PackagingError: MLflow refuses, the version cannot be served, or it exists here already.
+        ArtifactError: an artifact of Hopline's that is malformed or damaged.
+        ParityError: a packaged estimator answers otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="hopline-mlflow-") as scratch:
+        with registry(tracking_uri) as opened:
+            registered = opened.find(reference)
+            folder = opened.download(registered, Path(scratch))
+            is_ours = (folder / "model.json").is_file()
+            logged = None if is_ours else _estimator(reference, folder)
+        name, version = name or registered.name, version or registered.version
+        how = "copied"
+        notes: tuple[str, ...] = ()
+        if logged is not None:
+            from hopline.packaging import package_table
+
+            how = "packaged"
+            estimator, sample = logged
+            report = package_table(
+                estimator, sample, Path(scratch) / ".packaged", name=name, version=version
+            )
+            folder, notes = report.path, report.notes
+        path = _copy(folder, Path(repository), name, version, registered.origin, overwrite)
+    return Imported(path, registered, how, notes)
+
+
+def _copy(
+    folder: Path, repository: Path, name: str, version: str, origin: Mapping[str, str], overwrite: bool
+) -> Path:
+    """Copy an artifact's own files, under another name perhaps, and say where it came from."""
+    for file in read_artifact(folder, verify=False).files:
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            raise ArtifactError(f"model.json lists the file {file!r}, which is not inside its folder")
+    spec = read_artifact(folder)
+    spec = msgspec.structs.replace(spec, name=name, version=version, producer={**spec.producer, **origin})
+    with new_version(repository, name, version, overwrite=overwrite) as place:
+        for file in spec.files:
+            target = place.folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / file, target)
+        text = msgspec.json.format(msgspec.json.encode(spec), indent=1)
+        (place.folder / "model.json").write_bytes(text)
+        read_artifact(place.folder)  # what was copied is what was hashed
+    return place.path
+
+
+def _estimator(reference: str, folder: Path) -> tuple[Any, Any]:
+    """The estimator that was logged, and its input example."""
+    if not (folder / "MLmodel").is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise PackagingError(
+            f"{reference}: holds neither an artifact of `hopline package` (model.json) nor a model that "
+            f"MLflow logged (MLmodel); there is: {found}"
+        )
+    from mlflow.models import Model
+
+    logged = Model.load(str(folder))
+    flavor = next((each for each in _TABLE_FLAVORS if each in logged.flavors), None)
+    if flavor is None:
+        kinds = ", ".join(each for each in logged.flavors if each != "python_function") or "python_function"
+        raise PackagingError(
+            f"{reference}: a model of flavour {kinds} cannot be imported. A graph model is packaged "
+            "against its graph: run `hopline package --model … --graph …` where it was trained, log the "
+            "folder that it writes, and import that"
+        )
+    sample = logged.load_input_example(str(folder))
+    if sample is None:
+        raise PackagingError(
+            f"{reference}: was logged without an input example, and the columns are read off it; log it "
+            "with input_example=…, or use `hopline package --sklearn` with a sample"
+        )
+    return _loaded(reference, flavor, folder), sample
+
+
+def _loaded(reference: str, flavor: str, folder: Path) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"mlflow.{flavor}").load_model(str(folder))
+    except ImportError as error:
+        raise PackagingError(
+            f"{reference}: loading it needs {error.name or error}: pip install 'hopline[tabular]'"
+        ) from error
