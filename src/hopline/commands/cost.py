@@ -95,27 +95,38 @@ def cost(
         ]
         typer.echo(json.dumps({"models": rows, "attributed_cpu_share": share}))
         return
-    table = Table("model", "version", title_justify="left", caption=_CAPTION, caption_justify="left")
-    for name in ("answered", "cpu s", "cpu s / 1,000", "gpu s", "cost", "cost / million"):
-        table.add_column(name, justify="right")
-    for each in models:
-        table.add_row(
-            each.model,
-            each.version,
-            f"{each.requests:,.0f}",
-            f"{each.cpu_s:,.3f}",
-            f"{each.cpu_s_per_1k:,.4f}",
-            f"{each.gpu_s:,.3f}",
-            _money(each.cost, each.currency),
-            _money(each.cost_per_million, each.currency),
-        )
     console = Console()
-    console.print(table)
+    console.print(_table(models))
     used = scrape.total("hopline_process_cpu_seconds_total")
     console.print(f"{share:.0%} of the {used:,.1f} processor seconds that the server used was computing.")
     if models and all(each.cost is None for each in models):
         console.print("No prices: set cost.cpu_hour (and cost.gpu_hour) on the server to see money.")
 
 
-def _money(amount: float | None, currency: str) -> str:
-    return "–" if amount is None else f"{amount:,.6g} {currency}"
+def _table(models: list[ModelCost]) -> Table:
+    currency = next((each.currency for each in models if each.currency), "cost")
+    with_gpu = any(each.gpu_s for each in models)
+    table = Table("model", "version", caption=_CAPTION, caption_justify="left")
+    columns = ["answered", "cpu s", "cpu s / 1,000", currency, f"{currency} / million"]
+    if with_gpu:
+        columns.insert(3, "gpu s")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for each in models:
+        cells = [
+            each.model,
+            each.version,
+            f"{each.requests:,.0f}",
+            f"{each.cpu_s:,.2f}",
+            f"{each.cpu_s_per_1k:,.3f}",
+            _money(each.cost),
+            _money(each.cost_per_million),
+        ]
+        if with_gpu:
+            cells.insert(5, f"{each.gpu_s:,.2f}")
+        table.add_row(*cells)
+    return table
+
+
+def _money(amount: float | None) -> str:
+    return "–" if amount is None else f"{amount:,.3g}"
