@@ -5,10 +5,15 @@ import subprocess
 import sys
 
 import boto3
+import numpy as np
 import pytest
 
+from hopline.config import load_config
 from hopline.errors import ArtifactCorrupted, RepositoryUnavailable
 from hopline.rollout.repository import open_repository
+from hopline.service import Service
+from hopline.types import ScoreRequest
+from tests.engine import zoo
 from tests.rollout import versions
 from tests.rollout.versions import FILES, version
 
@@ -94,3 +99,36 @@ def test_a_store_that_is_away_is_named_and_copies_stand_in(client, tmp_path, mon
     assert open_repository("s3://models/away", tmp_path / "cache").fetch("risk", "1") == copied
     with pytest.raises(RepositoryUnavailable, match="s3://models/away cannot be asked"):
         open_repository("s3://models/away", tmp_path / "empty").models()
+
+
+async def test_a_service_serves_from_a_bucket_and_restarts_without_it(client, tmp_path, monkeypatch):
+    from hopline.packaging import package
+
+    graph = zoo.homogeneous(1).save(tmp_path / "graph")
+    options = {"name": "sage", "fanouts": [4, 3, 5], "task": "multiclass", "check_nodes": 20}
+    report = package(zoo.Plain().eval(), graph, tmp_path / "models", **options)
+    put(client, "serving/sage/1", versions.read(report.path))
+    put(client, "serving/sage", {"serving.toml": b"cache_bytes = 65536"})
+    answers = []
+    for address in (tmp_path / "models", "s3://models/serving", "s3://models/serving"):
+        overrides = {
+            "graph.path": tmp_path / "graph",
+            "models.repository": address,
+            "models.cache": tmp_path / "cache",
+        }
+        service = Service(load_config(overrides=overrides))
+        await service.start()
+        for _ in range(2):
+            answers.append(
+                await service.score(ScoreRequest("sage", nodes=["n1", "n2"], outputs=("logits",)))
+            )
+        service.begin_drain()
+        assert await service.drain(5)
+        await service.close()
+        if isinstance(address, str):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+            monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    # serving.toml came along, also where it is a copy: the second answer of each is from memory
+    assert ["cache" in answer.timings_ms for answer in answers] == [False, False, False, True, False, True]
+    for answer in answers:
+        np.testing.assert_array_equal(answer.outputs["logits"], answers[0].outputs["logits"])
