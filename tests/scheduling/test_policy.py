@@ -99,6 +99,22 @@ def test_a_slice_that_not_even_one_request_fits_leaves_the_loop():
     assert POLICY.slice_rows(cost, first_rows=471) is None
 
 
+@pytest.mark.parametrize("us_per_row", [0.01, 50.0, 2000.0])
+def test_long_batches_that_were_mispredicted_are_learnt_from_at_once(us_per_row):
+    cost = CostModel()
+    for _ in range(100):  # of what went before
+        cost.observe(1000, cost.fixed_us + 1000 * 2.0)
+    for _ in range(15):
+        cost.observe(1000, cost.fixed_us + 1000 * us_per_row)
+    assert 0.4 < cost.predict_us(1000) / (cost.fixed_us + 1000 * us_per_row) < 20
+
+
+def test_a_short_batch_says_little_of_long_ones():
+    cost = CostModel(fixed_us=30, us_per_row=0.5)
+    cost.observe(1, 200.0)  # mostly what every batch costs
+    assert cost.us_per_row < 10
+
+
 def test_cost_model_learns_the_cost_of_a_row():
     cost = CostModel(fixed_us=10, us_per_row=100)
     for _ in range(300):

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Of the batches on the loop, one in so many tells the cost model what it cost.
 _TIMED_EVERY = 8
+#: But the next one after a batch that kept the loop for so long, in seconds.
+_LONG_S = 0.0005
 
 R = TypeVar("R")
 
@@ -99,7 +101,7 @@ class Batcher(Generic[I, R]):
 
     Attributes:
         cpu_s: processor seconds of the threads that ran batches: every batch of the executor's, and one in
-            eight of the loop's, which counts for all eight.
+            eight of the loop's (more where they are long), which counts for those before it.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Batcher(Generic[I, R]):
         self._displaced: list[tuple[I, Overloaded]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
-        self._until_timed = self._stands_for = 1
+        self._untimed, self._time_after = 0, 1
         self.cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = ""
@@ -355,13 +357,14 @@ class Batcher(Generic[I, R]):
         self._running = batch
         if self.cost.predict_us(rows) <= inline_cost_us:
             # Asking for processor time is two system calls: too much for every cheap batch.
-            self._until_timed -= 1
-            if self._until_timed:
+            self._untimed += 1
+            if self._untimed < self._time_after:
                 outcomes = self._outcomes(batch)
             else:
-                outcomes = self._timed_outcomes(batch, self._stands_for)
-                self._until_timed = self._stands_for = _TIMED_EVERY
+                outcomes = self._timed_outcomes(batch, self._untimed)
+                self._untimed = 0
             elapsed = self._finish(batch, now, outcomes)
+            self._time_after = _TIMED_EVERY if elapsed < _LONG_S else 1
             if self._turn is not None:
                 self._turn.end(elapsed)
             return

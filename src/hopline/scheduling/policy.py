@@ -19,6 +19,8 @@ LANES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 HANDICAP_S = (0.0, 0.25, 1.0)
 #: "low" is refused once a queue is so full, so that there is room for the others.
 _LOW_SHARE = 0.5
+#: A batch of this cost is long: to mispredict it matters.
+_LONG_US = 500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class CostModel:
     """Predicts microseconds of a batch from its predicted rows.
 
     An exponentially weighted mean of the cost of a row over recent batches, above a fixed cost for
-    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches. Costs are
+    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches, and within a few
+    where a batch was long and far from what was predicted: those are what a shared loop feels. Costs are
     processor time: a thread that waits for the interpreter would make its batch look dear, and a batch
     that looks dear is sent to a thread.
 
@@ -129,5 +132,8 @@ class CostModel:
     def observe(self, rows: int, elapsed_us: float) -> None:
         """Learn from a batch that took `elapsed_us` of processor time."""
         if rows > 0:
+            predicted_us = self.predict_us(rows)
             seen = max(0.0, elapsed_us - self.fixed_us) / rows
-            self.us_per_row += 0.05 * (seen - self.us_per_row)
+            is_off = not 0.5 <= elapsed_us / predicted_us <= 2.0
+            gain = 0.5 if is_off and max(elapsed_us, predicted_us) > _LONG_US else 0.05
+            self.us_per_row += gain * (seen - self.us_per_row)
