@@ -44,6 +44,11 @@ def test_a_line_says_who_asked_what_and_how_it_ended():
     assert "degraded" not in refused
 
 
+def test_time_away_for_rows_is_part_of_the_whole():
+    line, _ = access_lines(ran()._replace(away_s=[0.05, 0, 0]))
+    assert (line["ms"], line["queue_ms"], line["fetch_ms"]) == (53.0, 1.0, 50.0)
+
+
 def test_copies_of_a_shadow_are_nobodys_requests():
     assert list(access_lines(ran(is_copy=True))) == []
 

@@ -83,6 +83,14 @@ async def test_a_request_is_a_span_with_one_below_for_each_stage():
     assert request.resource.attributes["service.name"] == "hopline"
 
 
+async def test_time_away_for_rows_is_a_span_of_its_own():
+    spans, _ = await spans_of(ran(SAMPLED)._replace(away_s=[0.5]))
+    request = next(span for span in spans if span.name == "score risk")
+    fetch = next(span for span in spans if span.name == "fetch")
+    assert (fetch.end_time - fetch.start_time) / 1e9 == pytest.approx(0.5)
+    assert (request.end_time - request.start_time) / 1e9 == pytest.approx(0.508)
+
+
 async def test_a_caller_that_does_not_sample_is_not_traced_and_one_that_does_is():
     batch = ran(UNSAMPLED, SAMPLED, "", UNSAMPLED)
     spans, _ = await spans_of(batch)

@@ -70,7 +70,10 @@ def access_lines(
     """
     seconds, fraction = divmod(ran.ended, 1)
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', zone(seconds))}.{int(1e3 * fraction):03d}Z"
-    for request, outcome, queue_s in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+    away = ran.away_s or [0.0] * len(ran.requests)
+    for request, outcome, queue_s, away_s in zip(
+        ran.requests, ran.outcomes, ran.queue_s, away, strict=True
+    ):
         if outcome is None or request.is_copy:
             continue
         failed = isinstance(outcome, HoplineError)
@@ -82,10 +85,12 @@ def access_lines(
             "model": ran.served.name,
             "version": ran.served.version,
             "status": outcome.code if isinstance(outcome, HoplineError) else "ok",
-            "ms": round(1e3 * (queue_s + ran.compute_s), 3),
+            "ms": round(1e3 * (queue_s + away_s + ran.compute_s), 3),
             "queue_ms": round(1e3 * queue_s, 3),
             "batch": len(ran.requests),
         }
+        if away_s:
+            line["fetch_ms"] = round(1e3 * away_s, 3)
         if not failed and outcome.degraded:  # type: ignore[union-attr]
             line["degraded"] = list(outcome.degraded)  # type: ignore[union-attr]
         yield line

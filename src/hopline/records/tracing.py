@@ -130,7 +130,8 @@ class TraceRecorder:
         request, outcome, queue_s = ran.requests[at], ran.outcomes[at], ran.queue_s[at]
         ended = int(ran.ended * 1e9)
         started = ended - int(ran.compute_s * 1e9)
-        queued = started - int(queue_s * 1e9)
+        fetching = started - int((ran.away_s[at] if ran.away_s else 0.0) * 1e9)
+        queued = fetching - int(queue_s * 1e9)
         attributes: dict[str, Any] = {
             "hopline.request_id": request.request_id,
             "hopline.model": ran.served.name,
@@ -154,7 +155,10 @@ class TraceRecorder:
             start_time=queued,
         )
         inside = set_span_in_context(span)
-        self._tracer.start_span("queue", inside, start_time=queued).end(started)
+        # It may have been in the queue before and after it was away; the one is told before the other.
+        self._tracer.start_span("queue", inside, start_time=queued).end(fetching)
+        if fetching != started:
+            self._tracer.start_span("fetch", inside, start_time=fetching).end(started)
         begun = started
         for name, seconds in (ran.stages or {"compute": ran.compute_s}).items():
             until = begun + int(seconds * 1e9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 from hopline.config import Config
@@ -40,7 +40,9 @@ class CountedVersion:
         self.graph_version = graph_version
         self._metrics = metrics
         self._recorders = recorders  # whoever gave the list may add to it and take away
-        self._ran: list[tuple[int, Sequence[float], float, float, Mapping[str, float]]] = []
+        self._ran: list[
+            tuple[int, Sequence[float], float, float, Mapping[str, float], Sequence[float]]
+        ] = []
         self._prices = config.cost
         self._charged_s = 0.0
         self.num_ok = self.num_failed = self.num_batches = 0
@@ -97,10 +99,11 @@ class CountedVersion:
             self.post_s += sum(map(mul, counts, columns["post"]))
         else:
             metrics.compute.observe_all([each[2] for each in ran])
-        for num_items, queue_s, compute_s, _, _ in ran:
+        for num_items, queue_s, compute_s, _, _, away_s in ran:
             metrics.batch_rows.observe(num_items)
             metrics.queue.observe_all(queue_s)
-            metrics.total.observe_all([waited + compute_s for waited in queue_s])
+            whole = [waited + compute_s for waited in queue_s]
+            metrics.total.observe_all(whole if not away_s else map(add, whole, away_s))
             self.queue_s += sum(queue_s)
             self.success_s += num_items * compute_s
         self.num_batches += len(ran)
@@ -114,10 +117,15 @@ class CountedVersion:
         raise NotImplementedError  # abstract
 
     def _note(
-        self, num_items: int, queue_s: Sequence[float], compute_s: float, stages: Mapping[str, float]
+        self,
+        num_items: int,
+        queue_s: Sequence[float],
+        compute_s: float,
+        stages: Mapping[str, float],
+        away_s: Sequence[float] = (),
     ) -> None:
         """Count a batch; `stages` have the same names each time, and none for what is left, "post"."""
-        self._ran.append((num_items, queue_s, compute_s, time.time(), stages))
+        self._ran.append((num_items, queue_s, compute_s, time.time(), stages, away_s))
         if len(self._ran) >= _RAN_TOGETHER:
             self.bring_in()
 
@@ -128,12 +136,13 @@ class CountedVersion:
         queue_s: Sequence[float],
         compute_s: float,
         stages: Mapping[str, float] = _UNTOLD,
+        away_s: Sequence[float] = (),
     ) -> None:
         if not self._recorders:
             return
         if stages:
             stages = {**stages, "post": compute_s - sum(stages.values())}
-        # subclasses are `Served`
-        ran = Ran(self, requests, outcomes, queue_s, compute_s, stages, time.time())  # type: ignore[arg-type]
+        served: Any = self  # subclasses are `Served`
+        ran = Ran(served, requests, outcomes, queue_s, compute_s, stages, time.time(), away_s)
         for recorder in self._recorders:
             recorder.record(ran)

@@ -199,12 +199,13 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         compute_s: float,
     ) -> None:
         """Take note of a batch that ran."""
+        away_s: Sequence[float] = ()
         if self._postpones:
-            items, outcomes, queue_s = self._settled(items, outcomes, queue_s, compute_s)
+            items, outcomes, queue_s, away_s = self._settled(items, outcomes, queue_s, compute_s)
         stages = self._stages()
-        self._note(len(items), queue_s, compute_s, stages)
-        if self._recorders:
-            self._tell([item.request for item in items], outcomes, queue_s, compute_s, stages)
+        self._note(len(items), queue_s, compute_s, stages, away_s)
+        if self._recorders and items:
+            self._tell([item.request for item in items], outcomes, queue_s, compute_s, stages, away_s)
 
     def late(self, item: ItemT, error: HoplineError) -> None:
         """Take note of a request whose deadline passed, or which gave way to another one."""
@@ -221,8 +222,13 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         outcomes: Sequence[ScoreResult | HoplineError | None],
         queue_s: Sequence[float],
         compute_s: float,
-    ) -> tuple[Sequence[ItemT], Sequence[ScoreResult | HoplineError | None], Sequence[float]]:
-        """A batch without the requests that left it, and what the others waited in the queue."""
+    ) -> tuple[
+        Sequence[ItemT],
+        Sequence[ScoreResult | HoplineError | None],
+        Sequence[float],
+        Sequence[float],
+    ]:
+        """A batch without the requests that left it; what the others waited in the queue and elsewhere."""
         raise AssertionError(f"{self.name} postpones nothing")
 
     def _cpu_s(self) -> float:

@@ -94,6 +94,7 @@ class Ran(NamedTuple):
         compute_s: of the batch, wall time.
         stages: of the batch: "sample", "compute", "post" -> seconds; empty where they are not told apart.
         ended: time.time().
+        away_s: seconds that each request was out of the queue for feature rows; () where none was.
     """
 
     served: Served
@@ -103,6 +104,7 @@ class Ran(NamedTuple):
     compute_s: float
     stages: Mapping[str, float]
     ended: float
+    away_s: Sequence[float] = ()
 
 
 class Recorder(Protocol):

@@ -203,7 +203,12 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         outcomes: Sequence[ScoreResult | HoplineError | None],
         queue_s: Sequence[float],
         compute_s: float,
-    ) -> tuple[Sequence[SuppliedRequest], Sequence[ScoreResult | HoplineError | None], Sequence[float]]:
+    ) -> tuple[
+        Sequence[SuppliedRequest],
+        Sequence[ScoreResult | HoplineError | None],
+        Sequence[float],
+        Sequence[float],
+    ]:
         """A request that went for rows is counted once, when it has its answer."""
         here = []
         for at, item in enumerate(items):
@@ -215,6 +220,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             [items[at] for at in here],
             [outcomes[at] for at in here],
             [queue_s[at] - items[at].away_s for at in here],
+            [items[at].away_s for at in here],
         )
 
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
