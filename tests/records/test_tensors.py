@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from hopline.features.base import FeatureGroup
+from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
 from hopline.records.reader import LogReader
+from hopline.rollout import sources as wiring
 from hopline.types import InlineNode, ScoreRequest
 from tests.records.conftest import logging_service
 
@@ -45,3 +48,23 @@ async def test_hashes_tell_artifacts_apart_and_schemas_not(config):
     assert all(
         len(name) == 16 for name in (one.artifact_hash, one.preprocessing_hash, one.feature_schema_hash)
     )
+
+
+async def test_rows_of_a_feature_store_are_shown_as_they_were_read(config, places, monkeypatch):
+    inner = MemoryStore()
+    group = FeatureGroup("node", 6)
+    await inner.create(group)
+    stored = np.arange(720, dtype=np.float32).reshape(120, 6)  # not what the graph has
+    await inner.write(group, [f"n{i}" for i in range(120)], stored)
+    monkeypatch.setattr(wiring, "open_store", lambda url, setting: inner)
+    settings = config(
+        **{
+            "features.store": "memory:",
+            "features.memory_bytes": 2**22,
+            "prediction_log.tensors_share": 1.0,
+        }
+    )
+    async with logging_service(settings) as (service, _):
+        await service.score(ScoreRequest("plain", nodes=["n5", "n3"]))
+    (entry,) = LogReader(settings.prediction_log.path)
+    assert (entry.tensors["nodes.node.features"] == stored[[5, 3]]).all()
