@@ -219,10 +219,14 @@ class PredictionLog:
         if not self._buffer:
             self._begins = ended
         usual = self._usual
-        for request, outcome, queued_s in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+        away = ran.away_s or [0.0] * len(ran.requests)
+        for request, outcome, queued_s, away_s in zip(
+            ran.requests, ran.outcomes, ran.queue_s, away, strict=True
+        ):
             if outcome is None:  # not ended, or nobody wanted the answer any more
                 continue
-            queue_ms, total_ms = round(queued_s * 1e3, 3), round((queued_s + ran.compute_s) * 1e3, 3)
+            queue_ms = round(queued_s * 1e3, 3)
+            total_ms = round((queued_s + away_s + ran.compute_s) * 1e3, 3)
             try:
                 line = None
                 if usual and isinstance(outcome, ScoreResult):
