@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -141,6 +142,7 @@ class Run:
         self._rng = random.Random(orders.get("seed", 0))
         self._versioned = bool(orders.get("versions"))
         self.twice = self._sent = 0
+        self.stopped = False
         self._loop = asyncio.get_running_loop()
         self._opening = 0
 
@@ -156,7 +158,8 @@ class Run:
         due = began
         while True:
             due += rng.expovariate(rate)
-            if due > began + seconds:
+            if due > began + seconds or self.stopped:
+                seconds = min(seconds, loop.time() - began)
                 break
             pause = due - loop.time()
             if pause > 0:
@@ -256,6 +259,12 @@ def start(port: int, targets: Sequence[Target], **orders: Any) -> subprocess.Pop
     return process
 
 
+def stop(process: subprocess.Popen[str]) -> Figures:
+    """End a run early: nothing more is sent, what is under way is waited for."""
+    process.terminate()
+    return result(process)
+
+
 def result(process: subprocess.Popen[str]) -> Figures:
     """Wait for a run's end."""
     told, _ = process.communicate()
@@ -278,7 +287,11 @@ def main() -> None:
     orders = json.loads(sys.stdin.read())
 
     async def run() -> Figures:
-        return await Run(orders).run()
+        going = Run(orders)
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGTERM, lambda: setattr(going, "stopped", True)
+        )
+        return await going.run()
 
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

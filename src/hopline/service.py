@@ -15,6 +15,7 @@ from hopline.config import Config
 from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
+from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
@@ -23,6 +24,7 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
     from hopline.prefetch.link import PrefetchLink
+    from hopline.records.drift.monitor import DriftMonitor
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,9 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
+        self._records = Recorders(config, self.metrics)
         #: Are told of everything that ended; set before versions are loaded.
-        self.recorders: list[Recorder] = []
+        self.recorders: list[Recorder] = list(self._records.all)
         self._lifecycle: Lifecycle | None = None
         self._loader: Loader | None = None
         #: model name -> who answers; the lifecycle's own.
@@ -62,6 +65,7 @@ class Service:
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.fleet.serving
         await self._lifecycle.start()
+        self._records.start()
         self.metrics.before_reading(self._bring_in)
         self._ready = True
         names = ", ".join(
@@ -72,6 +76,11 @@ class Service:
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
         log.info("serving %s on %s, started in %.2f s", names, graph, time.perf_counter() - began)
+
+    @property
+    def drift(self) -> DriftMonitor | None:
+        """Compares what is asked and answered with a reference; None where that is off."""
+        return self._records.drift
 
     @property
     def sources(self) -> Sources | None:
@@ -102,6 +111,7 @@ class Service:
             await self._link.close()
         if self._lifecycle is not None:
             await self._lifecycle.close()
+        await self._records.close()
 
     # Scoring
 

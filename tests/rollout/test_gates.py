@@ -38,6 +38,13 @@ def test_little_evidence_does_not_decide(hits, count):
     assert not exceeds(hits, count, 0.01)
 
 
+class Steady:
+    """Every answer takes as long."""
+
+    def uniform(self, low, high):
+        return 1.0
+
+
 def tally(seconds=0.001, requests=1000, errors=0, scores=None, rng=None):
     rng = rng or random.Random(0)
     found = Tally()
@@ -68,6 +75,7 @@ def test_equal_candidates_are_never_rolled_back_by_chance():
     [
         (tally(requests=10, errors=5), "error rate: 5 of 10 requests failed"),
         (tally(seconds=0.01, requests=10), "latency: 10 of 10"),
+        (tally(seconds=0.0023, requests=60, rng=Steady()), "the current median is 1."),
         (tally(requests=300, scores=np.random.default_rng(1).beta(5, 2, 300)), "outputs shifted"),
     ],
 )
@@ -75,6 +83,19 @@ def test_each_fault_is_named(candidate, reason):
     word, why = verdict(Gates(), tally(), candidate)
     assert word == "bad"
     assert reason in why
+
+
+def test_small_differences_harm_nobody():
+    fast, slower = tally(seconds=0.0001), tally(seconds=0.0004, rng=random.Random(1))
+    assert verdict(Gates(), fast, slower)[0] == "good"
+    assert "latency" in verdict(Gates(slack_ms=0.0), fast, slower)[1]
+
+
+def test_a_rehearsal_is_not_judged_by_its_speed():
+    slow = tally(seconds=1.0, requests=100)
+    assert verdict(Gates(), tally(), slow, rehearsal=100)[0] == "good"
+    assert verdict(Gates(), tally(), tally(requests=99), rehearsal=100)[0] == "wait"
+    assert verdict(Gates(), tally(), tally(requests=20, errors=9), rehearsal=100)[0] == "bad"
 
 
 def test_too_few_requests_wait():
@@ -121,6 +142,9 @@ def test_tallies_of_workers_add_up():
 
 def test_steps_need_time_and_evidence():
     rollout = begin(RolloutRequest("m", "2", hold_s=60), "1", "2", 1000.0)
+    assert (rollout.percent, rollout.copies) == (0, 100)
+    rollout = step(rollout, "good", "100 copies", 1000.0)  # a rehearsal lasts as long as it takes
+    assert (rollout.percent, rollout.copies) == (5, 0)
     assert step(rollout, "good", "", 1059.0) is rollout
     assert step(rollout, "wait", "", 2000.0) is rollout
     for percent in (25, 50, 100):

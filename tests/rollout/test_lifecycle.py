@@ -228,7 +228,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     traffic = Traffic(service)
     gates = Gates(min_requests=20, max_p99_ratio=100)
     rollout = await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.1, gates=gates))
-    assert rollout.percent == 5
+    assert rollout.percent == 0
     with pytest.raises(Conflict, match="under way"):
         await service.begin_rollout(RolloutRequest("sage", "3"))
     with pytest.raises(Conflict, match="promote it or roll it back"):
@@ -239,6 +239,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     assert past["status"] == "promoted"
     texts = " | ".join(event["text"] for event in past["events"])
     assert [f"{percent} % of requests" in texts for percent in (5, 25, 50, 100)] == [True] * 4
+    assert "rehearsed with 100 copies" in texts
     assert traffic.errors == []
     assert (await ask(service, 20)) == ["3"] * 20
     assert (
@@ -251,17 +252,19 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     await rig.stop(service)
 
 
+@pytest.mark.parametrize("rehearse", [0, 100])
 @pytest.mark.parametrize(
     ("fault", "reason"), [("errors", "error rate"), ("shifted", "disagreement|outputs shifted")]
 )
-async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, fault, reason):
+async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, fault, reason, rehearse):
     faults = rig.Faults(monkeypatch)
     faults.of["3"] = fault
     service = await rig.started(root)
     publish(root, "3")
     traffic = Traffic(service)
     gates = Gates(max_p99_ratio=100)
-    await service.begin_rollout(RolloutRequest("sage", "3", hold_s=60, gates=gates))
+    asked = RolloutRequest("sage", "3", hold_s=60, gates=gates, steps=(20.0, 100.0), rehearse=rehearse)
+    await service.begin_rollout(asked)
     await until(lambda: service.describe_rollout("sage")["past"])
     harmed = len(traffic.errors)
     await traffic.end()
@@ -269,6 +272,9 @@ async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, 
     assert past["status"] == "rolled_back"
     assert any(part in past["reason"] for part in reason.split("|"))
     assert len(traffic.errors) <= harmed + 8  # those under way
+    if rehearse:  # it never answered a caller
+        assert traffic.errors == []
+        assert set(traffic.versions) == {"1"}
     assert await ask(service, 20) == ["1"] * 20
     await rig.stop(service)
 
@@ -297,7 +303,9 @@ async def test_pause_holds_and_resume_goes_on(root):
     service = await rig.started(root)
     publish(root, "3")
     gates = Gates(min_requests=5, max_p99_ratio=100)
-    await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates))
+    await service.begin_rollout(
+        RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates, rehearse=0)
+    )
     paused = await service.decide_rollout("sage", "pause")
     assert paused["rollout"]["status"] == "paused"
     await ask(service, 60)
@@ -313,7 +321,7 @@ async def test_pause_holds_and_resume_goes_on(root):
 async def test_an_interrupted_rollout_is_taken_up_again(root):
     service = await rig.started(root)
     publish(root, "3")
-    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60))
+    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
     await rig.stop(service)
     service = await rig.started(root)
     rollout = service.describe_rollout("sage")["rollout"]
@@ -327,7 +335,7 @@ async def test_an_interrupted_rollout_is_taken_up_again(root):
 async def test_an_interrupted_rollout_whose_candidate_is_gone_is_rolled_back(root):
     service = await rig.started(root)
     publish(root, "3")
-    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60))
+    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
     await rig.stop(service)
     shutil.rmtree(root / "models" / "sage" / "3")
     service = await rig.started(root)
@@ -348,6 +356,7 @@ async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
         kind="blue_green",
         graph=str(root / "later"),
         gates=Gates(max_disagreement=1, max_psi=1e9),
+        rehearse=0,
     )
     rollout = await service.begin_rollout(asked)
     assert rollout.candidate.startswith("1@")

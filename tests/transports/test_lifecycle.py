@@ -103,7 +103,9 @@ def test_load_and_unload_through_every_door(server: RunningServer, client: Clien
 def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
     publish(root, "2")
     loose = ["--gate", "min_requests=100000", "--gate", "max_disagreement=1", "--gate", "max_psi=1000"]
-    code, told = command(server, "rollout", "start", "sage", "2", "--steps", "50,100", *loose)
+    code, told = command(
+        server, "rollout", "start", "sage", "2", "--steps", "50,100", "--rehearse", "0", *loose
+    )
     assert code == 0, told
     assert "canary of 2 beside 1, 50 % of requests" in told
     assert versions(server, 40) == {"1", "2"}
@@ -189,7 +191,7 @@ def test_no_request_is_lost_or_answered_twice_while_everything_changes(
         for thread in threads:
             thread.start()
         admin.load("sage", "2", serve=False)
-        admin.begin_rollout("sage", "2", steps=[50, 100], gates=LOOSE)
+        admin.begin_rollout("sage", "2", steps=[50, 100], gates=LOOSE, rehearse=0)
         time.sleep(0.3)
         admin.decide("sage", "advance")
         admin.decide("sage", "promote")

@@ -9,8 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url, admin_of
+from hopline.commands.import_mlflow import import_model
 
 app = typer.Typer(no_args_is_help=True, help="List, load and unload versions of models.")
+
+app.command("import")(import_model)
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
 

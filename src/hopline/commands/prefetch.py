@@ -14,7 +14,7 @@ from hopline.config import needed_folder
 def prefetch(
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
-        Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+        str | None, typer.Option(help="Folder of <model>/<version> artifacts, or a URL.", show_default=False)
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
@@ -39,7 +39,6 @@ def prefetch(
     }
     resolved = resolve_config(config, overrides, settings or [])
     needed_folder(resolved, "graph.path")
-    needed_folder(resolved, "models.repository")
     from hopline.observe.logs import configure_logs
     from hopline.prefetch.process import run
     from hopline.rollout.loader import graph_models

@@ -47,6 +47,9 @@ def start(
         list[str] | None,
         typer.Option(help="A gate: --gate max_p99_ratio=1.2; repeatable.", show_default=False),
     ] = None,
+    rehearse: Annotated[
+        int, typer.Option(help="Copies of requests that it answers first, before any caller.")
+    ] = 100,
     auto: Annotated[bool, typer.Option(help="Go on by itself; gates always go back by themselves.")] = True,
     watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
     url: Url = DEFAULT_URL,
@@ -54,7 +57,7 @@ def start(
     token: Token = None,
 ) -> None:
     """Begin a rollout."""
-    options: dict[str, Any] = {"hold_s": hold, "share": share, "auto": auto}
+    options: dict[str, Any] = {"hold_s": hold, "share": share, "auto": auto, "rehearse": rehearse}
     if graph:
         options["graph"] = graph
     if steps is not None:

@@ -68,7 +68,10 @@ class Fleet:
             await served.release()
 
     def index(self) -> list[dict[str, str]]:
-        """Every unit that is wanted, and every version in the repository that is not, with its state."""
+        """Every unit that is wanted, and every version in the repository that is not, with its state.
+
+        What is in the repository is as it was at most a few seconds ago: to ask it may take a while.
+        """
         rows = []
         for name, state in self.state.models.items():
             for unit in state.units:
@@ -77,8 +80,8 @@ class Fleet:
                 word = "READY" if ready else "UNAVAILABLE" if why else "LOADING"
                 rows.append({"name": name, "version": unit.id, "state": word, "reason": why})
         known = {(row["name"], row["version"]) for row in rows}
-        for name in self._loader.repository.models():
-            for version in self._loader.available(name):
+        for name, versions in self._loader.listing().items():
+            for version in versions:
                 if (name, version) not in known:
                     reason = "not loaded"
                     rows.append(

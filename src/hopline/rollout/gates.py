@@ -17,7 +17,7 @@ from hopline.rollout.tally import Tally
 
 #: Small, since a rollout is looked at thousands of times.
 _CHANCE = 1e-5
-#: Of the candidate's requests, those that may be slower than the limit that 1 % of the current ones' pass.
+#: Of the candidate's requests, those that may be slower than a limit of its p99.
 _SLOW_SHARE = 0.05
 
 Verdict = Literal["wait", "good", "bad"]
@@ -28,8 +28,10 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_error_rate: share of requests that may fail, beyond what fails on the current version.
-        max_p99_ratio: its p99 may be so many times that of the current version.
-        p99_ms: and at most this; 0 is no limit.
+        max_p99_ratio, max_p50_ratio: its p99 and its median may be so many times those of the current
+            version.
+        slack_ms: and this much longer in any case: a tenth of a millisecond harms nobody.
+        p99_ms: the most that its p99 may be; 0 is no limit.
         max_disagreement: share of requests answered otherwise than by the current version (another label,
             or a score that differs by more than `tolerance`, or an error in place of an answer).
         tolerance: difference of scores that does not count.
@@ -39,6 +41,8 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_error_rate: float = 0.01
     max_p99_ratio: float = 1.5
+    max_p50_ratio: float = 2.0
+    slack_ms: float = 0.5
     p99_ms: float = 0.0
     max_disagreement: float = 0.05
     tolerance: float = 0.1
@@ -51,11 +55,12 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("max_error_rate", "max_disagreement"):
             if not 0 <= getattr(self, name) <= 1:
                 found.append(f"gates.{name} is a share between 0 and 1, not {getattr(self, name)}")
-        for name in ("p99_ms", "tolerance", "max_psi", "min_requests"):
+        for name in ("slack_ms", "p99_ms", "tolerance", "max_psi", "min_requests"):
             if not getattr(self, name) >= 0:
                 found.append(f"gates.{name} must be at least 0, not {getattr(self, name)}")
-        if not self.max_p99_ratio >= 1:
-            found.append(f"gates.max_p99_ratio must be at least 1, not {self.max_p99_ratio}")
+        for name in ("max_p99_ratio", "max_p50_ratio"):
+            if not getattr(self, name) >= 1:
+                found.append(f"gates.{name} must be at least 1, not {getattr(self, name)}")
         return found
 
 
@@ -72,20 +77,26 @@ def exceeds(hits: int, count: int, limit: float) -> bool:
     return count * divergence > -math.log(_CHANCE)
 
 
-def verdict(gates: Gates, current: Tally, candidate: Tally) -> tuple[Verdict, str]:
+def verdict(gates: Gates, current: Tally, candidate: Tally, *, rehearsal: int = 0) -> tuple[Verdict, str]:
     """Hold a candidate's counts of one step against its gates.
+
+    Args:
+        rehearsal: of a step in which the candidate only gets copies, those that it must have answered;
+            how fast it answers them says nothing, since they wait for everybody else.
 
     Returns: "bad" and why, as soon as that is certain; "good" once `min_requests` were answered and
     nothing speaks against it; "wait" and what is lacking.
     """
-    for check in (_errors, _slowness, _disagreement, _shift):
+    checks = [_errors, _disagreement, _shift] if rehearsal else [_errors, _slowness, _disagreement, _shift]
+    for check in checks:
         why = check(gates, current, candidate)
         if why:
             return "bad", why
     # What a mirror sends counts as well: a shadow has no requests of its own.
     seen = max(candidate.requests, candidate.compared)
-    if seen < gates.min_requests:
-        return "wait", f"{seen} of {gates.min_requests} requests"
+    wanted = rehearsal or gates.min_requests
+    if seen < wanted:
+        return "wait", f"{seen} of {wanted} requests"
     return "good", f"{seen} requests within the gates"
 
 
@@ -102,21 +113,28 @@ def _errors(gates: Gates, current: Tally, candidate: Tally) -> str:
 
 
 def _slowness(gates: Gates, current: Tally, candidate: Tally) -> str:
+    """Whether more of the candidate's answers take long than may: of its p99 limits `_SLOW_SHARE`, of its
+    median's half."""
     limits = []
     if gates.p99_ms:
-        limits.append(gates.p99_ms / 1e3)
-    usual = current.p99_s()
-    if usual is not None:
-        limits.append(usual * gates.max_p99_ratio)
-    if not limits:
-        return ""
-    limit = min(limits)
-    slow = candidate.slower_than(limit)
-    if not exceeds(slow, candidate.answered, _SLOW_SHARE):
-        return ""
-    return f"latency: {slow} of {candidate.answered} answers took longer than {limit * 1e3:.2f} ms" + (
-        "" if limit == gates.p99_ms / 1e3 else f", {gates.max_p99_ratio:g} times the current p99"
-    )
+        limits.append((gates.p99_ms, _SLOW_SHARE, "gates.p99_ms"))
+    for share, ratio, slow, name in (
+        (0.99, gates.max_p99_ratio, _SLOW_SHARE, "p99"),
+        (0.5, gates.max_p50_ratio, 0.5, "median"),
+    ):
+        usual = current.quantile_s(share)
+        if usual is not None:
+            usual *= 1e3
+            limit = max(usual * ratio, usual + gates.slack_ms)
+            limits.append((limit, slow, f"the current {name} is {usual:.2f} ms"))
+    for limit, allowed, name in limits:
+        slow_answers = candidate.slower_than(limit / 1e3)
+        if exceeds(slow_answers, candidate.answered, allowed):
+            return (
+                f"latency: {slow_answers} of {candidate.answered} answers took longer than {limit:.2f} ms "
+                f"({name})"
+            )
+    return ""
 
 
 def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
@@ -129,9 +147,10 @@ def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
 
 
 def _shift(gates: Gates, current: Tally, candidate: Tally) -> str:
-    found, noise = candidate.shift_from(current)
-    if found is None or found - noise <= gates.max_psi:
+    found = candidate.shift_from(current)
+    if found is None or not found.above(gates.max_psi):
         return ""
     return (
-        f"outputs shifted: PSI {found:.2f} (chance alone gives {noise:.2f}); {gates.max_psi:g} is allowed"
+        f"outputs shifted: PSI {found.psi:.2f} (chance alone gives {found.noise:.2f}), most of it in "
+        f"scores {found.bin}; {gates.max_psi:g} is allowed"
     )

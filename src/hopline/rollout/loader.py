@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits, read_limits
+from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.regions import Regions
 from hopline.rollout.repository import Repository, configured_repository
 from hopline.rollout.served import Recorder, Scorer, Served
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: Threads for batches that are too dear for the event loop; made when they are needed.
 _MAX_THREADS = 64
+#: Seconds that a listing of a repository behind a network is given for.
+_LISTING_S = 5.0
 #: A model process of a shadow leaves the processor to whoever serves.
 _SHADOW_NICE = 19
 
@@ -87,6 +91,8 @@ class Loader:
         worker = config.worker
         self._regions = Regions(worker.table_fd, worker.index)
         self._share = config.table.memory_bytes
+        self._last_listing: dict[str, list[str]] = {}
+        self._listed_at = float("-inf")
         self._keys: dict[tuple[str, str], str] = {}
         #: Connects sources to the prefetcher; set by who knows about it.
         self.on_sources: Callable[[Sources, Graph], object] | None = None
@@ -106,6 +112,28 @@ class Loader:
         Raises: BadRequest, RepositoryUnavailable.
         """
         return self.repository.versions(model)
+
+    def listing(self) -> dict[str, list[str]]:
+        """Model -> versions in the repository.
+
+        A folder is looked at; what lies behind a network is asked again on a thread where the answer is
+        old, and the old answer is given meanwhile.
+        """
+        if isinstance(self.repository, LocalRepository):
+            return self._listed()
+        now = time.monotonic()
+        if now - self._listed_at > _LISTING_S:
+            self._listed_at = now
+            future = self._executor.submit(self._listed)
+            future.add_done_callback(self._keep_listing)
+        return self._last_listing
+
+    def _listed(self) -> dict[str, list[str]]:
+        return {name: self.repository.versions(name) for name in self.repository.models()}
+
+    def _keep_listing(self, done: Future[dict[str, list[str]]]) -> None:
+        if done.exception() is None:
+            self._last_listing = done.result()
 
     def limits(self, model: str) -> ModelLimits:
         """What `serving.toml` beside the model's versions says.
@@ -161,10 +189,10 @@ class Loader:
             await asyncio.to_thread(served.warm_up)
             if isinstance(served, ServedVersion):
                 await self._prewarm(served)
+            return self._wrapped(served, limits, unit)
         except BaseException:
             await self.drop(model, unit, served)
             raise
-        return self._wrapped(served, limits)
 
     async def drop(self, model: str, unit: Unit, served: Served) -> None:
         """Let go of a unit that takes no requests any more."""
@@ -194,7 +222,7 @@ class Loader:
             return load_pipeline(
                 folder, model, unit.id, self._resolve, self.config, self._metrics, self._recorders, limits
             )
-        spec = await asyncio.to_thread(read_artifact, folder)
+        spec = read_artifact(folder, verify=False)  # fetch has compared every file
         if spec.name != model:
             raise ArtifactError(
                 f"{folder}: the artifact is of model {spec.name!r}, its folder of {model!r}"
@@ -258,8 +286,9 @@ class Loader:
         key = self._keys[model, unit.id] = f"{model}/{unit.id}/{digest}"
         return key
 
-    def _wrapped(self, served: Served, limits: ModelLimits) -> Served:
-        if not limits.cache_bytes:
+    def _wrapped(self, served: Served, limits: ModelLimits, unit: Unit) -> Served:
+        # A process of its own keeps nothing: who asks it does; and copies are always computed.
+        if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
         from hopline.rollout.response_cache import CachedVersion
 

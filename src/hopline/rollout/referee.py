@@ -70,7 +70,7 @@ class Referee:
             (different if counting.compared(wanted, found) else same).inc()
 
         dropped = self._dropped(name).inc
-        if rollout.kind == "shadow":
+        if rollout.copies:
             return Mirror(current, rollout.share, Copies(candidate, compare, dropped))
         return Split(current, candidate, rollout.percent, rollout.id, Copies(current, compare, dropped))
 
@@ -89,10 +89,11 @@ class Referee:
                 self._leader = Leadership(self._folder)
             if not self._leader.is_mine():
                 continue
-            found, why = verdict(watch.rollout.gates, *watch.totals())
-            after = steps.step(watch.rollout, found, why, now)
-            if after is not watch.rollout:
-                yield watch.rollout, after
+            rollout = watch.rollout
+            found, why = verdict(rollout.gates, *watch.totals(), rehearsal=rollout.copies)
+            after = steps.step(rollout, found, why, now)
+            if after is not rollout:
+                yield rollout, after
 
     def seen(self, rollout: Rollout) -> dict[str, Any]:
         """What all workers saw of the present step, and what the gates say to it."""
@@ -100,7 +101,7 @@ class Referee:
         if watch is None:
             return {}
         current, candidate = watch.totals()
-        found, why = verdict(rollout.gates, current, candidate)
+        found, why = verdict(rollout.gates, current, candidate, rehearsal=rollout.copies)
         return {
             "seen": {"current": told(current), "candidate": told(candidate)},
             "verdict": found,

@@ -1,9 +1,9 @@
 """Where the tables of each unit lie in the memory that all workers of a host map.
 
-One memfd, handed to every worker; a directory at its beginning says which bytes are whose. Units come and go
-while workers die and start anew: so a region is found by what it is for, never by the order in which things
-were loaded. Regions are not moved or used again: the file is sparse, and what nobody uses any more is given
-back to the system.
+One memfd, handed to every worker; a directory at its beginning says which bytes are whose. Units come and
+go while workers die and start anew: so a region is found by what it is for, never by the order in which
+things were loaded. Regions are not moved or used again: the file is sparse, and what nobody uses any more
+is given back to the system.
 """
 
 from __future__ import annotations

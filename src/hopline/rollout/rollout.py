@@ -37,6 +37,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         gates: see `Gates`.
         share: of requests that a shadow gets a copy of, in percent.
         auto: False leaves going on to people; gates still roll back.
+        rehearse: copies of requests that the candidate of a canary or blue/green must answer first, within
+            the gates, before any caller gets its answers; that also fills its tables. 0 goes without.
     """
 
     model: str
@@ -49,6 +51,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gates: Gates = Gates()
     share: float = 100.0
     auto: bool = True
+    rehearse: int = 100
 
     def check(self) -> None:
         """Raises: BadRequest: steps, shares or gates that make no sense."""
@@ -65,6 +68,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             problems.append(f"hold_s must be at least 0, not {self.hold_s}")
         if not 0 < self.share <= 100:
             problems.append(f"share is a percent above 0 and up to 100, not {self.share}")
+        if not self.rehearse >= 0:
+            problems.append(f"rehearse must be at least 0, not {self.rehearse}")
         if problems:
             raise BadRequest("; ".join(problems))
 
@@ -82,7 +87,8 @@ class Rollout(msgspec.Struct, frozen=True):
     Attributes:
         id: unique; also salts who is in the candidate's share, so that a key stays in as the share grows.
         current, candidate: unit ids.
-        step: index in `steps`.
+        rehearsal: copies that it answers first; see `RolloutRequest.rehearse`.
+        step: index in `steps`; -1 while it is rehearsed.
         percent: of requests that the candidate answers now.
         step_since: time.time() at which the step began.
         reason: of the present status.
@@ -100,11 +106,22 @@ class Rollout(msgspec.Struct, frozen=True):
     auto: bool
     started: float
     step_since: float
+    rehearsal: int = 0
     step: int = 0
     percent: float = 0.0
     status: Status = "running"
     reason: str = ""
     events: tuple[Event, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """Copies that the candidate gets instead of requests: how many it must answer; 0 for requests.
+
+        A shadow gets nothing but copies, and there is no number of them to reach.
+        """
+        if self.kind == "shadow":
+            return 1
+        return self.rehearsal if self.step < 0 else 0
 
     @property
     def is_over(self) -> bool:
@@ -115,6 +132,7 @@ class Rollout(msgspec.Struct, frozen=True):
 def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Rollout:
     """The first step."""
     steps = asked.steps or STEPS[asked.kind]
+    rehearsal = asked.rehearse if asked.kind in ("canary", "blue_green") else 0
     rollout = Rollout(
         id=secrets.token_hex(6),
         model=asked.model,
@@ -128,7 +146,9 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
         auto=asked.auto,
         started=now,
         step_since=now,
-        percent=steps[0] if steps else 0.0,
+        rehearsal=rehearsal,
+        step=-1 if rehearsal else 0,
+        percent=steps[0] if steps and not rehearsal else 0.0,
     )
     return _noted(rollout, now, f"{asked.kind} of {candidate} beside {current}, {_told(rollout)}")
 
@@ -144,7 +164,9 @@ def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
         return rolled_back(rollout, why, now)
     if verdict != "good" or rollout.status == "paused" or not rollout.auto:
         return rollout
-    if rollout.kind in ("shadow", "ab") or now - rollout.step_since < rollout.hold_s:
+    if rollout.kind in ("shadow", "ab"):
+        return rollout
+    if rollout.step >= 0 and now - rollout.step_since < rollout.hold_s:
         return rollout
     return forward(rollout, why, now)
 
@@ -216,4 +238,6 @@ def _noted(rollout: Rollout, now: float, text: str) -> Rollout:
 def _told(rollout: Rollout) -> str:
     if rollout.kind == "shadow":
         return f"{rollout.share:g} % of requests copied"
+    if rollout.step < 0:
+        return f"rehearsed with {rollout.rehearsal} copies of requests first"
     return f"{rollout.percent:g} % of requests"

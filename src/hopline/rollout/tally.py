@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest, HoplineError, ModelNotFound, RateLimited
+from hopline.observe.psi import Comparison, Sketch, compare, number_bins
 from hopline.types import AnyArray, ScoreResult
 
 #: Latency buckets: 20 to each factor of ten, from 10 µs to 100 s.
@@ -17,8 +18,8 @@ _PER_DECADE, _DECADES, _FIRST_S = 20, 7, 1e-5
 _NUM_BUCKETS = _PER_DECADE * _DECADES
 #: Scores kept by each worker, drawn evenly from all that it saw.
 _MAX_SCORES = 1000
-#: Scores of either side below which a shift is not looked for, and the bins that it is looked for in.
-_MIN_SCORES, _BINS = 100, 10
+#: Scores of either side below which a shift is not looked for.
+_MIN_SCORES = 100
 #: Errors that are the caller's own doing: every version would answer so.
 _OF_THE_CALLER = (BadRequest, ModelNotFound, RateLimited)
 
@@ -102,11 +103,15 @@ class Tally(msgspec.Struct):
         self.last_difference = self.last_difference or other.last_difference
 
     def p99_s(self) -> float | None:
-        """Upper bound of the 99th percentile in seconds; None below 100 answers."""
+        """As `quantile_s`."""
+        return self.quantile_s(0.99)
+
+    def quantile_s(self, share: float) -> float | None:
+        """Upper bound in seconds of what so many answers took; None below 100 answers."""
         total = sum(self.latency)
         if total < 100:
             return None
-        left = total - math.floor(0.99 * total)
+        left = total - math.floor(share * total)
         for at in range(_NUM_BUCKETS - 1, -1, -1):
             left -= self.latency[at]
             if left <= 0:
@@ -121,22 +126,12 @@ class Tally(msgspec.Struct):
         """Of scores, over compared requests."""
         return self.difference / self.compared if self.compared else 0.0
 
-    def shift_from(self, reference: Tally) -> tuple[float | None, float]:
-        """Population stability index of the scores, and what chance alone would give; None for too few.
-
-        Bins are the reference's deciles. The expectation under no change is (B - 1)(1/n + 1/m).
-        """
-        ours, theirs = np.asarray(self.scores), np.asarray(reference.scores)
-        if min(ours.shape[0], theirs.shape[0]) < _MIN_SCORES:
-            return None, 0.0
-        edges = np.unique(np.quantile(theirs, np.linspace(0, 1, _BINS + 1)[1:-1]))
-        shares = []
-        for values in (ours, theirs):
-            counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=edges.shape[0] + 1)
-            shares.append((counts + 0.5) / (counts.sum() + 0.5 * counts.shape[0]))
-        a, b = shares
-        index = float(((a - b) * np.log(a / b)).sum())
-        return index, edges.shape[0] * (1 / ours.shape[0] + 1 / theirs.shape[0])
+    def shift_from(self, reference: Tally) -> Comparison | None:
+        """How far the scores are from the reference's; None where either side has too few."""
+        if min(len(self.scores), len(reference.scores)) < _MIN_SCORES:
+            return None
+        bins = number_bins(reference.scores)
+        return compare(Sketch.of(bins, reference.scores), Sketch.of(bins, self.scores))
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:

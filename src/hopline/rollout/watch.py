@@ -32,8 +32,8 @@ class Watch:
         # What a worker counted that died since was counted all the same.
         self._worker = os.getpid()
         self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
-        #: Whether the copies are what the candidate answers: a shadow has no callers of its own.
-        self._counts_copies = rollout.kind == "shadow"
+        #: Whether copies are what the candidate answers: a shadow, or a rehearsal, has no callers.
+        self._counts_copies = bool(rollout.copies)
 
     def record(self, ran: Ran) -> None:
         """Count what both versions answered."""
@@ -42,6 +42,8 @@ class Watch:
         tally = self.tallies.get(ran.served.version)
         if tally is None:
             return
+        if "cache" in ran.stages:
+            return  # a kept answer tells nothing of who would compute it
         copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
         for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
             if outcome is None or request.is_copy != copies_count:
@@ -53,7 +55,7 @@ class Watch:
 
     def compared(self, wanted: Outcome, found: Outcome) -> bool:
         """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
-        if self.rollout.kind == "shadow":
+        if self._counts_copies:
             ours, current = found, wanted
         else:
             ours, current = wanted, found

@@ -104,7 +104,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
             raise BadRequest(
                 f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {value!r}"
             )
-        found[name] = tuple(value) if name == "groups" else value
+        found[name] = tuple(map(str, value)) if isinstance(value, list) else value
     return found
 
 

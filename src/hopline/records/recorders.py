@@ -1,0 +1,64 @@
+"""The recorders that the settings ask for: prediction log, drift, traces. Others are not imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopline.config import Config
+from hopline.observe.metrics import Metrics
+from hopline.rollout.served import Recorder
+
+if TYPE_CHECKING:
+    from hopline.records.drift.monitor import DriftMonitor
+    from hopline.records.log import PredictionLog
+    from hopline.records.tracing import TraceRecorder
+
+
+class Recorders:
+    """Args:
+    config: sections `prediction_log`, `drift` and `tracing`.
+    metrics: of the server.
+
+    Attributes:
+        all: those that are on.
+        drift: for its reports; None where it is off.
+
+    Raises:
+        ConfigError: a setting of theirs is wrong.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self.all: list[Recorder] = []
+        self.drift: DriftMonitor | None = None
+        self._log: PredictionLog | None = None
+        self._traces: TraceRecorder | None = None
+        if config.worker.isolated:
+            return  # who runs the process records its answers
+        if config.prediction_log.path is not None:
+            from hopline.records.log import PredictionLog
+
+            self._log = PredictionLog(config, metrics)
+            self.all.append(self._log)
+        if config.drift.enabled:
+            from hopline.records.drift.monitor import DriftMonitor
+
+            self.drift = DriftMonitor(config, metrics)
+            self.all.append(self.drift)
+        if config.tracing.endpoint:
+            from hopline.records.tracing import TraceRecorder
+
+            self._traces = TraceRecorder(config, metrics)
+            self.all.append(self._traces)
+
+    def start(self) -> None:
+        """Begin to write and to judge."""
+        if self._log is not None:
+            self._log.start()
+        if self.drift is not None:
+            self.drift.start()
+
+    async def close(self) -> None:
+        """Write what is pending; after the last answer."""
+        for recorder in (self._log, self.drift, self._traces):
+            if recorder is not None:
+                await recorder.close()
