@@ -307,6 +307,24 @@ async def test_a_slow_member_drops_out_at_its_own_timeout():
     await rig.score(nodes=[1])
     assert rig.models["c"].asked[0].request.deadline < before + 1
     assert rig.models["a"].asked[0].request.deadline > before + 1
+    deadline = time.monotonic() + 0.04
+    rig.ask(nodes=[1], deadline=deadline)
+    assert rig.models["c"].asked[1].request.deadline == deadline
+
+
+async def test_a_step_that_is_wanted_after_it_failed_fails_whoever_wants_it():
+    text = ensemble('"any"').replace('score = "all.probabilities"', 'score = "late.probabilities"')
+    route = """[[step]]
+id = "late"
+kind = "route"
+default = "a"
+rules = [{ when = "all.probabilities < 0", then = "b" }]
+[outputs]"""
+    rig = Rig(text.replace("[outputs]", route), gnn("a"), gnn("b"), gnn("c"))
+    rig.models["a"].fails = Overloaded("full")
+    with pytest.raises(Overloaded, match="step 'a': full"):
+        await rig.score(nodes=[1])
+    assert len(rig.models["a"].asked) == 1
 
 
 # Rows without a value

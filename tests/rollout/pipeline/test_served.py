@@ -1,5 +1,6 @@
 """A pipeline over packaged models in a repository: served, checked offline, asked over the wire's forms."""
 
+import asyncio
 import json
 import shutil
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from hopline.cli import build_app
 from hopline.client import wire
-from hopline.errors import ModelNotFound, PipelineInvalid
+from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
 from hopline.rollout.pipeline.nesting import nesting
 from hopline.rollout.pipeline.offline import Offline, nobody
 from hopline.rollout.repository import open_repository
@@ -207,3 +208,32 @@ def test_what_others_are_made_of_is_loaded_first(tmp_path):
         name: nesting(name, folder_of) for name in ("outer", "inner", "plain", "none", "round", "broken")
     }
     assert depths == {"outer": 2, "inner": 1, "plain": 0, "none": 0, "round": 1, "broken": 1}
+
+
+async def test_a_step_follows_its_model_to_another_version_and_loses_nothing(fraud, tmp_path):
+    shutil.copytree(fraud[0], tmp_path / "copy")
+    service = await fleet_rig.started(tmp_path / "copy")
+    parts, errors, running = [], [], True
+
+    async def ask():
+        while running:
+            try:
+                request = ScoreRequest("fraud", nodes=["n3"], columns={"amount": [0.5]})
+                parts.append((await service.score(request)).parts["gnn"])
+            except HoplineError as error:
+                errors.append(error)
+            await asyncio.sleep(0)
+
+    traffic = [asyncio.ensure_future(ask()) for _ in range(8)]
+    try:
+        fleet_rig.copy_version(tmp_path / "copy" / "models", "1", "2")
+        await service.load("sage")
+        await service.unload("sage", "1")
+        await asyncio.sleep(0.05)
+        running = False
+        await asyncio.gather(*traffic)
+        assert errors == []
+        assert parts == sorted(parts)
+        assert set(parts) == {"sage/1", "sage/2"}
+    finally:
+        await fleet_rig.stop(service)
