@@ -50,7 +50,7 @@ def logged(config, request):
 
 
 async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
-    async with logging_service(logged) as (service, _):
+    async with logging_service(logged) as service:
         await answered(service)
     done = []
     async with ServiceTarget(logged.replace(table__memory_bytes=0)) as target:
@@ -67,7 +67,7 @@ async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
 
 async def test_another_version_gives_other_answers(config):
     settings = config()
-    async with logging_service(settings) as (service, _):
+    async with logging_service(settings) as service:
         await answered(service)
         expected = {}
         for request in requests():
@@ -238,7 +238,7 @@ def log(config):
     settings = config()
 
     async def write():
-        async with logging_service(settings) as (service, _):
+        async with logging_service(settings) as service:
             await answered(service)
 
     asyncio.run(write())

@@ -8,7 +8,6 @@ import hopline
 from hopline.config import load_config
 from hopline.jobs.replay import replay
 from hopline.jobs.targets import ServerTarget, ServiceTarget
-from hopline.records.log import PredictionLog
 from hopline.records.reader import LogReader
 from hopline.service import Service
 from hopline.types import ScoreRequest
@@ -35,9 +34,6 @@ async def logged(repository, tmp_path, count=40):
         }
     )
     service = Service(config)
-    log = PredictionLog(config, service.metrics)
-    log.start()
-    service.recorders.append(log)
     await service.start()
     frame = payments(count, seed=2)
     for row in range(count):
@@ -47,7 +43,6 @@ async def logged(repository, tmp_path, count=40):
         await service.score(ScoreRequest("fraud", columns=columns, request_id=f"p{row}"))
     service.begin_drain()
     assert await service.drain(5)
-    await log.close()
     await service.close()
     return config
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hopline.config import load_config
-from hopline.records.log import PredictionLog
 from hopline.rollout.served import Ran
 from hopline.service import Service
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -55,19 +54,15 @@ def config(places, tmp_path):
 
 @contextlib.asynccontextmanager
 async def logging_service(config):
-    """(service, its log); both are closed in order."""
+    """A service that keeps a log; at the end all of it is written."""
     service = Service(config)
-    log = PredictionLog(config, service.metrics)
-    log.start()
-    service.recorders.append(log)
     await service.start()
     await service.load("plain", "1")
     try:
-        yield service, log
+        yield service
     finally:
         service.begin_drain()
         assert await service.drain(5)
-        await log.close()
         await service.close()
 
 

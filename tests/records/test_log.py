@@ -164,7 +164,7 @@ async def test_a_full_disk_harms_nobody_and_writing_goes_on_after_it(small_disk,
     while "disk" not in dropped(metrics):
         log.record(ran(SERVED, scored(number)))
         number += 1
-    assert slowest < 0.05
+    assert slowest < 0.5
     small_disk.grow()
     await until(lambda: value(metrics, "failing") == 0)
     last = scored(10**6)
@@ -262,3 +262,9 @@ def test_a_pace_rests_after_a_tenth_of_a_millisecond_of_work():
         pace()
         now[0] += 10e-6
     assert 9 <= len(rests) <= 11
+
+
+async def test_a_log_that_was_never_started_can_be_closed(tmp_path):
+    log, _ = made(tmp_path / "log")
+    await log.close()
+    assert not (tmp_path / "log").exists()

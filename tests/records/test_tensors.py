@@ -14,7 +14,7 @@ from tests.records.conftest import logging_service
 async def test_tensors_are_the_graphs_own_rows_and_degrees(config, places):
     settings = config(**{"prediction_log.tensors_share": 1.0, "prediction_log.inputs": "none"})
     features = np.random.default_rng(0).standard_normal(6)
-    async with logging_service(settings) as (service, _):
+    async with logging_service(settings) as service:
         nodes = ["n5", "gone", "n3"]
         inline = [InlineNode(features, {"": ["n1"]})]
         await service.score(ScoreRequest("plain", nodes=nodes, inline=inline, on_missing="null"))
@@ -36,7 +36,7 @@ async def test_tensors_are_the_graphs_own_rows_and_degrees(config, places):
 
 async def test_hashes_tell_artifacts_apart_and_schemas_not(config):
     settings = config()
-    async with logging_service(settings) as (service, _):
+    async with logging_service(settings) as service:
         await service.load("plain", "2", serve=False)
         for version in ("1", "2"):
             await service.score(ScoreRequest("plain", nodes=["n1"], version=version))
@@ -64,7 +64,7 @@ async def test_rows_of_a_feature_store_are_shown_as_they_were_read(config, place
             "prediction_log.tensors_share": 1.0,
         }
     )
-    async with logging_service(settings) as (service, _):
+    async with logging_service(settings) as service:
         await service.score(ScoreRequest("plain", nodes=["n5", "n3"]))
     (entry,) = LogReader(settings.prediction_log.path)
     assert (entry.tensors["nodes.node.features"] == stored[[5, 3]]).all()

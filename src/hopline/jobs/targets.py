@@ -42,7 +42,12 @@ class ServiceTarget:
     def __init__(self, config: Config) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hopline-replay-")
         self._service = Service(
-            config.replace(prediction_log__path="", drift__enabled=False, models__state=self._folder.name)
+            config.replace(
+                prediction_log__path="",
+                drift__enabled=False,
+                tracing__endpoint="",
+                models__state=self._folder.name,
+            )
         )
 
     async def __aenter__(self) -> Self:

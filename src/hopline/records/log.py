@@ -118,6 +118,8 @@ class PredictionLog:
     async def close(self) -> None:
         """Write what is pending and finish the file; after the last request has its answer."""
         self._stop.set()
+        if self._thread.ident is None:  # the server could not start
+            return
         await asyncio.to_thread(self._thread.join, _CLOSE_S)
         if self._thread.is_alive():
             log.warning("prediction log: the disk hangs; %d entries are lost", self.num_pending)
