@@ -14,7 +14,6 @@ no answer, deadlines pass ► it is killed, then as when it dies
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -25,7 +24,6 @@ import msgspec
 
 from hopline.config import Config
 from hopline.errors import (
-    ConfigError,
     DeadlineExceeded,
     HoplineError,
     ModelNotReady,
@@ -37,8 +35,8 @@ from hopline.rollout import process_wire as wire
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, ProcessRequest
+from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
-from hopline.rollout.process_memory import anonymous_bytes
 from hopline.rollout.queued import bucket_of, lanes_of, take
 from hopline.rollout.served import Recorder
 from hopline.scheduling.policy import LOW
@@ -49,15 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a process is started again: doubled from the first to the last one, and back to the first
-#: once a process has lived for `_STEADY_S`.
-_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
-#: Until a process must be ready.
-_READY_S = 300.0
-#: Between looks at memory and at requests that are overdue.
-_LOOK_S = 0.25
-#: For a process that was replaced to tell the last of its answers after their deadlines.
-_GRACE_S = 1.0
 #: Requests that a process may have, where `max_concurrency` says nothing.
 _MAX_OUTSTANDING = 4096
 #: The earliest that deadlines are looked at again, so that many of them are looked at together.
@@ -93,7 +82,7 @@ class ProcessVersion(CountedVersion):
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
         self._limits = limits
-        self._orders = {
+        orders = {
             "name": name,
             "version": version,
             "config": _config_inside(config).to_json(),
@@ -102,30 +91,12 @@ class ProcessVersion(CountedVersion):
             "arguments": dict(arguments or {}),
             "nice": nice,
         }
+        self._keeper = ProcessKeeper(orders, limits, metrics, self)
         self._lanes = lanes_of(limits)
         self._bucket = bucket_of(limits, config.worker.count)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
         self._default_timeout_s = limits.timeout_ms / 1e3
         self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._restarts = metrics.counter(
-            "hopline_model_process_restarts_total",
-            "Processes of a model that were replaced.",
-            ("model", "version", "reason"),
-        )
-        self._memory = metrics.gauge(
-            "hopline_model_process_memory_bytes",
-            "Memory of a model's own processes, without what they share.",
-            ("model", "version"),
-        )(name, version)
-        self._process: ModelProcess | None = None
-        self._retiring: dict[ModelProcess, asyncio.Task[None]] = {}
-        self._renewing: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._reason = f"model {name!r}: its process has not been started"
-        self._pause_s = _FIRST_PAUSE_S
-        self._start_s = 0.0
-        self._adopted_at = 0.0
-        self._info: ModelInfo | None = None
         self._closed = ""
         self._num_live = self._live_rows = 0
         self._idle: asyncio.Event | None = None
@@ -177,23 +148,17 @@ class ProcessVersion(CountedVersion):
             HoplineError: as `start`.
             ConfigError: it takes more than `memory_bytes` already.
         """
-        process = await self._started()
-        limit, taken = self._limits.memory_bytes, anonymous_bytes(process.pid)
-        if limit and taken > limit:
-            await process.end()
-            raise ConfigError(
-                f"memory_bytes: model {self.name!r} takes {taken} bytes before its first request; "
-                f"{limit} are allowed"
-            )
-        self._adopt(process)
+        await self._keeper.begin()
+        assert self._keeper.ready is not None
+        self.graph_version = self._keeper.ready.graph_version
         for gauge, read in self._gauges:
             gauge.set_function(read)
-        self._looking = asyncio.ensure_future(self._look())
 
     @property
     def pid(self) -> int | None:
         """Of the process that requests go to; None while there is none."""
-        return None if self._process is None else self._process.pid
+        process = self._keeper.process
+        return None if process is None else process.pid
 
     # Served
 
@@ -221,14 +186,15 @@ class ProcessVersion(CountedVersion):
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What the model says of itself, and whether its process lives."""
-        assert self._info is not None
-        is_up = self._process is not None
+        keeper = self._keeper
+        assert keeper.ready is not None
+        info, is_up = keeper.ready.info, keeper.process is not None
         return dataclasses.replace(
-            self._info,
+            info,
             versions=versions,
             version=self.version,
-            state=self._info.state if is_up else "UNAVAILABLE",
-            reason=self._info.reason if is_up else self._reason,
+            state=info.state if is_up else "UNAVAILABLE",
+            reason=info.reason if is_up else keeper.reason,
         )
 
     def warm_up(self) -> None:
@@ -252,19 +218,11 @@ class ProcessVersion(CountedVersion):
     async def release(self) -> None:
         """End the processes."""
         self._closed = self._closed or "the model is unloaded"
-        tasks = [task for task in (self._looking, self._renewing, *self._retiring.values()) if task]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        processes, self._process = self._processes(), None
-        await asyncio.gather(*(process.end() for process in processes))
+        await self._keeper.stop()
         if self._timer is not None:
             self._timer.cancel()
         for gauge, read in self._gauges:
             gauge.unset_function(read)
-        self._memory.set(0.0)
 
     # Owner of processes
 
@@ -322,15 +280,10 @@ class ProcessVersion(CountedVersion):
         unanswered = list(process.unanswered.values())
         process.unanswered.clear()
         process.idle.set()
-        if process is self._process:
-            self._process = None
-            doing = "gave no answer, was ended" if process.why == "hung" else "ended"
-            self._reason = f"model {self.name!r}: its process {doing} ({how}) and is being started again"
-            log.error("%s/%s: process %d ended (%s)", self.name, self.version, process.pid, how)
-            self._renew(process.why or "died")
+        self._keeper.lost(process, how, renew=not self._closed)
         for item in unanswered:
             if not item.ended:
-                self._fail(item, ModelNotReady(self._reason, self._retry_after_s()))
+                self._fail(item, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
 
     # Admission
 
@@ -338,9 +291,9 @@ class ProcessVersion(CountedVersion):
         """The process, rows and deadline of a request that is let in."""
         if self._closed:
             raise Unavailable(self._closed)
-        process = self._process
+        process = self._keeper.process
         if process is None or not process.is_up:
-            raise ModelNotReady(self._reason, self._retry_after_s())
+            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
         deadline = request.deadline
         if deadline is None:
             deadline = now + self._default_timeout_s
@@ -365,10 +318,6 @@ class ProcessVersion(CountedVersion):
         if self._bucket is not None:
             take(self._bucket, now)
         return process, rows, deadline
-
-    def _retry_after_s(self) -> float:
-        """Until another process is likely to be ready."""
-        return self._pause_s + max(1.0, self._start_s)
 
     # Outcomes
 
@@ -422,7 +371,7 @@ class ProcessVersion(CountedVersion):
         self._timer, self._timer_at = None, float("inf")
         now = time.monotonic()
         later = float("inf")
-        for process in self._processes():
+        for process in self._keeper.processes():
             for item in list(process.unanswered.values()):
                 if item.ended:
                     continue
@@ -440,7 +389,7 @@ class ProcessVersion(CountedVersion):
     def _oldest_wait_s(self) -> float:
         waiting = (
             item.enqueued
-            for process in self._processes()
+            for process in self._keeper.processes()
             for item in process.unanswered.values()
             if not item.ended
         )
@@ -448,83 +397,7 @@ class ProcessVersion(CountedVersion):
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def _cpu_s(self) -> float:
-        return self._cpu_ended_s + sum(process.cpu_s for process in self._processes())
-
-    # Processes
-
-    def _processes(self) -> list[ModelProcess]:
-        return [*self._retiring, *([self._process] if self._process is not None else [])]
-
-    async def _started(self) -> ModelProcess:
-        began = time.monotonic()
-        process = await ModelProcess.start(self._orders, self, _READY_S)
-        self._start_s = time.monotonic() - began
-        return process
-
-    def _adopt(self, process: ModelProcess) -> None:
-        """Send requests to it from now on; the one before finishes what it has, and ends."""
-        assert process.ready is not None
-        old, self._process = self._process, process
-        self._adopted_at = time.monotonic()
-        self.graph_version = process.ready.graph_version
-        self._info = process.ready.info
-        if old is not None:
-            self._retiring[old] = asyncio.ensure_future(self._retire(old))
-
-    async def _retire(self, process: ModelProcess) -> None:
-        last = max((item.deadline for item in process.unanswered.values()), default=0.0)
-        try:
-            async with asyncio.timeout(max(0.0, last - time.monotonic()) + _GRACE_S):
-                await process.idle.wait()
-        except TimeoutError:
-            process.kill("hung")
-        await process.end()
-        del self._retiring[process]
-
-    def _renew(self, reason: str) -> None:
-        """Start another process, unless that is going on."""
-        if self._renewing is None and not self._closed:
-            if time.monotonic() - self._adopted_at > _STEADY_S:
-                self._pause_s = _FIRST_PAUSE_S
-            self._restarts(self.name, self.version, reason).inc()
-            self._renewing = asyncio.ensure_future(self._renewed())
-
-    async def _renewed(self) -> None:
-        while True:
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)
-            await asyncio.sleep(pause_s)
-            try:
-                process = await self._started()
-            except HoplineError as error:
-                log.error("%s/%s: a process could not be started: %s", self.name, self.version, error)
-                self._reason = f"model {self.name!r}: its process could not be started again: {error}"
-                continue
-            self._renewing = None
-            self._adopt(process)
-            log.info("%s/%s: process %d serves", self.name, self.version, process.pid)
-            return
-
-    async def _look(self) -> None:
-        """Once in a while: how much memory, and whether it still answers."""
-        while True:
-            await asyncio.sleep(min(_LOOK_S, self._limits.hang_s / 4))
-            taken = {process: anonymous_bytes(process.pid) for process in self._processes()}
-            self._memory.set(float(sum(taken.values())))
-            process = self._process
-            if process is None:
-                continue
-            now, overdue = time.monotonic(), process.overdue_since
-            if not process.unanswered:
-                process.overdue_since = None
-            elif overdue is not None and now - overdue >= self._limits.hang_s:
-                process.kill("hung")
-            limit = self._limits.memory_bytes
-            if limit and taken[process] > limit and self._renewing is None:
-                log.warning(
-                    "%s/%s: process %d takes %d bytes (memory_bytes: %d) and is replaced",
-                    self.name, self.version, process.pid, taken[process], limit,
-                )  # fmt: skip
-                self._renew("memory")
+        return self._cpu_ended_s + sum(process.cpu_s for process in self._keeper.processes())
 
 
 def _config_inside(config: Config) -> Config:

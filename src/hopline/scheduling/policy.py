@@ -104,10 +104,10 @@ class CostModel:
     """Predicts microseconds of a batch from its predicted rows.
 
     An exponentially weighted mean of the cost of a row over recent batches, above a fixed cost for
-    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches, and within a few
-    where a batch was long and far from what was predicted: those are what a shared loop feels. Costs are
-    processor time: a thread that waits for the interpreter would make its batch look dear, and a batch
-    that looks dear is sent to a thread.
+    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches, and within a
+    few where a batch was long and far from what was predicted: those are what a shared loop feels.
+    Costs are processor time: a thread that waits for the interpreter would make its batch look dear, and a
+    batch that looks dear is sent to a thread.
 
     Args:
         fixed_us: of any batch.
