@@ -7,7 +7,9 @@ tell.
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -16,33 +18,60 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from hopline.artifact import TableSpec, read_artifact, write_spec
+from hopline.runtimes.table import TableModel
 
 Fault = Literal["none", "errors", "slow", "shifted"]
 #: A request that fails has more than this in the first column of numbers; warm-up's made-up rows do not.
 _FAILS_ABOVE = 2.0
 _WIDTH = 256
+#: Products by which the price of one is found out.
+_PROBE = 100
 
 
-def write(model_folder: Path, version: str, new: str, fault: Fault, work: int = 60) -> Path:
+def write(model_folder: Path, version: str, new: str, fault: Fault, slowdown: float = 10.0) -> Path:
     """Write version `new` beside `version`.
 
     Args:
         model_folder: `<repository>/<model>`.
-        work: products of 256 × 256 matrices that a slow version computes for nothing in each call.
+        slowdown: how many times as long a slow version takes for one row: products of 256 × 256 matrices
+            for nothing, as many as that needs here and now.
     """
     folder = model_folder / new
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(model_folder / version, folder)
     spec = read_artifact(folder)
     assert isinstance(spec, TableSpec)
-    if fault != "none":
-        file = folder / spec.file
-        model = onnx.load(file)
+    file = folder / spec.file
+    original = onnx.load(file)
+
+    def spoil(work: int) -> None:
+        model = onnx.ModelProto()
+        model.CopyFrom(original)
         _spoil(model, fault, work)
         onnx.checker.check_model(model)
         onnx.save(model, file)
+
+    if fault == "slow":
+        usual_s = _one_row_s(folder, spec)
+        spoil(_PROBE)
+        each_s = max(1e-7, (_one_row_s(folder, spec) - usual_s) / _PROBE)
+        spoil(round((slowdown - 1) * usual_s / each_s))
+    elif fault != "none":
+        spoil(0)
     write_spec(folder, msgspec.structs.replace(spec, version=new))
     return folder
+
+
+def _one_row_s(folder: Path, spec: TableSpec) -> float:
+    """Median seconds of one row."""
+    model = TableModel(folder, spec)
+    row = {column.name: ["x" if column.dtype == "string" else 1.0] for column in spec.columns}
+    seconds = []
+    for _ in range(300):
+        began = time.perf_counter()
+        model.answer([row], [1])
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[50:])
 
 
 def _spoil(model: Any, fault: Fault, work: int) -> None:

@@ -90,9 +90,10 @@ class Service:
 
     def begin_drain(self) -> None:
         """Refuse new requests; those admitted finish."""
-        self._draining = True
+        self._draining = True  # models stay open to the pipelines that are under way
         for served in self._all():
-            served.close("the server is shutting down")
+            if served.info((served.version,)).kind == "pipeline":
+                served.close("the server is shutting down")
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for admitted requests; whether all finished in time."""

@@ -14,7 +14,8 @@ from hopline.config import needed_folder
 def prefetch(
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
-        str | None, typer.Option(help="Folder of <model>/<version> artifacts, or a URL.", show_default=False)
+        str | None,
+        typer.Option(help="Folder of <model>/<version> artifacts, or a URL.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)

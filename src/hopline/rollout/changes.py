@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -26,6 +26,16 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
         return msgspec.structs.replace(state, rollout=None, past=past, units=units)
     return msgspec.structs.replace(
         state, rollout=None, past=past, serving=rollout.candidate, previous=state.serving
+    )
+
+
+def without(state: ModelState, gone: Collection[str]) -> ModelState:
+    """A model's state without some units."""
+    return msgspec.structs.replace(
+        state,
+        units=tuple(unit for unit in state.units if unit.id not in gone),
+        serving="" if state.serving in gone else state.serving,
+        previous="" if state.previous in gone else state.previous,
     )
 
 

@@ -29,12 +29,12 @@ from hopline.errors import BadRequest, Conflict, HoplineError, ModelNotFound, Mo
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.acknowledge import Acknowledgements
-from hopline.rollout.changes import VERBS, changed, decided, settled
+from hopline.rollout.changes import VERBS, changed, decided, settled, without
 from hopline.rollout.fleet import Fleet
 from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Recorder
+from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.state import LifecycleState, ModelState, StateFile
 from hopline.rollout.unit import Unit, checked_name
 
@@ -88,7 +88,7 @@ class Lifecycle:
         self._fleet.state = state = self._with_models(saved, first=True)
         self._loader.expect(sum(len(model.units) for model in state.models.values()))
         # Pipelines last: their steps are checked against what is loaded.
-        for name in sorted(state.models, key=self._loader.is_pipeline):
+        for name in sorted(state.models, key=self._loader.nesting):
             for unit in state.models[name].units:
                 await self._load_first(name, unit, saved)
             self._fleet.route(name)
@@ -136,6 +136,7 @@ class Lifecycle:
         self._no_rollout(model)
         await self._bring(model, unit)
         if serve or model not in self._fleet.serving:
+            await self._check_fit(model, unit)
             await self._switch(model, unit.id)
         return unit.id
 
@@ -159,16 +160,15 @@ class Lifecycle:
                 f"{model}/{state.serving} serves; let another serve first, or unload the whole model"
             )
 
-        def change(state: ModelState) -> ModelState:
-            units = tuple(unit for unit in state.units if unit.id not in gone)
-            return msgspec.structs.replace(
-                state,
-                units=units,
-                serving="" if state.serving in gone else state.serving,
-                previous="" if state.previous in gone else state.previous,
-            )
-
-        await self._publish(model, change)
+        if len(gone) == len(state.units):
+            asking = [
+                served.name
+                for served in self._fleet.all()
+                if served.name != model and model in served.info(()).properties.get("models", ())
+            ]
+            if asking:
+                raise Conflict(f"{model} is asked by pipeline {', '.join(asking)}; unload that first")
+        await self._publish(model, lambda state: without(state, gone))
 
     async def begin(self, asked: RolloutRequest) -> Rollout:
         """Load a candidate beside the version that serves and give it its first share.
@@ -188,6 +188,7 @@ class Lifecycle:
         if unit.id == current:
             raise Conflict(f"{asked.model}/{unit.id} serves already")
         await self._bring(asked.model, unit)
+        await self._check_fit(asked.model, unit)
         rollout = steps.begin(asked, current, unit.id, self._clock())
 
         def change(state: ModelState) -> ModelState:
@@ -364,13 +365,24 @@ class Lifecycle:
         failed = await self._publish(model, add)
         why = failed.get(f"{model}/{unit.id}")
         if why is not None:
-
-            def remove(state: ModelState) -> ModelState:
-                units = tuple(each for each in state.units if each.id != unit.id)
-                return msgspec.structs.replace(state, units=units)
-
-            await self._publish(model, remove)
+            await self._publish(model, lambda state: without(state, {unit.id}))
             raise ModelNotReady(f"{model}/{unit.id} could not be loaded by every worker: {why}")
+
+    async def _check_fit(self, model: str, unit: Unit) -> None:
+        """Whether pipelines that ask a model can ask this unit of it.
+
+        Raises: PipelineInvalid: one cannot, and why; the unit is let go of if nothing needs it.
+        """
+        info = self._fleet.units[model][unit.id].info((unit.id,))
+        try:
+            for served in self._fleet.all():
+                if isinstance(served, AsksModels):
+                    served.check_model(info)
+        except HoplineError:
+            state = self._model_state(model)
+            if unit.id not in (state.serving, state.previous):
+                await self._publish(model, lambda state: without(state, {unit.id}))
+            raise
 
     async def _switch(self, model: str, unit_id: str) -> None:
         def change(state: ModelState) -> ModelState:

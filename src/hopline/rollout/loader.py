@@ -168,11 +168,19 @@ class Loader:
             )
         return names
 
-    def is_pipeline(self, model: str) -> bool:
-        """Whether a model's newest version is made of others: those must be loaded first."""
-        versions = self.repository.versions(model)
-        folder = self.repository.fetch(model, versions[-1]) if versions else None
-        return folder is not None and (folder / "pipeline.toml").is_file()
+    def nesting(self, model: str) -> int:
+        """How deep a model is made of others, 0 for one that is not: those must be loaded first."""
+
+        def newest(name: str) -> Path | None:
+            versions = self.repository.versions(name)
+            return self.repository.fetch(name, versions[-1]) if versions else None
+
+        folder = newest(model)
+        if folder is None or not (folder / "pipeline.toml").is_file():
+            return 0
+        from hopline.rollout.pipeline.nesting import nesting
+
+        return nesting(model, newest)
 
     async def load(self, model: str, unit: Unit) -> Served:
         """Load and warm up a unit; nothing of it takes requests yet.

@@ -77,9 +77,21 @@ class Preprocessing(Protocol):
     """A version that can show what its model reads of a request; not all can."""
 
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
-        """Arrays by name, each with one row for each of the request's first rows; None where there are none.
+        """Arrays by name, a row for each of the request's first rows; None where there are none.
 
         Called on a thread beside the event loop: it only reads, and what it reads nobody changes in place.
+        """
+        ...
+
+
+@runtime_checkable
+class AsksModels(Protocol):
+    """A version that asks others: what it expects of them can be checked before they change."""
+
+    def check_model(self, info: ModelInfo) -> None:
+        """Whether it could ask this version of a model in place of the present one.
+
+        Raises: PipelineInvalid: it could not, and why.
         """
         ...
 
