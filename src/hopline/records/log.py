@@ -21,12 +21,12 @@ import numpy as np
 from hopline.config import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
+from hopline.records.columns import library
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.identity import Identity, identity_of
 from hopline.records.inputs import input_hash, inputs_of
 from hopline.records.journal import Journal
 from hopline.records.pace import Pace
-from hopline.records.parquet import library
 from hopline.records.usual import head_of, identity_json, usual_line
 from hopline.rollout.served import Preprocessing, Ran, Served
 from hopline.types import ScoreRequest, ScoreResult

@@ -1,14 +1,12 @@
 """Entries in Parquet: one row each, scores as native floats, so that SQL can ask.
 
-`outputs` and `tensors` are maps of name to {dtype, shape, floats | ints | texts | bytes}: what the dtype
-calls for is filled, the rest is null. Inputs are the JSON that the .jsonl form has. A column that says the
-same in most rows (model, version, hashes) takes next to nothing: Parquet writes dictionaries.
+The columns are those of `columns.py`. One that says the same in most rows (model, version, hashes) takes
+next to nothing: Parquet writes dictionaries.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hopline.errors import ConfigError
+from hopline.records.columns import TEXTS, library, record_batch, schema
 from hopline.records.entry import Entry
 from hopline.records.exact import unpacked
 from hopline.records.inputs import Inputs
@@ -25,46 +23,6 @@ from hopline.types import AnyArray
 
 #: Rows that are turned at a time, and rows of a row group.
 _BATCH_ROWS, _GROUP_ROWS = 4096, 65_536
-_TEXTS = ("request_id", "model", "version", "graph_version", "outcome", "input_hash", "artifact_hash",
-          "preprocessing_hash", "feature_schema_hash", "runtime", "client")  # fmt: skip
-
-
-def library(name: str) -> Any:
-    """A module of pyarrow. Raises: ConfigError: it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "Parquet needs pyarrow; install it with: pip install 'hopline[parquet]'"
-        ) from None
-
-
-def schema() -> Any:
-    """The columns, as a pyarrow schema."""
-    pa = library("pyarrow")
-    array = pa.struct(
-        [
-            ("dtype", pa.string()),
-            ("shape", pa.list_(pa.int64())),
-            ("floats", pa.list_(pa.float32())),
-            ("ints", pa.list_(pa.int64())),
-            ("texts", pa.list_(pa.string())),
-            ("bytes", pa.binary()),
-        ]
-    )
-    return pa.schema(
-        [
-            ("time", pa.timestamp("us", "UTC")),
-            *((name, pa.string()) for name in _TEXTS),
-            ("is_copy", pa.bool_()),
-            ("outputs", pa.map_(pa.string(), array)),
-            ("missing", pa.list_(pa.int32())),
-            ("degraded", pa.list_(pa.string())),
-            ("latency_ms", pa.map_(pa.string(), pa.float64())),
-            ("inputs", pa.string()),
-            ("tensors", pa.map_(pa.string(), array)),
-        ]
-    )
 
 
 def write_parquet(source: Path, target: Path) -> int:
@@ -73,14 +31,13 @@ def write_parquet(source: Path, target: Path) -> int:
     Raises: OSError: the disk refuses. ConfigError: no pyarrow.
     """
     pa, pq = library("pyarrow"), library("pyarrow.parquet")
-    columns = schema()
     count = 0
-    with pq.ParquetWriter(target, columns, compression="zstd") as writer:
+    with pq.ParquetWriter(target, schema(), compression="zstd") as writer:
         entries = iter(Lines(source))
         group: list[Any] = []
         while batch := list(islice(entries, _BATCH_ROWS)):
             count += len(batch)
-            group.append(pa.RecordBatch.from_pylist([_row(entry) for entry in batch], columns))
+            group.append(record_batch(batch))
             if sum(part.num_rows for part in group) >= _GROUP_ROWS:
                 writer.write_table(pa.Table.from_batches(group))
                 group = []
@@ -120,43 +77,10 @@ class ParquetRows:
                 self.num_bytes = size * done // max(1, file.metadata.num_rows)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(entry, name) for name in _TEXTS}
-    row |= {
-        "time": round(entry.time * 1e6),
-        "is_copy": entry.is_copy,
-        "outputs": _arrays(entry.outputs),
-        "missing": entry.missing,
-        "degraded": entry.degraded,
-        "latency_ms": list(entry.latency_ms.items()),
-        "inputs": None if entry.inputs is None else msgspec.json.encode(entry.inputs).decode(),
-        "tensors": _arrays(entry.tensors),
-    }
-    return row
-
-
-def _arrays(arrays: Mapping[str, AnyArray]) -> Iterable[tuple[str, dict[str, Any]]]:
-    return [(name, _described(array)) for name, array in arrays.items()]
-
-
-def _described(array: AnyArray) -> dict[str, Any]:
-    flat = array.ravel()
-    found: dict[str, Any] = {"dtype": array.dtype.newbyteorder("<").str, "shape": list(array.shape)}
-    if array.dtype == np.float32:
-        found["floats"] = flat
-    elif array.dtype == np.int64:
-        found["ints"] = flat
-    elif array.dtype.kind in "OU":
-        found |= {"dtype": "text", "texts": [None if text is None else str(text) for text in flat.tolist()]}
-    else:
-        found["bytes"] = flat.astype(array.dtype.newbyteorder("<")).tobytes()
-    return found
-
-
 def _entry(row: dict[str, Any]) -> Entry:
     inputs = row["inputs"]
     return Entry(
-        **{name: row[name] for name in _TEXTS},
+        **{name: row[name] for name in TEXTS},
         time=row["time"].timestamp(),
         is_copy=row["is_copy"],
         outputs=_read(row["outputs"]),
