@@ -4,7 +4,13 @@ import asyncio
 import io
 import json
 import logging
+import re
+import subprocess
+import sys
+import time
 
+import grpc
+import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -15,7 +21,9 @@ from hopline.records.tracing import TraceRecorder
 from hopline.service import Service
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
+from hopline.transports.proto import message
 from tests.engine import zoo
+from tests.records.test_tracing import receiver
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01".encode()
@@ -38,12 +46,12 @@ async def observed(places):
     settings = {
         "graph.path": places / "graph",
         "models.repository": places / "models",
-        "tracing.endpoint": "console",
         "tracing.sample_share": 0.0,
         "cost.cpu_hour": 36.0,
     }
-    config = load_config(overrides=settings)
-    service = Service(config)
+    service = Service(load_config(overrides=settings))
+    # where its recorders send to is this test's own affair
+    config = load_config(overrides={**settings, "tracing.endpoint": "console"})
     spans, lines = InMemorySpanExporter(), io.StringIO()
     recorders = [TraceRecorder(config, service.metrics, spans), AccessLog(service.metrics, lines)]
     service.recorders += recorders
@@ -105,3 +113,84 @@ async def test_a_failure_in_the_engine_is_logged_with_the_request(observed, capl
     assert record.request_id == "r-8"
     text = await settled(lines.getvalue)
     assert json.loads(text)["status"] == "runtime_failure"
+
+
+def test_workers_of_a_server_trace_and_log_what_each_of_them_answers(places):
+    settings = {
+        "models.repository": places / "models",
+        "server.http_port": 0,
+        "server.grpc_port": 0,
+        "server.workers": 2,
+        "server.drain_delay_s": 0,
+        "tracing.sample_share": 0.0,
+        "log.access": "true",
+        "log.format": "json",
+        "cost.cpu_hour": 1.0,
+    }
+    with receiver() as (endpoint, got, _):
+        arguments = [f"--set={name}={value}" for name, value in settings.items()]
+        arguments += [f"--graph={places / 'graph'}", f"--set=tracing.endpoint={endpoint}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hopline.cli", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            ready = re.search(r"(http://\S+) grpc://(\S+)", process.stdout.readline())
+            assert ready, process.stderr.read()
+            for number in range(40):  # a connection each, so that both workers get some
+                answer = httpx.post(
+                    f"{ready[1]}/v1/models/plain/score",
+                    json={"nodes": ["n1"]},
+                    headers={"traceparent": PARENT.decode(), "x-request-id": f"r-{number}"},
+                )
+                assert answer.status_code == 200
+            with grpc.insecure_channel(ready[2]) as channel:
+                infer = channel.unary_unary(
+                    "/inference.GRPCInferenceService/ModelInfer",
+                    request_serializer=message("inference.ModelInferRequest").SerializeToString,
+                    response_deserializer=message("inference.ModelInferResponse").FromString,
+                )
+                call = message("inference.ModelInferRequest")(model_name="plain", id="r-grpc")
+                item = call.inputs.add(name="node_ids", datatype="BYTES", shape=[1])
+                item.contents.bytes_contents.append(b"n2")
+                infer(call, metadata=[("traceparent", PARENT.decode())], timeout=10)
+            end = time.monotonic() + 20
+            scrapes = []
+            while not scrapes or any(
+                each.total("hopline_requests_total", outcome="ok") < 41 for each in scrapes
+            ):
+                assert time.monotonic() < end, "a worker does not tell what it counted"
+                scrapes = [Scrape(httpx.get(f"{ready[1]}/metrics").text) for _ in range(6)]
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+    asked = {f"r-{number}" for number in range(40)} | {"r-grpc"}
+    for scrape in scrapes:
+        assert scrape.total("hopline_requests_total", outcome="ok") == 41
+        for stage in ("queue", "total"):
+            assert scrape.total("hopline_stage_seconds_count", stage=stage) == 41
+        cpu_s = scrape.total("hopline_cpu_seconds_total")
+        assert scrape.total("hopline_cost_total") == pytest.approx(cpu_s / 3600)
+        assert 0 < cpu_s < scrape.total("hopline_process_cpu_seconds_total")
+    lines = [json.loads(line) for line in errors.splitlines() if "hopline.access" in line]
+    assert {line["request_id"] for line in lines} == asked
+    spans = [
+        (span, resource)
+        for _, trace in got
+        for resource in trace.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+        if span.name == "score plain"
+    ]
+    assert {value_of(span.attributes, "hopline.request_id") for span, _ in spans} == asked
+    assert {span.trace_id.hex() for span, _ in spans} == {TRACE}
+    workers = {value_of(resource.resource.attributes, "hopline.worker") for _, resource in spans}
+    assert workers <= {0, 1}
+
+
+def value_of(pairs, name):
+    """An attribute as OTLP writes it."""
+    (found,) = [getattr(p.value, p.value.WhichOneof("value")) for p in pairs if p.key == name]
+    return found

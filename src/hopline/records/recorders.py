@@ -1,4 +1,4 @@
-"""The recorders that the settings ask for: prediction log, drift, traces. Others are not imported."""
+"""The recorders that settings ask for: prediction log, drift, traces, access log; no others are imported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.served import Recorder
 
 if TYPE_CHECKING:
+    from hopline.records.access import AccessLog
     from hopline.records.drift.monitor import DriftMonitor
     from hopline.records.log import PredictionLog
     from hopline.records.tracing import TraceRecorder
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 class Recorders:
     """Args:
-    config: sections `prediction_log`, `drift` and `tracing`.
+    config: sections `prediction_log`, `drift`, `tracing` and `log`.
     metrics: of the server.
 
     Attributes:
@@ -32,6 +33,7 @@ class Recorders:
         self.drift: DriftMonitor | None = None
         self._log: PredictionLog | None = None
         self._traces: TraceRecorder | None = None
+        self._access: AccessLog | None = None
         if config.worker.isolated:
             return  # who runs the process records its answers
         if config.prediction_log.path is not None:
@@ -49,6 +51,11 @@ class Recorders:
 
             self._traces = TraceRecorder(config, metrics)
             self.all.append(self._traces)
+        if config.log.access:
+            from hopline.records.access import AccessLog
+
+            self._access = AccessLog(metrics)
+            self.all.append(self._access)
 
     def start(self) -> None:
         """Begin to write and to judge."""
@@ -59,6 +66,6 @@ class Recorders:
 
     async def close(self) -> None:
         """Write what is pending; after the last answer."""
-        for recorder in (self._log, self.drift, self._traces):
+        for recorder in (self._log, self.drift, self._traces, self._access):
             if recorder is not None:
                 await recorder.close()
