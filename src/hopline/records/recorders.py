@@ -1,4 +1,4 @@
-"""The recorders that settings ask for: prediction log, drift, traces, access log; no others are imported."""
+"""The recorders that settings ask for: prediction log, drift, traces, access log. No others are loaded."""
 
 from __future__ import annotations
 
