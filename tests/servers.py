@@ -59,6 +59,7 @@ def spawn(service: str = FAKE, **settings: object) -> subprocess.Popen[str]:
     import json
 
     overrides = {"server.http_port": 0, "server.grpc_port": 0, "server.drain_delay_s": 0.05}
+    overrides["server.grpc_connection_age_s"] = 0.5
     overrides |= {name.replace("__", "."): value for name, value in settings.items()}
     return subprocess.Popen(
         [sys.executable, "-c", _MAIN, json.dumps(overrides, default=str), service],

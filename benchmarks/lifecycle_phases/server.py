@@ -51,10 +51,24 @@ class Hopline:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         return [int(child) for child in text.split()] or [pid]
 
+    def listeners(self) -> int:
+        """Workers that accept connections, over HTTP and over gRPC if that is on: the smaller number."""
+        return min(_listeners(port) for port in (self.port, self.grpc_port) if port)
+
     def metric(self, start: str) -> float:
         """The sum of all samples whose line starts so."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(start))
+
+
+def _listeners(port: int) -> int:
+    """Sockets in state LISTEN (0A) on a port, from /proc/net."""
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return sum(1 for line in lines if line[3] == "0A" and int(line[1].rsplit(":", 1)[1], 16) == port)
 
 
 @contextlib.contextmanager

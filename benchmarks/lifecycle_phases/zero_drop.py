@@ -31,7 +31,7 @@ def measure(repository: Path, graph: Path, model: str, versions: tuple[str, str]
     """
     first, second = versions
     state = repository.parent / "state-zero-drop"
-    settings = {"server__workers": 2, "models__state": state, "server__drain_delay_s": 0.5}
+    settings = {"server__workers": 2, "models__state": state, "server__drain_delay_s": 0.5, "server__grpc_connection_age_s": 3}
     with hopline(repository, graph, grpc=True, **settings) as server, server.admin() as admin:
         admin.load(model, first)
         admin.unload(model, second)
@@ -76,17 +76,20 @@ def measure(repository: Path, graph: Path, model: str, versions: tuple[str, str]
 def _replace_all(server: Hopline) -> None:
     before = set(server.workers())
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: len(server.workers()) == 2 and not before & set(server.workers()), 60, "the restart")
-    time.sleep(2.0)  # the last one gets ready
+    wait_until(lambda: not before & set(server.workers()), 60, "the restart")
+    _all_ready(server)
 
 
 def _end_one(server: Hopline) -> None:
-    before = server.workers()
-    os.kill(before[0], signal.SIGTERM)
-    wait_until(
-        lambda: len(server.workers()) == 2 and before[0] not in server.workers(), 60, "the worker's return"
-    )
-    time.sleep(2.0)
+    first = server.workers()[0]
+    os.kill(first, signal.SIGTERM)
+    wait_until(lambda: first not in server.workers(), 60, "the worker's end")
+    _all_ready(server)
+
+
+def _all_ready(server: Hopline) -> None:
+    wait_until(lambda: server.listeners() == 2, 60, "both workers")
+    time.sleep(0.2)
 
 
 def _client(orders: dict[str, Any], kind: str) -> subprocess.Popen[str]:

@@ -41,6 +41,12 @@ class ServerConfig:
         0.2, "after SIGTERM: not ready and closing connections, but still serving, for so long", minimum=0
     )
     drain_timeout_s: float = setting(30.0, "then: how long admitted requests may take to finish", minimum=0)
+    grpc_connection_age_s: float = setting(
+        10.0,
+        "a gRPC client is told to connect anew after this, with which it may meet another worker; a server "
+        "that stops waits as long for those that it has",
+        minimum=0.1,
+    )
     backlog: int = setting(2048, "connections that may wait to be accepted", minimum=1)
 
 
@@ -157,8 +163,8 @@ class ModelsConfig:
     names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
     state: Path | None = setting(
         None,
-        "folder for what was asked of versions and rollouts, which a restart takes up again; empty: .hopline "
-        "in the repository, if that can be written",
+        "folder for what was asked of versions and rollouts, which a restart takes up again; empty: "
+        ".hopline in the repository, if that can be written",
     )
 
 

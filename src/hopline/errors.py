@@ -181,7 +181,7 @@ class SchemaMismatch(ArtifactError):
 
 
 class PipelineInvalid(ArtifactError):
-    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all that is wrong is named.
+    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all of it is named.
 
     Attributes:
         problems: one sentence for each thing that is wrong.

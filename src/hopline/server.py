@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hopline.config import Config, needed_folder
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import check_exposure
-from hopline.sockets import hold_new_connections, join, reserve, tls_context, tls_pair, url_host
+from hopline.sockets import OwnSockets, hold_new_connections, join, reserve, tls_context, tls_pair, url_host
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
@@ -205,6 +205,8 @@ class Server:
                 ("grpc.max_receive_message_length", settings.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 1),
+                # Ended in order: what is under way is finished, and the client told to connect anew.
+                ("grpc.max_connection_age_ms", round(1000 * settings.grpc_connection_age_s)),
             ]
         )
         self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())
@@ -250,6 +252,7 @@ class Server:
             self._grpc_app.draining = True
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
+        await self._let_grpc_go()
         # Take whom the kernel has already let in, and what they ask, before closing the door on them.
         assert self._http_socket is not None
         hold_new_connections(self._http_socket)
@@ -268,6 +271,20 @@ class Server:
             await self._stop_grpc(0)
         await grpc_stopped
         return drained and not self._endpoint.num_waiting
+
+    async def _let_grpc_go(self) -> None:
+        """Wait until gRPC's connections have come of age, and take no new ones.
+
+        Stopping its server at once would fail what clients send before they hear of it.
+        """
+        if self.grpc_port is None:
+            return
+        sockets = OwnSockets(self.grpc_port)
+        sockets.hold()
+        # gRPC draws each connection's age within 10 %.
+        end = time.monotonic() + 1.2 * self.config.server.grpc_connection_age_s + _SETTLE_S
+        while sockets.num_connections() and time.monotonic() < end and not self._cut.is_set():
+            await _wait_for(self._cut, 10 * _POLL_S)
 
     async def _unless_cut(self, work: Any) -> Any:
         """The result of `work`, or None when a second signal comes first."""

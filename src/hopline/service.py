@@ -64,8 +64,8 @@ class Service:
         self._loader.on_sources = self._connect_prefetcher
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.fleet.serving
-        await self._lifecycle.start()
         self._records.start()
+        await self._lifecycle.start()
         self.metrics.before_reading(self._bring_in)
         self._ready = True
         names = ", ".join(
@@ -110,9 +110,9 @@ class Service:
         self._ready = False
         if self._link is not None:
             await self._link.close()
+        await self._records.close()  # they still ask versions about themselves
         if self._lifecycle is not None:
             await self._lifecycle.close()
-        await self._records.close()
 
     # Scoring
 

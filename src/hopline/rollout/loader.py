@@ -247,6 +247,7 @@ class Loader:
                 self._metrics,
                 self._recorders,
                 nice=_SHADOW_NICE if unit.shadow else 0,
+                table_bytes=self._share // self.config.worker.count,
             )
         if not isinstance(spec, ModelSpec):
             from hopline.rollout.table_version import TableVersion
