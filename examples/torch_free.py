@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 #: All that packaging needs and serving must not.
-BLOCKED = ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn")
+BLOCKED = ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn", "xgboost", "pandas")
 PROOF = f"cannot be imported here: {', '.join(BLOCKED)}"
 
 

@@ -40,26 +40,33 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    graph: Path, repository: Path, *, port: int = 0, grpc_port: int = 0, command: Sequence[str] = HOPLINE
+    graph: Path,
+    repository: Path,
+    *,
+    port: int = 0,
+    grpc_port: int = 0,
+    settings: Sequence[str] = (),
+    command: Sequence[str] = HOPLINE,
 ) -> Iterator[Served]:
     """Serve for the length of a `with` block.
 
     Args:
         graph, repository: what to serve.
         port, grpc_port: 0 picks a free one; grpc_port -1 leaves gRPC out.
+        settings: further ones, "section.key=value" each.
         command: what to start.
 
     Raises: Unavailable: the server ended before it was ready; it said why on stderr.
     """
-    arguments = {
-        "--graph": graph,
-        "--repository": repository,
-        "--port": port,
-        "--grpc-port": grpc_port,
-        "--set": "log.level=warning",
-    }
+    arguments = [
+        ("--graph", graph),
+        ("--repository", repository),
+        ("--port", port),
+        ("--grpc-port", grpc_port),
+        *(("--set", setting) for setting in ("log.level=warning", *settings)),
+    ]
     process = subprocess.Popen(
-        [*command, "serve", *(str(word) for pair in arguments.items() for word in pair)],
+        [*command, "serve", *(str(word) for pair in arguments for word in pair)],
         stdout=subprocess.PIPE,
         text=True,
         # Ctrl-C is for us: we stop the server in order, once.
