@@ -6,7 +6,8 @@
 1. Trees alone and trees on GNN embeddings of Tolokers, over its public splits: ROC-AUC of both.
 2. A server in a process that cannot import torch, scikit-learn or XGBoost: the payment service asks the
    pipeline `fraud` over gRPC with a key that lets it do nothing else.
-3. An administrator brings version 2 of the trees over REST while checkouts go on: in the shadow, then as a
+3. A flash sale shifts what is bought: drift of the merchant categories is told.
+4. An administrator brings version 2 of the trees over REST while checkouts go on: in the shadow, then as a
    canary to 100 %. Version 3 was trained on amounts in cents; its gates roll it back.
 
 The last line printed is one JSON object:
@@ -15,6 +16,7 @@ The last line printed is one JSON object:
     decisions               of version 1 on the test transactions: block, step_up, allow
     grpc_ms                 p50 and p99 of calls of one transaction, as the payment service sees them
     rollouts                how the shadow, the canary and the broken version went
+    sale                    level of drift of merchant categories before and after
     tolokers_auc_…          split 1: offline, as served, as served with sampled neighbours
     …_max_abs_diff          largest difference of a served score from the estimators' own
 
@@ -67,7 +69,7 @@ def run(num_splits: int, scale: Scale, console: Console) -> dict[str, Any]:
             progress.update(task, total=None)
             built = build(folder, lambda text: progress.update(task, description=text))
             progress.update(task, description="serving")
-            figures = tell(built, folder, scale, console.print)
+            figures = tell(built, folder, scale, lambda text: console.print(text, soft_wrap=True))
     auc = {name: round(float(np.mean(values)), 4) for name, values in splits.items()}
     by_split = {name: [round(value, 4) for value in values] for name, values in splits.items()}
     return {
@@ -101,6 +103,11 @@ def failures(figures: dict[str, Any]) -> list[str]:
     for name, may in figures["permissions"].items():
         if may:
             found.append(f"permissions: {name.replace('_', ' ')}")
+    sale = figures["sale"]
+    if (sale["before"], sale["after"]) != ("ok", "alert"):
+        found.append(
+            f"sale: categories at {sale['before']!r} before and {sale['after']!r} after, not ok and alert"
+        )
     rollouts = figures["rollouts"]
     for name, wanted in (("shadow", "ended"), ("canary", "promoted"), ("broken", "rolled_back")):
         if rollouts[name]["status"] != wanted:
@@ -131,6 +138,7 @@ def summary(figures: dict[str, Any]) -> Table:
         ),
         "decisions": ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         "gRPC, one transaction": f"p50 {figures['grpc_ms']['p50']} ms, p99 {figures['grpc_ms']['p99']} ms",
+        "flash sale": f"merchant categories at {figures['sale']['after']} after {figures['sale']['s']} s",
         "version 2 in the shadow": f"{shadow['differing']} of {shadow['compared']} compared answers differ",
         "version 2 as a canary": f"{rollouts['canary']['status']} after {rollouts['canary']['s']} s",
         "version 3, in cents": (

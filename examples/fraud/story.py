@@ -1,4 +1,4 @@
-"""What happens, in order: the checkout is asked, crowd workers are scored, versions come and go."""
+"""What happens, in order: checkouts, crowd workers, a sale that alarms, versions that come and go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 import hopline
 from examples import torch_free
-from examples.fraud import build, rules, trees
+from examples.fraud import build, rules, sale, trees
 from examples.fraud.administration import Administrator, Keys, Outcome, may_change
 from examples.fraud.build import Built
 from examples.fraud.payments import PaymentService, Traffic
@@ -47,11 +47,12 @@ SMALL = Scale(calls=600, copies=400, steps=(25, 100), hold_s=0.5, min_requests=1
 
 def tell(built: Built, folder: Path, scale: Scale, say: Say) -> dict[str, Any]:
     """Serve what was built and go through it; returns the figures."""
-    clients = folder / "clients.toml"
+    clients, drift = folder / "clients.toml", folder / "drift"
     keys = Keys.written(clients)
-    with serving(
-        built.graph, built.repository, settings=[f"auth.clients_file={clients}"], command=_COMMAND
-    ) as served:
+    usual = built.checkout.validation.frame
+    sale.write_training_reference(usual, trees.scores(built.checkout.first, usual), drift)
+    settings = [f"auth.clients_file={clients}", *sale.settings(drift)]
+    with serving(built.graph, built.repository, settings=settings, command=_COMMAND) as served:
         if torch_free.PROOF not in served.said:
             raise RuntimeError("the server did not prove that training libraries are blocked")
         say(f"serving: {torch_free.PROOF}")
@@ -60,6 +61,7 @@ def tell(built: Built, folder: Path, scale: Scale, say: Say) -> dict[str, Any]:
                 **_checkout(built, served, keys, scale, say),
                 **_permissions(served, keys, say),
                 **_risk(built, admin, say),
+                **_sale(built, served, keys, admin, say),
                 **_rollouts(built, served, keys, admin, scale, say),
             }
 
@@ -125,6 +127,14 @@ def _risk(built: Built, admin: hopline.Client, say: Say) -> dict[str, Any]:
         f"{built.risk.auc:.4f} without a server"
     )
     return found
+
+
+def _sale(built: Built, served: Served, keys: Keys, admin: hopline.Client, say: Say) -> dict[str, Any]:
+    service = PaymentService(served.grpc, keys.payments)
+    found = sale.alarmed(service, admin, built.checkout.test.frame)
+    service.close()
+    say(f"flash sale: {sale.COLUMN} at {found['before']!r} before, {found['after']!r} after {found['s']} s")
+    return {"sale": found}
 
 
 def _rollouts(

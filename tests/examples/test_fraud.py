@@ -144,6 +144,7 @@ def good():
         "decisions": {"block": 1, "step_up": 2, "allow": 3},
         "decisions_equal": True,
         "permissions": {"payments_may_change": False},
+        "sale": {"before": "ok", "after": "alert", "s": 1.0},
         "rollouts": {
             "shadow": {"status": "ended", "reason": ""},
             "canary": {"status": "promoted", "reason": ""},
@@ -167,6 +168,7 @@ def good():
             {"rollouts": {**good()["rollouts"], "broken": {"status": "promoted", "reason": "why"}}},
             "broken: promoted",
         ),
+        ({"sale": {"before": "ok", "after": "watch", "s": 30.0}}, "'watch' after"),
         ({"serving": "3"}, "version 3 serves"),
         ({"meanwhile": {"errors": ["no"]}}, "checkouts failed"),
     ],
