@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -294,6 +295,7 @@ def main() -> None:
         return await going.run()
 
     gc.disable()
+    os.nice(orders.get("nice", 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(asdict(runner.run(run()))))
 

@@ -73,14 +73,14 @@ def _listeners(port: int) -> int:
 
 @contextlib.contextmanager
 def hopline(
-    repository: Path, graph: Path | None = None, *, grpc: bool = False, **settings: object
+    repository: Path, graph: Path | None = None, *, grpc: bool = False, **settings: str | int | float | Path
 ) -> Iterator[Hopline]:
     """A server for the length of a `with` block; settings as section__key."""
     words = [sys.executable, "-m", "hopline.cli", "serve", "--repository", str(repository), "--port", "0"]
     words += ["--grpc-port", "0" if grpc else "-1"]
     if graph is not None:
         words += ["--graph", str(graph)]
-    told: Mapping[str, object] = {"log__level": "warning", **settings}
+    told: Mapping[str, str | int | float | Path] = {"log__level": "warning", **settings}
     for name, value in told.items():
         words += ["--set", f"{name.replace('__', '.', 1)}={value}"]
     with tempfile.TemporaryFile() as log:

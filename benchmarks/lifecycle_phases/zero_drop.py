@@ -31,7 +31,12 @@ def measure(repository: Path, graph: Path, model: str, versions: tuple[str, str]
     """
     first, second = versions
     state = repository.parent / "state-zero-drop"
-    settings = {"server__workers": 2, "models__state": state, "server__drain_delay_s": 0.5, "server__grpc_connection_age_s": 3}
+    settings: dict[str, Any] = {
+        "server__workers": 2,
+        "models__state": state,
+        "server__drain_delay_s": 0.5,
+        "server__grpc_connection_age_s": 3,
+    }
     with hopline(repository, graph, grpc=True, **settings) as server, server.admin() as admin:
         admin.load(model, first)
         admin.unload(model, second)

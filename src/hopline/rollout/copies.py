@@ -14,13 +14,16 @@ from typing import Any
 import msgspec
 
 from hopline.errors import HoplineError
-from hopline.rollout.served import Served
+from hopline.rollout.served import Compares, Copy, Served
+from hopline.rollout.tally import Tally
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Copies that may wait, that may be under way, and those sent in one turn.
 _MAX_WAITING, _MAX_RUNNING, _AT_ONCE = 2000, 64, 16
 #: Seconds from an answer to its copy, and between turns: together, copies cost less than one by one.
 _PAUSE_S = 0.01
+#: The same of copies to another process: in one message, messages under way, seconds.
+_TOGETHER, _MAX_AWAY, _DISTANT_PAUSE_S = 32, 8, 0.25
 #: A copy may take so long.
 _PATIENCE_S = 5.0
 
@@ -93,3 +96,72 @@ class Copies:
             self._target.submit(copy, deliver)
         except HoplineError as error:
             deliver(error)
+
+
+class DistantCopies:
+    """The same for a version in a process of its own, which compares by itself.
+
+    Copies go over rarely and many together: each time that the process awakes it takes something from those
+    who serve, were it the place in a processor's cache.
+
+    Args:
+        target: gets the copies.
+        tolerance: difference of scores that does not count.
+        told: is called with counts.
+        dropped: is called for each copy that there was no room for, or that could not be sent.
+    """
+
+    def __init__(
+        self,
+        target: Compares,
+        tolerance: float,
+        told: Callable[[Tally], object],
+        dropped: Callable[[], object],
+    ) -> None:
+        self._target = target
+        self._tolerance = tolerance
+        self._told = told
+        self._dropped = dropped
+        self._waiting: list[Copy] = []
+        self._num_away = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def offer(self, request: ScoreRequest, outcome: Outcome) -> None:
+        """Take a request whose answer is out."""
+        if self._closed:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._dropped()
+            return
+        self._waiting.append((request, outcome))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_DISTANT_PAUSE_S, self._send)
+
+    def close(self) -> None:
+        """Send nothing more; what is under way is ignored."""
+        self._closed = True
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _send(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        if self._num_away < _MAX_AWAY:
+            copies, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+            try:
+                self._target.compare(copies, self._tolerance, self._compared)
+            except HoplineError:
+                for _ in copies:
+                    self._dropped()
+            else:
+                self._num_away += 1
+        if self._waiting:
+            self._timer = loop.call_later(_PAUSE_S, self._send)
+
+    def _compared(self, tally: Tally) -> None:
+        self._num_away -= 1
+        if not self._closed:
+            self._told(tally)

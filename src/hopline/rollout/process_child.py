@@ -61,6 +61,9 @@ class Owner(Protocol):
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """The process lives."""
 
+    def compared(self, process: ModelProcess, message: wire.Compared) -> None:
+        """Copies were answered."""
+
     def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
         """A request could not be sent."""
 
@@ -167,6 +170,11 @@ class ModelProcess(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._depart)
         self._dropped.append(item.number)
 
+    def compare(self, message: wire.Compare) -> None:
+        """Send copies; `Owner.compared` follows."""
+        assert self._transport is not None
+        self._transport.write(wire.frame(message))
+
     def settle(self, number: int) -> ProcessRequest | None:
         """The process has told the end of a request: it is unanswered no more."""
         item = self.unanswered.pop(number, None)
@@ -253,6 +261,8 @@ class ModelProcess(asyncio.Protocol):
             self._owner.told(self, message)
         elif isinstance(message, wire.Beat):
             self._owner.beat(self, message)
+        elif isinstance(message, wire.Compared):
+            self._owner.compared(self, message)
         elif not self._opened.done():
             if isinstance(message, wire.Ready):
                 self._opened.set_result(message)

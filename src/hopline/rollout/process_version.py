@@ -17,13 +17,15 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hopline.config import Config
 from hopline.errors import (
+    BadRequest,
     DeadlineExceeded,
     HoplineError,
     ModelNotReady,
@@ -38,7 +40,8 @@ from hopline.rollout.process_child import ModelProcess, ProcessRequest
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
 from hopline.rollout.queued import bucket_of, lanes_of, take
-from hopline.rollout.served import Recorder
+from hopline.rollout.served import Copy, Recorder
+from hopline.rollout.tally import Tally
 from hopline.scheduling.policy import LOW
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
 
@@ -103,6 +106,8 @@ class ProcessVersion(CountedVersion):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
+        #: Whom to tell of comparisons that are under way, oldest first.
+        self._told_of: deque[Callable[[Tally], object]] = deque()
         self._has_stages = False
         self._gauges = (
             (self._metrics.queue_rows, lambda: float(self._live_rows)),
@@ -137,7 +142,17 @@ class ProcessVersion(CountedVersion):
         arguments = msgspec.to_builtins(unit)
         if table_bytes is not None:
             config = config.replace(table__memory_bytes=table_bytes)
-        self = cls(model, unit.id, config, limits, metrics, recorders, arguments=arguments, nice=nice)
+        self = cls(
+            model,
+            unit.id,
+            config,
+            limits,
+            metrics,
+            recorders,
+            factory=config.worker.model_factory or DEFAULT_FACTORY,
+            arguments=arguments,
+            nice=nice,
+        )
         await self.begin()
         return self
 
@@ -263,6 +278,23 @@ class ProcessVersion(CountedVersion):
         self.outcome("ok", num_ok)
         self._record(tell.batches, ended, now)
 
+    def compare(self, copies: Sequence[Copy], tolerance: float, told: Callable[[Tally], object]) -> None:
+        """As `Compares.compare`."""
+        process = self._keeper.process
+        if process is None or not process.is_up:
+            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+        try:
+            packed = [wire.pack_copy(request, outcome) for request, outcome in copies]
+            process.compare(wire.Compare(packed, tolerance))
+        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+            raise BadRequest(f"a copy holds a value that cannot be sent: {error}") from None
+        self._told_of.append(told)
+
+    def compared(self, process: ModelProcess, message: wire.Compared) -> None:
+        """As `Owner.compared`."""
+        self.outcome("ok", message.tally.answered)
+        self._told_of.popleft()(message.tally)
+
     def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
         """Bring in what a process counted."""
         if beat.num_batches > process.num_batches:
@@ -281,6 +313,8 @@ class ProcessVersion(CountedVersion):
         process.unanswered.clear()
         process.idle.set()
         self._keeper.lost(process, how, renew=not self._closed)
+        while self._told_of:  # what was sent to it is not compared
+            self._told_of.popleft()(Tally())
         for item in unanswered:
             if not item.ended:
                 self._fail(item, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))

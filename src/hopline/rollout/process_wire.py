@@ -7,6 +7,8 @@
       Ask [1, 2, 3] ───────────────────►  what came in one turn of the loop
       Drop [2] ────────────────────────►  withdrawn: nobody waits for it
             ◄─────────────────────────── Tell [(1, …), (2, gone), (3, …)]: what ended in one turn
+      Compare [(request, outcome), …] ─►  copies of requests, with what went out to their callers
+            ◄─────────────────────────── Compared: counts of all of them
             ◄─────────────────────────── Beat: so many batches so far, about once a second
       the end of stdin ────────────────►  finish and end
 
@@ -24,6 +26,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import HoplineError, RuntimeFailure
+from hopline.rollout.tally import Tally
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
 _ARRAY, _OBJECTS = 1, 2
@@ -102,8 +105,29 @@ class Beat(msgspec.Struct, tag="beat"):
     cpu_s: float
 
 
-FromModel = Ready | Failed | Tell | Beat
-FromServer = Ask | Drop
+class Compare(msgspec.Struct, tag="compare"):
+    """Copies of requests: (fields of the request, fields of the result or None, packed error or None) each.
+
+    The answers are not sent back, only how they compare: that spares the server their reading.
+    """
+
+    copies: list[tuple[list[Any], list[Any] | None, list[Any] | None]]
+    tolerance: float
+
+
+class Compared(msgspec.Struct, tag="compared"):
+    """What became of one `Compare`.
+
+    Attributes:
+        num_copies: in it.
+    """
+
+    num_copies: int
+    tally: Tally
+
+
+FromModel = Ready | Failed | Tell | Beat | Compared
+FromServer = Ask | Drop | Compare
 
 
 def _encode_other(value: Any) -> Any:
@@ -202,6 +226,28 @@ def unpack_result(fields: list[Any]) -> ScoreResult:
     """The result that `pack_result` made fields of."""
     fields[_DEGRADED] = tuple(fields[_DEGRADED])
     return ScoreResult(*fields)
+
+
+def pack_copy(
+    request: ScoreRequest, outcome: ScoreResult | HoplineError
+) -> tuple[list[Any], list[Any] | None, list[Any] | None]:
+    """A request and its outcome, for `Compare`."""
+    fields = list(msgspec.structs.astuple(request))
+    if isinstance(outcome, ScoreResult):
+        return fields, pack_result(outcome), None
+    return fields, None, pack_error(outcome)
+
+
+def unpack_copy(
+    copy: tuple[list[Any], list[Any] | None, list[Any] | None],
+) -> tuple[ScoreRequest, ScoreResult | HoplineError]:
+    """What `pack_copy` packed."""
+    fields, result, error = copy
+    request = unpack_request(fields)
+    if result is not None:
+        return request, unpack_result(result)
+    assert error is not None
+    return request, unpack_error(error)
 
 
 def pack_error(error: HoplineError) -> list[Any]:

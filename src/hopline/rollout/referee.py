@@ -8,13 +8,14 @@ from typing import Any
 
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
-from hopline.rollout.copies import Copies, Outcome
+from hopline.rollout.copies import Copies, DistantCopies, Outcome
 from hopline.rollout.gates import verdict
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.served import Recorder, Scorer, Served
+from hopline.rollout.served import Compares, Recorder, Scorer, Served
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.state import Leadership
-from hopline.rollout.watch import Watch, told
+from hopline.rollout.tally import Tally
+from hopline.rollout.watch import Watch, in_numbers
 
 
 class Referee:
@@ -70,6 +71,15 @@ class Referee:
             (different if counting.compared(wanted, found) else same).inc()
 
         dropped = self._dropped(name).inc
+        if rollout.copies and isinstance(candidate, Compares):
+
+            def told(tally: Tally) -> None:
+                different.inc(tally.differing)
+                same.inc(tally.compared - tally.differing)
+                counting.tallies[rollout.candidate].absorb(tally)
+
+            distant = DistantCopies(candidate, rollout.gates.tolerance, told, dropped)
+            return Mirror(current, rollout.share, distant)
         if rollout.copies:
             return Mirror(current, rollout.share, Copies(candidate, compare, dropped))
         return Split(current, candidate, rollout.percent, rollout.id, Copies(current, compare, dropped))
@@ -103,7 +113,7 @@ class Referee:
         current, candidate = watch.totals()
         found, why = verdict(rollout.gates, current, candidate, rehearsal=rollout.copies)
         return {
-            "seen": {"current": told(current), "candidate": told(candidate)},
+            "seen": {"current": in_numbers(current), "candidate": in_numbers(candidate)},
             "verdict": found,
             "why": why,
         }

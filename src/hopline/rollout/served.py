@@ -6,10 +6,11 @@ service all are one `Served`. Wrappers (a response cache, a mirror) are one too 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from hopline.errors import HoplineError
+from hopline.rollout.tally import Tally
 from hopline.types import AnyArray, Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 
@@ -92,6 +93,26 @@ class AsksModels(Protocol):
         """Whether it could ask this version of a model in place of the present one.
 
         Raises: PipelineInvalid: it could not, and why.
+        """
+        ...
+
+
+#: A request and the outcome that its caller got.
+Copy: TypeAlias = tuple[ScoreRequest, ScoreResult | HoplineError]
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A version that compares answers by itself, where they are computed."""
+
+    def compare(self, copies: Sequence[Copy], tolerance: float, told: Callable[[Tally], object]) -> None:
+        """Answer copies and hold the answers against the outcomes beside them.
+
+        Args:
+            tolerance: difference of scores that does not count.
+            told: is called once with the counts, which are empty if the process was lost.
+
+        Raises: HoplineError: not now, or not these; `told` is not called.
         """
         ...
 

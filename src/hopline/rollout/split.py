@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from hopline.errors import HoplineError
-from hopline.rollout.copies import Copies
+from hopline.rollout.copies import Copies, DistantCopies
 from hopline.rollout.served import Served
 from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
 
@@ -83,7 +83,11 @@ class Mirror:
     """
 
     def __init__(
-        self, current: Served, percent: float, copies: Copies, draw: Callable[[], float] = random.random
+        self,
+        current: Served,
+        percent: float,
+        copies: Copies | DistantCopies,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self.name = current.name
         self.version = current.version
@@ -112,7 +116,9 @@ class Mirror:
         self._copies.close()
 
 
-def _copied(served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | None) -> Ticket:
+def _copied(
+    served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | DistantCopies | None
+) -> Ticket:
     if copies is None:
         return served.submit(request, deliver)
 

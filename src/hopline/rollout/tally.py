@@ -102,6 +102,12 @@ class Tally(msgspec.Struct):
         self.difference += other.difference
         self.last_difference = self.last_difference or other.last_difference
 
+    def absorb(self, other: Tally) -> None:
+        """Add what another process counted for this one, and keep no more scores than one keeps."""
+        self.add(other)
+        if len(self.scores) > _MAX_SCORES:
+            self.scores = random.sample(self.scores, _MAX_SCORES)
+
     def p99_s(self) -> float | None:
         """As `quantile_s`."""
         return self.quantile_s(0.99)

@@ -94,7 +94,7 @@ class Watch:
         return f"{self.rollout.id}-{self.rollout.step}"
 
 
-def told(tally: Tally) -> dict[str, object]:
+def in_numbers(tally: Tally) -> dict[str, object]:
     """A tally in numbers for people."""
     p99_s = tally.p99_s()
     return {
