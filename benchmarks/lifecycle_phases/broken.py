@@ -28,13 +28,13 @@ _WIDTH = 256
 _PROBE = 100
 
 
-def write(model_folder: Path, version: str, new: str, fault: Fault, slowdown: float = 10.0) -> Path:
+def write(model_folder: Path, version: str, new: str, fault: Fault, added_s: float = 0.0) -> Path:
     """Write version `new` beside `version`.
 
     Args:
         model_folder: `<repository>/<model>`.
-        slowdown: how many times as long a slow version takes for one row: products of 256 × 256 matrices
-            for nothing, as many as that needs here and now.
+        added_s: what a slow version takes more for one row: products of 256 × 256 matrices for nothing, as
+            many as that needs here and now.
     """
     folder = model_folder / new
     shutil.rmtree(folder, ignore_errors=True)
@@ -55,7 +55,7 @@ def write(model_folder: Path, version: str, new: str, fault: Fault, slowdown: fl
         usual_s = _one_row_s(folder, spec)
         spoil(_PROBE)
         each_s = max(1e-7, (_one_row_s(folder, spec) - usual_s) / _PROBE)
-        spoil(round((slowdown - 1) * usual_s / each_s))
+        spoil(round(added_s / each_s))
     elif fault != "none":
         spoil(0)
     write_spec(folder, msgspec.structs.replace(spec, version=new))

@@ -77,7 +77,7 @@ def _grpc(port: int, model: str, bodies: Sequence[str], seconds: float) -> dict[
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.lifecycle_phases.fraud"],
         input=json.dumps(orders),
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         timeout=seconds + 60,
         check=True,
@@ -101,6 +101,9 @@ async def _ask_grpc(orders: dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, str):
                 item.datatype = "BYTES"
                 item.contents.bytes_contents.append(value.encode())
+            elif isinstance(value, int):
+                item.datatype = "INT64"
+                item.contents.int64_contents.append(value)
             else:
                 item.datatype = "FP64"
                 item.contents.fp64_contents.append(float("nan") if value is None else value)
@@ -116,8 +119,10 @@ async def _ask_grpc(orders: dict[str, Any]) -> dict[str, Any]:
             try:
                 await call(requests[number % len(requests)], timeout=10)
                 seconds.append(time.perf_counter() - began)
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as error:
                 errors += 1
+                if errors == 1:
+                    print(f"    gRPC: {error.code().name}: {error.details()}", file=sys.stderr)
 
         for number in range(200):
             await ask(number)

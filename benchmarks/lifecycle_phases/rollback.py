@@ -52,7 +52,11 @@ def _canary(
         before = open_loop.measure(server.port, [target], rate=RATE, seconds=1, connections=_CONNECTIONS)
         if before.errors:
             raise RuntimeError(f"{before.errors} requests failed before the canary: {before.statuses}")
-        candidate = broken.write(repository / model, "1", f"2-{fault}", fault)
+        # Ten times as slow as what the server takes for a request of the present version.
+        usual_s = server.metric(f'hopline_stage_seconds_sum{{model="{model}",version="1",stage="total"') / (
+            server.metric(f'hopline_stage_seconds_count{{model="{model}",version="1",stage="total"')
+        )
+        candidate = broken.write(repository / model, "1", f"2-{fault}", fault, 9 * usual_s)
         longest = 20.0 if fault != "none" else 4 * hold_s + 20
         run = open_loop.start(
             server.port, [target], rate=RATE, seconds=longest, connections=_CONNECTIONS, versions=True

@@ -86,7 +86,7 @@ def test_each_fault_is_named(candidate, reason):
 
 
 def test_small_differences_harm_nobody():
-    fast, slower = tally(seconds=0.0001), tally(seconds=0.0004, rng=random.Random(1))
+    fast, slower = tally(seconds=0.0001), tally(seconds=0.0002, rng=random.Random(1))
     assert verdict(Gates(), fast, slower)[0] == "good"
     assert "latency" in verdict(Gates(slack_ms=0.0), fast, slower)[1]
 

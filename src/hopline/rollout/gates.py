@@ -30,7 +30,7 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_error_rate: share of requests that may fail, beyond what fails on the current version.
         max_p99_ratio, max_p50_ratio: its p99 and its median may be so many times those of the current
             version.
-        slack_ms: and this much longer in any case: a tenth of a millisecond harms nobody.
+        slack_ms: and this much longer in any case: a quarter of a millisecond harms nobody.
         p99_ms: the most that its p99 may be; 0 is no limit.
         max_disagreement: share of requests answered otherwise than by the current version (another label,
             or a score that differs by more than `tolerance`, or an error in place of an answer).
@@ -42,7 +42,7 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_error_rate: float = 0.01
     max_p99_ratio: float = 1.5
     max_p50_ratio: float = 2.0
-    slack_ms: float = 0.5
+    slack_ms: float = 0.25
     p99_ms: float = 0.0
     max_disagreement: float = 0.05
     tolerance: float = 0.1

@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -45,6 +46,8 @@ _BEAT_S = 1.0
 _PATIENCE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _IDLE_NICE = 19
+#: Added while a model is loaded: a tenth of the processor where others want it. RLIMIT_NICE counts from 20.
+_LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def main() -> None:
     # Also one that hangs must not outlive its server; stdin's end tells those that do not.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(orders["nice"])
+    yielding = _yield_while_loading()
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -100,16 +104,28 @@ def main() -> None:
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(ModelHost(orders, config).serve())
+        code = runner.run(ModelHost(orders, config, yielding).serve())
     # Threads that still compute are of no use to anybody.
     sys.stderr.flush()
     os._exit(code)
 
 
+def _yield_while_loading() -> bool:
+    """Leave the processor to those who serve until the model is ready; whether that was done.
+
+    Only where the priority can be had back: without privileges it cannot be raised again.
+    """
+    if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _NORMAL_NICE_LIMIT:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _LOADING_NICE)
+    return True
+
+
 class ModelHost(asyncio.Protocol):
     """A model's end of the socket; also the recorder that says what ran."""
 
-    def __init__(self, orders: Mapping[str, Any], config: Config) -> None:
+    def __init__(self, orders: Mapping[str, Any], config: Config, yielding: bool) -> None:
+        self._yielding = yielding
         self._socket: int = orders["socket"]
         self._factory: str = orders["factory"]
         self._metrics = Metrics()
@@ -185,6 +201,8 @@ class ModelHost(asyncio.Protocol):
         gc.freeze()
         if self._orders.limits.memory_bytes:
             limit_growth(self._orders.limits.memory_bytes)
+        if self._yielding:
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - _LOADING_NICE)
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
         return served
