@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -109,6 +110,10 @@ def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
     assert code == 0, told
     assert "canary of 2 beside 1, 50 % of requests" in told
     assert versions(server, 40) == {"1", "2"}
+    page = httpx.get(server.url).text
+    assert "<h2>sage: canary of 2, running</h2>" in page
+    assert 'style="width:50%"' in page
+    assert 'http-equiv="refresh"' in page
     code, told = command(server, "rollout", "status", "sage")
     assert re.search(r"candidate 2\s+\d+", told)
     assert command(server, "rollout", "promote", "sage", "--reason", "looks good")[0] == 0
@@ -117,6 +122,7 @@ def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
     code, told = command(server, "rollout", "rollback", "sage")
     assert time.monotonic() - began < 1
     assert "serves 1" in told
+    assert 'http-equiv="refresh"' not in httpx.get(server.url).text
     assert versions(server) == {"1"}
     assert "promoted  looks good" in command(server, "rollout", "status")[1]
 
