@@ -7,7 +7,9 @@ Turn by turn the eight are asked alone, and while the others misbehave; the rati
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -15,13 +17,14 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import load
 from benchmarks.lifecycle_phases import open_loop
 from benchmarks.lifecycle_phases.server import hopline
 from hopline.artifact import TableSpec, read_artifact, write_spec
 
 NUM_GOOD = 8
 RATE, FLOOD, FAULTY_RATE = 400.0, 2000.0, 20.0
-_CONNECTIONS = 16
+_CONNECTIONS, _FLOOD_CONNECTIONS = 16, 64
 _SERVING = {
     # what a platform's team would set for models that it does not trust
     "flooded": "rate_per_s = 200\nmax_concurrency = 32\n",
@@ -38,6 +41,7 @@ def measure(
     Args:
         repository, model: whose version 1 all of them are copies of.
     """
+    load.require_wrk()
     folder = _ten(repository, model)
     good = [open_loop.Target(f"/v1/models/good{n}/score", bodies) for n in range(NUM_GOOD)]
     alone: list[float] = []
@@ -56,16 +60,17 @@ def measure(
         ask(0)
         for turn in range(rounds):
             alone.append(ask(2 * turn + 1).p99_ms)
+            flood = _flood(server.port, bodies[0], seconds + 3)
             others = {
                 name: open_loop.start(
                     server.port,
                     [open_loop.Target(f"/v1/models/{name}/score", bodies)],
-                    rate=FLOOD if name == "flooded" else FAULTY_RATE,
+                    rate=FAULTY_RATE,
                     seconds=seconds + 3,
-                    connections=32 if name == "flooded" else 4,
+                    connections=4,
                     nice=10,
                 )
-                for name in _SERVING
+                for name in ("crashing", "leaking")
             }
             found = ask(2 * turn + 1)
             beside.append(found.p99_ms)
@@ -73,6 +78,10 @@ def measure(
             for name, process in others.items():
                 for status, count in open_loop.result(process).statuses.items():
                     told[name][status] = told[name].get(status, 0) + count
+            text, _ = flood.communicate(timeout=seconds + 30)
+            answers, refused = map(int, re.findall(r"ANSWERS (\d+) (\d+)", text)[0])
+            told["flooded"]["200"] = told["flooded"].get("200", 0) + answers - refused
+            told["flooded"]["429"] = told["flooded"].get("429", 0) + refused
         restarts = {
             name: int(server.metric(f'hopline_model_process_restarts_total{{model="{name}"'))
             for name in ("crashing", "leaking")
@@ -85,6 +94,20 @@ def measure(
         "answers_of_the_others": told,
         "restarts": restarts,
     }
+
+
+def _flood(port: int, body: str, seconds: float) -> subprocess.Popen[str]:
+    """About `FLOOD` requests a second by wrk: a flood comes from elsewhere, and must not cost much here."""
+    pause_ms = round(1000 * _FLOOD_CONNECTIONS / FLOOD)
+    return subprocess.Popen(
+        [
+            *("wrk", "-t", "1", "-c", str(_FLOOD_CONNECTIONS), "-d", f"{seconds:.0f}s"),
+            *("-s", str(Path(__file__).with_name("flood.lua")), f"http://127.0.0.1:{port}"),
+            *("--", "/v1/models/flooded/score", body, str(pause_ms)),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _ten(repository: Path, model: str) -> Path:

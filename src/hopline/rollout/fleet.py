@@ -116,6 +116,8 @@ class Fleet:
                 if unit.id not in self.units.get(name, {}) and not {key} & (
                     self._loading | set(self.failed)
                 ):
+                    # before the task begins: who is asked meanwhile must not say that it is in line
+                    self._loading.add(key)
                     self._spawn(self._load_wanted(name, unit))
         self._tell()
 
@@ -126,7 +128,6 @@ class Fleet:
     async def _load_wanted(self, name: str, unit: Unit) -> None:
         """Load what the state wants; it may have changed by the time that it is loaded."""
         key = name, unit.id
-        self._loading.add(key)
         try:
             await self.load(name, unit)
         except HoplineError as error:

@@ -35,7 +35,7 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_disagreement: share of requests answered otherwise than by the current version (another label,
             or a score that differs by more than `tolerance`, or an error in place of an answer).
         tolerance: difference of scores that does not count.
-        max_psi: population stability index between both versions' scores.
+        max_psi: population stability index between both versions' scores of the same requests.
         min_requests: that the candidate must have answered in a step before it goes on.
     """
 
@@ -147,7 +147,7 @@ def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
 
 
 def _shift(gates: Gates, current: Tally, candidate: Tally) -> str:
-    found = candidate.shift_from(current)
+    found = candidate.shift()
     if found is None or not found.above(gates.max_psi):
         return ""
     return (

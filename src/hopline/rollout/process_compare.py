@@ -62,7 +62,5 @@ class Comparison:
         tally = Tally()
         for request, wanted, found in self._done:
             tally.count(found, self._took.pop(id(request), 0.0))
-            if isinstance(found, ScoreResult):
-                tally.sample(found)
             tally.compare(wanted, found, self._tolerance)
         self._send(wire.Compared(self._num_copies, tally))

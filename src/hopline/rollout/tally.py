@@ -32,8 +32,8 @@ class Tally(msgspec.Struct):
         errors: of them, those without an answer.
         last_error: its text.
         latency: counts of answers by bucket of seconds.
-        num_scores: scores seen. scores: a sample of them.
         compared: requests that both versions answered. differing: of them, otherwise.
+        num_scores: rows that both scored. scores: a sample of them, (the other one's, this one's) each.
         difference: sum of the largest difference of scores of each compared request.
         last_difference: one of those that differ, in words.
     """
@@ -42,10 +42,10 @@ class Tally(msgspec.Struct):
     errors: int = 0
     last_error: str = ""
     latency: list[int] = msgspec.field(default_factory=lambda: [0] * _NUM_BUCKETS)
-    num_scores: int = 0
-    scores: list[float] = msgspec.field(default_factory=list)
     compared: int = 0
     differing: int = 0
+    num_scores: int = 0
+    scores: list[tuple[float, float]] = msgspec.field(default_factory=list)
     difference: float = 0.0
     last_difference: str = ""
 
@@ -65,21 +65,13 @@ class Tally(msgspec.Struct):
         self.requests += 1
         self.latency[bucket(seconds)] += 1
 
-    def sample(self, result: ScoreResult) -> None:
-        """Keep an even sample of scores (reservoir sampling: J. S. Vitter, 1985)."""
-        for score in scores_of(result)[:8].tolist():
-            self.num_scores += 1
-            if len(self.scores) < _MAX_SCORES:
-                self.scores.append(score)
-            elif (at := random.randrange(self.num_scores)) < _MAX_SCORES:
-                self.scores[at] = score
-
     def compare(self, wanted: object, found: object, tolerance: float) -> None:
         """Hold this unit's outcome against that of the other one for the same request."""
         if isinstance(wanted, HoplineError) and isinstance(found, HoplineError):
             return
         self.compared += 1
         if isinstance(wanted, ScoreResult) and isinstance(found, ScoreResult):
+            self._sample(wanted, found)
             largest, flips = difference(wanted, found)
             self.difference += largest if math.isfinite(largest) else 0.0
             if largest <= tolerance and not flips:
@@ -88,6 +80,18 @@ class Tally(msgspec.Struct):
         else:
             self.last_difference = f"{_told(wanted)} in place of {_told(found)}"
         self.differing += 1
+
+    def _sample(self, wanted: ScoreResult, found: ScoreResult) -> None:
+        """Keep an even sample of pairs of scores (reservoir sampling: J. S. Vitter, 1985).
+
+        Of the same requests: samples of two streams would differ by who happened to ask what.
+        """
+        for pair in zip(scores_of(wanted)[:8].tolist(), scores_of(found)[:8].tolist(), strict=False):
+            self.num_scores += 1
+            if len(self.scores) < _MAX_SCORES:
+                self.scores.append(pair)
+            elif (at := random.randrange(self.num_scores)) < _MAX_SCORES:
+                self.scores[at] = pair
 
     def add(self, other: Tally) -> None:
         """Add another worker's."""
@@ -132,12 +136,13 @@ class Tally(msgspec.Struct):
         """Of scores, over compared requests."""
         return self.difference / self.compared if self.compared else 0.0
 
-    def shift_from(self, reference: Tally) -> Comparison | None:
-        """How far the scores are from the reference's; None where either side has too few."""
-        if min(len(self.scores), len(reference.scores)) < _MIN_SCORES:
+    def shift(self) -> Comparison | None:
+        """How far its scores are from the other one's on the same requests; None for too few."""
+        if len(self.scores) < _MIN_SCORES:
             return None
-        bins = number_bins(reference.scores)
-        return compare(Sketch.of(bins, reference.scores), Sketch.of(bins, self.scores))
+        theirs, ours = (list(side) for side in zip(*self.scores, strict=True))
+        bins = number_bins(theirs)
+        return compare(Sketch.of(bins, theirs), Sketch.of(bins, ours))
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:

@@ -15,7 +15,6 @@ from hopline.rollout.copies import Outcome
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Ran
 from hopline.rollout.tally import Tally
-from hopline.types import ScoreResult
 
 _Tallies = dict[str, Tally]
 
@@ -50,8 +49,6 @@ class Watch:
                 continue
             # A copy waits until there is time for it: only what it took to compute can be compared.
             tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
-            if isinstance(outcome, ScoreResult):
-                tally.sample(outcome)
 
     def compared(self, wanted: Outcome, found: Outcome) -> bool:
         """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
