@@ -5,6 +5,7 @@ Roles that fork do so from there, since no thread runs in it.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -178,7 +179,7 @@ def claim(fd: int, board_fd: int) -> None:
     ids = np.arange(CLAIMED.num_nodes)
     ours.release(ids[ours.claim(ids, 0.0, 0.1)])  # compiled before the race
     ready()
-    for number in range(1, ROUNDS + 1):
+    for number in itertools.count(1):
         wait_for(turn, 0, number)
         taken[:] = ours.claim(ids, float(number), 1.0)
         turn[1] = number
