@@ -18,7 +18,7 @@ from hopline.rollout.served import Compares, Copy, Served
 from hopline.rollout.tally import Tally
 from hopline.types import ScoreRequest, ScoreResult
 
-#: Copies that may wait, that may be under way, and those sent in one turn.
+#: Copies that may wait; in this process, those that may be under way and those sent in one turn.
 _MAX_WAITING, _MAX_RUNNING, _AT_ONCE = 2000, 64, 16
 #: Seconds from an answer to its copy, and between turns: together, copies cost less than one by one.
 _PAUSE_S = 0.01
@@ -31,20 +31,17 @@ Outcome = ScoreResult | HoplineError
 
 
 class Copies:
-    """Args:
-    target: gets the copies.
-    compare: is called with both outcomes, the real one first.
-    dropped: is called for each copy that there was no room for.
+    """Copies that wait; subclasses send them.
+
+    Args:
+        dropped: is called for each copy that there was no room for, or that could not be sent.
+        pause_s: from the first that waits until they are sent.
     """
 
-    def __init__(
-        self, target: Served, compare: Callable[[Outcome, Outcome], object], dropped: Callable[[], object]
-    ) -> None:
-        self._target = target
-        self._compare = compare
+    def __init__(self, dropped: Callable[[], object], pause_s: float) -> None:
         self._dropped = dropped
-        self._waiting: deque[tuple[ScoreRequest, Outcome]] = deque()
-        self._num_running = 0
+        self._pause_s = pause_s
+        self._waiting: deque[Copy] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -57,25 +54,49 @@ class Copies:
             return
         self._waiting.append((request, outcome))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._send)
+            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._turn)
 
     def close(self) -> None:
-        """Send nothing more; answers that are under way are ignored."""
+        """Send nothing more; what is under way is ignored."""
         self._closed = True
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _send(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _turn(self) -> None:
         self._timer = None
-        for _ in range(min(_AT_ONCE, len(self._waiting), _MAX_RUNNING - self._num_running)):
-            self._start(loop, *self._waiting.popleft())
+        self._send()
         if self._waiting and not self._closed:
-            self._timer = loop.call_later(_PAUSE_S, self._send)
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._turn)
 
-    def _start(self, loop: asyncio.AbstractEventLoop, request: ScoreRequest, outcome: Outcome) -> None:
+    def _send(self) -> None:
+        """Send some of those that wait."""
+        raise NotImplementedError  # abstract
+
+
+class NearCopies(Copies):
+    """To a version in this process.
+
+    Args:
+        target: gets the copies.
+        compare: is called with both outcomes, the real one first.
+        dropped: as for `Copies`.
+    """
+
+    def __init__(
+        self, target: Served, compare: Callable[[Outcome, Outcome], object], dropped: Callable[[], object]
+    ) -> None:
+        super().__init__(dropped, _PAUSE_S)
+        self._target = target
+        self._compare = compare
+        self._num_running = 0
+
+    def _send(self) -> None:
+        for _ in range(min(_AT_ONCE, len(self._waiting), _MAX_RUNNING - self._num_running)):
+            self._start(*self._waiting.popleft())
+
+    def _start(self, request: ScoreRequest, outcome: Outcome) -> None:
         copy = msgspec.structs.replace(
             request,
             version=None,
@@ -83,7 +104,7 @@ class Copies:
             key="",
             traceparent="",
             is_copy=True,
-            deadline=loop.time() + _PATIENCE_S,
+            deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
         )
 
         def deliver(found: Any) -> None:
@@ -98,8 +119,8 @@ class Copies:
             deliver(error)
 
 
-class DistantCopies:
-    """The same for a version in a process of its own, which compares by itself.
+class DistantCopies(Copies):
+    """To a version in a process of its own, which compares by itself.
 
     Copies go over rarely and many together: each time that the process awakes it takes something from those
     who serve, were it the place in a processor's cache.
@@ -108,7 +129,7 @@ class DistantCopies:
         target: gets the copies.
         tolerance: difference of scores that does not count.
         told: is called with counts.
-        dropped: is called for each copy that there was no room for, or that could not be sent.
+        dropped: as for `Copies`.
     """
 
     def __init__(
@@ -118,48 +139,23 @@ class DistantCopies:
         told: Callable[[Tally], object],
         dropped: Callable[[], object],
     ) -> None:
+        super().__init__(dropped, _DISTANT_PAUSE_S)
         self._target = target
         self._tolerance = tolerance
         self._told = told
-        self._dropped = dropped
-        self._waiting: list[Copy] = []
         self._num_away = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
-
-    def offer(self, request: ScoreRequest, outcome: Outcome) -> None:
-        """Take a request whose answer is out."""
-        if self._closed:
-            return
-        if len(self._waiting) >= _MAX_WAITING:
-            self._dropped()
-            return
-        self._waiting.append((request, outcome))
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_DISTANT_PAUSE_S, self._send)
-
-    def close(self) -> None:
-        """Send nothing more; what is under way is ignored."""
-        self._closed = True
-        self._waiting.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _send(self) -> None:
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        if self._num_away < _MAX_AWAY:
-            copies, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
-            try:
-                self._target.compare(copies, self._tolerance, self._compared)
-            except HoplineError:
-                for _ in copies:
-                    self._dropped()
-            else:
-                self._num_away += 1
-        if self._waiting:
-            self._timer = loop.call_later(_PAUSE_S, self._send)
+        if self._num_away >= _MAX_AWAY:
+            return
+        copies = [self._waiting.popleft() for _ in range(min(_TOGETHER, len(self._waiting)))]
+        try:
+            self._target.compare(copies, self._tolerance, self._compared)
+        except HoplineError:
+            for _ in copies:
+                self._dropped()
+        else:
+            self._num_away += 1
 
     def _compared(self, tally: Tally) -> None:
         self._num_away -= 1

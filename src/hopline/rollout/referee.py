@@ -8,7 +8,7 @@ from typing import Any
 
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
-from hopline.rollout.copies import Copies, DistantCopies, Outcome
+from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
 from hopline.rollout.gates import verdict
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Compares, Recorder, Scorer, Served
@@ -81,8 +81,8 @@ class Referee:
             distant = DistantCopies(candidate, rollout.gates.tolerance, told, dropped)
             return Mirror(current, rollout.share, distant)
         if rollout.copies:
-            return Mirror(current, rollout.share, Copies(candidate, compare, dropped))
-        return Split(current, candidate, rollout.percent, rollout.id, Copies(current, compare, dropped))
+            return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped))
+        return Split(current, candidate, rollout.percent, rollout.id, NearCopies(current, compare, dropped))
 
     def leave(self, name: str) -> None:
         """No rollout of a model is watched any more."""

@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from hopline.errors import HoplineError
-from hopline.rollout.copies import Copies, DistantCopies
+from hopline.rollout.copies import Copies
 from hopline.rollout.served import Served
 from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
 
@@ -86,7 +86,7 @@ class Mirror:
         self,
         current: Served,
         percent: float,
-        copies: Copies | DistantCopies,
+        copies: Copies,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.name = current.name
@@ -116,9 +116,7 @@ class Mirror:
         self._copies.close()
 
 
-def _copied(
-    served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | DistantCopies | None
-) -> Ticket:
+def _copied(served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | None) -> Ticket:
     if copies is None:
         return served.submit(request, deliver)
 
