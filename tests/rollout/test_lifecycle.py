@@ -1,8 +1,10 @@
 """Versions that come and go while requests are answered, in one worker and in two."""
 
 import asyncio
+import gc
 import json
 import shutil
+import weakref
 
 import pytest
 
@@ -173,6 +175,21 @@ async def test_a_whole_model_is_unloaded_and_comes_back(root):
     assert [row["state"] for row in service.index()] == ["UNAVAILABLE"]
     await service.load("sage")
     assert await version_of(service) == "1"
+    await rig.stop(service)
+
+
+async def test_what_was_unloaded_gives_its_memory_back(root):
+    publish(root, "2")
+    service = await rig.started(root)
+    gc.collect()
+    gc.freeze()  # as a server does once it is ready: no collector looks at what was loaded by then
+    try:
+        await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))
+        model = weakref.ref(service._lifecycle.fleet.units["sage"]["1"].model)
+        await service.unload("sage", "1")
+        await until(lambda: model() is None, 5)
+    finally:
+        gc.unfreeze()
     await rig.stop(service)
 
 

@@ -185,9 +185,12 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         await self.batcher.join()
 
     async def release(self) -> None:
-        """Nothing is held but memory, which gauges must not keep."""
+        """Nothing is held but memory, which neither gauges nor the queue must keep."""
         for gauge, read in self._gauges:
             gauge.unset_function(read)
+        self._gauges = ()
+        self.bring_in()
+        self.batcher.release()
 
     # Observer of the batcher
 

@@ -255,6 +255,14 @@ class Batcher(Generic[I, R]):
             self._queued_rows -= each.rows
             self._displace(each)
 
+    def release(self) -> None:
+        """Forget who runs batches and who is told; after `close` and `join`.
+
+        They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
+        that without this its memory would never come back.
+        """
+        del self._run, self._observer
+
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
         while self.num_waiting:
