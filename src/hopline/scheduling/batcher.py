@@ -86,6 +86,28 @@ class Observer(Protocol):
         """An item lacks something: get it, then call `resume`; called on the event loop."""
 
 
+class _Nobody:
+    """Who is told once a batcher was released: a batch may still be under way where a drain was cut short."""
+
+    def batch(
+        self, items: Sequence[Any], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
+    ) -> None:
+        """Nobody counts."""
+
+    def late(self, item: Any, error: HoplineError) -> None:
+        """Nobody counts."""
+
+    def outcome(self, code: str, count: int = 1) -> None:
+        """Nobody counts."""
+
+    def postponed(self, item: Any) -> None:
+        """Nobody can bring what it lacks."""
+
+
+def _refuse_all(batch: list[Any]) -> Sequence[Any]:
+    return [Unavailable("the model was unloaded") for _ in batch]
+
+
 class Batcher(Generic[I, R]):
     """See the module.
 
@@ -256,12 +278,12 @@ class Batcher(Generic[I, R]):
             self._displace(each)
 
     def release(self) -> None:
-        """Forget who runs batches and who is told; after `close` and `join`.
+        """Forget who runs batches and who is told; after `close` and, where there is time, `join`.
 
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        del self._run, self._observer
+        self._run, self._observer = _refuse_all, _Nobody()
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
