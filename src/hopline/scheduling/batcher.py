@@ -87,7 +87,7 @@ class Observer(Protocol):
 
 
 class _Nobody:
-    """Who is told once a batcher was released: a batch may still be under way where a drain was cut short."""
+    """Who is told once a batcher was released: a batch may be under way where a drain was cut short."""
 
     def batch(
         self, items: Sequence[Any], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
