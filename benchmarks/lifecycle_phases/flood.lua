@@ -1,5 +1,5 @@
--- A flood at about a given rate: each connection waits a while after each answer.
--- Arguments: path, body, milliseconds to wait. Prints "answers refused" at the end.
+-- A flood at about a given rate: each connection waits a random while after each answer, so that they do not
+-- come in step. Arguments: path, body, mean milliseconds to wait. Prints "answers refused" at the end.
 local pause = 0
 
 function init(args)
@@ -11,7 +11,7 @@ function init(args)
 end
 
 function delay()
-  return pause
+  return math.floor(-pause * math.log(1 - math.random()))
 end
 
 function done(summary)
