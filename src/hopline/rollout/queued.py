@@ -23,7 +23,7 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
 
 
 class QueuedRequest(msgspec.Struct, eq=False, gc=False):
-    """A request in a version's queue; see `scheduling.batcher.Item`. To its sender, a `Ticket`."""
+    """A request in a version's queue; see `scheduling.item.Item`. To its sender, a `Ticket`."""
 
     request: ScoreRequest
     deliver: Deliver

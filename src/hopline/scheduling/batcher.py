@@ -23,9 +23,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
+from hopline.scheduling.item import Item, Nobody, Observer, refuse_all
 from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel, first_lane, lane_to_displace
 from hopline.scheduling.turnstile import SHARES, Turnstile
 
@@ -39,73 +40,7 @@ _LONG_S = 0.0005
 R = TypeVar("R")
 
 
-class Item(Protocol):
-    """What the batcher needs to know of a request.
-
-    Attributes:
-        deliver: called on the event loop with the outcome, once, unless the item was withdrawn. A plain
-            call: a future costs a callback through the loop, which is a tenth of a cheap request.
-        rows, num_bytes: predicted cost.
-        deadline: on `time.monotonic()`'s clock; inf for none.
-        lane: of its priority; see `policy.py`.
-        enqueued: set by the batcher.
-        ended: whether it has its outcome; set by the batcher, or by who withdraws it.
-    """
-
-    @property
-    def deliver(self) -> Callable[[Any], object]:
-        """See above."""
-        ...
-
-    rows: int
-    num_bytes: int
-    deadline: float
-    lane: int
-    enqueued: float
-    ended: bool
-
-
 I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
-
-
-class Observer(Protocol):
-    """Is told what happened; must be cheap."""
-
-    def batch(
-        self, items: Sequence[Any], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
-    ) -> None:
-        """A batch ran and was delivered; all but `compute_s` have one entry for each item."""
-
-    def late(self, item: Any, error: HoplineError) -> None:
-        """An item's deadline passed; it was told so."""
-
-    def outcome(self, code: str, count: int = 1) -> None:
-        """Requests ended: "ok", "cancelled" or an error's code."""
-
-    def postponed(self, item: Any) -> None:
-        """An item lacks something: get it, then call `resume`; called on the event loop."""
-
-
-class _Nobody:
-    """Who is told once a batcher was released: a batch may be under way where a drain was cut short."""
-
-    def batch(
-        self, items: Sequence[Any], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float
-    ) -> None:
-        """Nobody counts."""
-
-    def late(self, item: Any, error: HoplineError) -> None:
-        """Nobody counts."""
-
-    def outcome(self, code: str, count: int = 1) -> None:
-        """Nobody counts."""
-
-    def postponed(self, item: Any) -> None:
-        """Nobody can bring what it lacks."""
-
-
-def _refuse_all(batch: list[Any]) -> Sequence[Any]:
-    return [Unavailable("the model was unloaded") for _ in batch]
 
 
 class Batcher(Generic[I, R]):
@@ -283,7 +218,7 @@ class Batcher(Generic[I, R]):
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        self._run, self._observer = _refuse_all, _Nobody()
+        self._run, self._observer = refuse_all, Nobody()
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
