@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.connection import ApiKey
 from hopline.commands.metrics_page import read_metrics
 from hopline.observe.scrape import Scrape
 
@@ -74,15 +75,7 @@ def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
 def cost(
     url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8700",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
-            envvar="HOPLINE_API_KEY",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Show what requests cost, by model, since the server started."""
     scrape = read_metrics(url, api_key)

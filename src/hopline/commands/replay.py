@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hopline.commands.connection import ApiKey
 from hopline.commands.serve import resolve_config
 from hopline.config import needed_folder
 from hopline.errors import BadRequest
@@ -49,15 +50,7 @@ def replay(
         bool, typer.Option("--require-identical", help="Exit with 1 unless every answer is the same.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
-            envvar="HOPLINE_API_KEY",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
     ] = None,

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.connection import ApiKey, Token
 from hopline.errors import BadRequest
 from hopline.types import ScoreResult
 
@@ -28,18 +29,8 @@ def score(
     ] = None,
     on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
-            envvar="HOPLINE_API_KEY",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(help="JSON Web Token instead of a key.", show_default=False)
-    ] = None,
+    api_key: ApiKey = None,
+    token: Token = None,
 ) -> None:
     """Score nodes and show the answer as a table."""
     from hopline.client import Client

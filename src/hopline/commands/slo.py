@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.connection import ApiKey
 from hopline.commands.metrics_page import read_metrics
 from hopline.errors import BadRequest
 from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
@@ -39,15 +40,7 @@ def slo(
             help="Write Prometheus rules of the objectives here, - for stdout.", show_default=False
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="API key, where the server asks for one; better in the environment: HOPLINE_API_KEY.",
-            envvar="HOPLINE_API_KEY",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Compare a server with its objectives; exits with 1 when a budget is burnt."""
     objectives = read_objectives(file)
