@@ -21,8 +21,6 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from benchmarks.feature_phases.redis_process import RedisProcess, redis_server
 from benchmarks.feature_phases.redis_process import load as load_rows
 from benchmarks.feature_phases.stream import EXPONENT
 from benchmarks.machine import commit, machine
+from benchmarks.phases import PhaseReport
 
 PHASES = ("fetch", "l1", "faults", "hub", "prewarm")
 
@@ -70,36 +69,21 @@ QUICK = Effort(600, 5.0, 2.5, 2.5, 4000, 8000, 20_000, 5)
 FULL = Effort(750, 15.0, 5.0, 5.0, 20_000, 30_000, 60_000, 9)
 
 
-class Report:
-    """The table as it grows, and the JSON line's figures.
-
-    Attributes:
-        figures: by their names in the JSON line.
-        failed: phase -> why it has no figures.
-    """
+class Report(PhaseReport):
+    """The table as it grows, and the JSON line's figures."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, Any] = {
-            **dict.fromkeys(("naive_ms", "mget_ms", "cold_ms", "warm_ms", "l1", "fetches_per_row")),
-            **dict.fromkeys(("faults", "hub_p99_ratio", "prewarm_p99_ratio")),
-        }
-        self.failed: dict[str, str] = {}
+        super().__init__(
+            (
+                *("naive_ms", "mget_ms", "cold_ms", "warm_ms", "l1", "fetches_per_row"),
+                *("faults", "hub_p99_ratio", "prewarm_p99_ratio"),
+            )
+        )
 
     def line(self, name: str, value: float | None, goal: str = "", unit: str = "") -> None:
         """One line of the table."""
         told = "–" if value is None else f"{value:,.3f}"
         print(f"  {name:<44}{told:>12} {unit:<6}{goal}", flush=True)
-
-    def attempt(self, phase: str, measure: Callable[[], None]) -> None:
-        """Run a phase; its failure is a line of the report, and the others still count."""
-        began = time.perf_counter()
-        print(phase, flush=True)
-        try:
-            measure()
-        except Exception as error:  # the boundary of a phase
-            self.failed[phase] = f"{type(error).__name__}: {error}"
-            print(f"  failed: {self.failed[phase]}", flush=True)
-        print(f"    ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
 
 
 def fetch_phase(report: Report, store: RedisProcess, shape: tuple[int, int], effort: Effort) -> None:

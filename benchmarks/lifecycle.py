@@ -25,8 +25,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -36,6 +34,7 @@ import msgspec
 
 from benchmarks import hopline_server, workload
 from benchmarks.machine import commit, machine
+from benchmarks.phases import PhaseReport
 
 PHASES = ("fraud", "zero_drop", "rollback", "shadow", "isolation", "tolokers", "replay")
 _BODIES = 4000
@@ -62,38 +61,21 @@ QUICK = Effort(4.0, 1.0, 5, 10)
 FULL = Effort(15.0, 5.0, 11, 10)
 
 
-class Report:
-    """The table as it grows, and the JSON line's figures.
-
-    Attributes:
-        figures: by their names in the JSON line.
-        failed: phase -> why it has no figures.
-    """
+class Report(PhaseReport):
+    """The table as it grows, and the JSON line's figures."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, Any] = dict.fromkeys(
+        super().__init__(
             (
                 *("fraud", "zero_drop", "rollback", "shadow_p99_ratio", "isolation_p99_ratio"),
                 *("tolokers_auc", "replay_identical"),
             )
         )
-        self.failed: dict[str, str] = {}
 
     def line(self, name: str, value: object, goal: str = "") -> None:
         """One line of the table."""
         told = f"{value:,.3f}" if isinstance(value, float) else str(value)
         print(f"  {name:<52}{told:>14}  {goal}", flush=True)
-
-    def attempt(self, phase: str, measure: Callable[[], None]) -> None:
-        """Run a phase; its failure is a line of the report, and the others still count."""
-        began = time.perf_counter()
-        print(phase, flush=True)
-        try:
-            measure()
-        except Exception as error:  # the boundary of a phase
-            self.failed[phase] = f"{type(error).__name__}: {error}"
-            print(f"  failed: {self.failed[phase]}", flush=True)
-        print(f"    ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
 
 
 class Places:
