@@ -1,0 +1,1 @@
+"""Graphs that change while they are served."""

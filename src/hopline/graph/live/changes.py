@@ -1,0 +1,122 @@
+"""What can happen to a graph: edges come and go, nodes are added, feature rows are set.
+
+A batch of events is columns, one group for each edge type and node type. `order` puts the rows of all
+groups into the order in which the events came: what a row may refer to are nodes that the graph has, or
+that an earlier row of the batch adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.types import FloatArray, IdArray
+
+#: The caller's ids: int64 [n], or n strings.
+Ids: TypeAlias = IdArray | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeChanges:
+    """Edges of one type that were added or removed, n rows.
+
+    Attributes:
+        src, dst: the caller's ids.
+        remove: bool [n]; a removal takes all edges from src to dst, or just those of `time` where
+            `has_time` says so.
+        time: int64 [n] or None. Added edges of a type with times need one.
+        has_time: bool [n] or None (all rows, if `time` is there): which removals name a time.
+        weight: float32 [n] or None, attr: float32 [n, d_e] or None; rows of removals are not read.
+        order: int64 [n], ascending positions in the batch.
+    """
+
+    src: Ids
+    dst: Ids
+    remove: NDArray[np.bool_]
+    order: IdArray
+    time: IdArray | None = None
+    has_time: NDArray[np.bool_] | None = None
+    weight: FloatArray | None = None
+    attr: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.remove)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeChanges:
+    """Nodes of one type that were added, or whose features were set, n rows.
+
+    Attributes:
+        ids: the caller's ids.
+        add: bool [n]; False sets the features of a node that is there.
+        features: float32 [n, d].
+        order: int64 [n], ascending positions in the batch.
+    """
+
+    ids: Ids
+    add: NDArray[np.bool_]
+    features: FloatArray
+    order: IdArray
+
+    def __len__(self) -> int:
+        return len(self.add)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """A batch of events that becomes one version of the graph.
+
+    Attributes:
+        edges: edge type key -> changes. nodes: node type -> changes.
+        num_events: positions in `order` are below this.
+        event_ids: one for each event, "" for none; or empty where no event has one. An id that was seen
+            before is a duplicate and changes nothing.
+        event_time_ms: int64 [num_events] or None, when each happened, ms since 1970.
+        positions: source such as "kafka/edges/0" -> the offset that follows the last event of it here.
+            Kept with the batch, so that a consumer goes on where the graph is.
+    """
+
+    edges: Mapping[str, EdgeChanges] = field(default_factory=dict)
+    nodes: Mapping[str, NodeChanges] = field(default_factory=dict)
+    num_events: int = 0
+    event_ids: Sequence[str] = ()
+    event_time_ms: IdArray | None = None
+    positions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An event that was not applied.
+
+    Attributes:
+        order: its position in the batch.
+        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "no_time",
+            "no_weight", "no_attr", "no_edge" (a removal of what is not there), "bad_id" or "full".
+        reason: what was wrong and what would be right.
+    """
+
+    order: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a batch.
+
+    Attributes:
+        sequence: the version that has it; that of before where nothing was applied.
+        num_applied: events that changed the graph.
+        duplicates: positions of events whose id was seen before.
+        rejected: the others.
+    """
+
+    sequence: int
+    num_applied: int
+    duplicates: Sequence[int] = ()
+    rejected: Sequence[Rejected] = ()
