@@ -24,6 +24,11 @@
     │   ├── FeatureGroupNotFound (LookupError)  it has no such group
     │   ├── FeatureSchemaMismatch          its rows are not what the model was packaged for
     │   └── FeatureNotFound (LookupError)  a feature row is absent
+    ├── BatchError (RuntimeError)          a batch run cannot start or go on; what is done is kept
+    │   ├── RunMismatch (ValueError)       the work folder is of another run: each difference named
+    │   └── SinkError                      results cannot be brought to where they shall go
+    ├── BrokerError (RuntimeError)         a message broker refuses what is asked of it
+    │   └── BrokerUnavailable              it cannot be reached now; worth another try
     ├── PackagingError (ValueError)        a model that cannot be packaged
     │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
     │   └── ParityError                    packaged and PyG answers differ (says which stage)
@@ -236,6 +241,52 @@ class FeatureNotFound(FeatureStoreError, LookupError):
     """A feature row is absent (a short result is never returned)."""
 
     code = "feature_not_found"
+
+
+class BatchError(HoplineError, RuntimeError):
+    """A batch run cannot start or go on; what it has finished is kept, and the message says what to do."""
+
+    code = "batch_error"
+
+
+class RunMismatch(BatchError, ValueError):
+    """The work folder belongs to another run.
+
+    Attributes:
+        differences: one sentence for each difference.
+    """
+
+    code = "run_mismatch"
+
+    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
+
+
+class SinkError(BatchError):
+    """The results of a batch run cannot be brought to where they shall go."""
+
+    code = "sink_error"
+
+
+class BrokerError(HoplineError, RuntimeError):
+    """A message broker refuses what is asked of it; asking again will not help."""
+
+    code = "broker_error"
+
+
+class BrokerUnavailable(BrokerError):
+    """A message broker cannot be reached now.
+
+    Attributes:
+        retry_after_s: seconds after which it may answer again.
+    """
+
+    code = "broker_unavailable"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class PackagingError(HoplineError, ValueError):

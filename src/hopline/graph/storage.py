@@ -128,7 +128,7 @@ def save(
             _sync(file)
         for parent, _, _ in os.walk(scratch):
             _sync_folder(Path(parent))
-        _put(scratch, folder)
+        put(scratch, folder)
         _sync_folder(folder.parent)
     except OSError as error:
         raise GraphError(f"{folder} cannot be written: {error}") from error
@@ -326,7 +326,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode("latin-1")
 
 
-def _put(scratch: Path, folder: Path) -> None:
+def put(scratch: Path, folder: Path) -> None:
     """Rename `scratch` to `folder`; what was there is in `scratch` afterwards."""
     if not folder.exists():
         scratch.rename(folder)

@@ -38,6 +38,11 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.FeatureGroupNotFound: 500,
     errors.FeatureSchemaMismatch: 500,
     errors.FeatureNotFound: 500,
+    errors.BatchError: 500,
+    errors.RunMismatch: 500,
+    errors.SinkError: 500,
+    errors.BrokerError: 500,
+    errors.BrokerUnavailable: 503,
     errors.PackagingError: 500,
     errors.NotSplittable: 500,
     errors.ParityError: 500,
@@ -46,7 +51,13 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
 }
 
 #: Errors that say when to come back.
-_PASSING = (errors.Overloaded, errors.Unavailable, errors.ModelNotReady, errors.FeatureStoreUnavailable)
+_PASSING = (
+    errors.Overloaded,
+    errors.Unavailable,
+    errors.ModelNotReady,
+    errors.FeatureStoreUnavailable,
+    errors.BrokerUnavailable,
+)
 #: Failures that are the transport's own: no class of Hopline stands for them.
 TRANSPORT_CODES = {
     400: "bad_request",

@@ -1,0 +1,42 @@
+"""Which sink an address means; only the one that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+
+from hopline.errors import SinkError
+from hopline.jobs.batch.sink import Sink
+
+#: Scheme -> "module:attribute" of a function from the address to a sink.
+SINKS = {
+    "npy": "hopline.jobs.batch.npy:from_address",
+}
+#: File ending -> scheme, for addresses that are paths.
+ENDINGS: dict[str, str] = {}
+
+
+def scheme_of(address: str) -> str:
+    """The scheme of an address: what is before the colon, or what a path's ending tells.
+
+    Raises:
+        SinkError: neither names a sink; the message lists them.
+    """
+    scheme, colon, _ = address.partition(":")
+    if colon and scheme in SINKS:
+        return scheme
+    for ending, named in ENDINGS.items():
+        if address.endswith(ending):
+            return named
+    known = ", ".join([*(f"{name}:…" for name in sorted(SINKS)), *(f"*{e}" for e in sorted(ENDINGS))])
+    raise SinkError(f"--to {address!r} names no sink; there are {known}")
+
+
+def open_sink(address: str) -> Sink:
+    """The sink of an address; nothing is written yet.
+
+    Raises:
+        SinkError: the address names no sink, or is not well formed.
+    """
+    module, _, attribute = SINKS[scheme_of(address)].partition(":")
+    sink: Sink = getattr(importlib.import_module(module), attribute)(address)
+    return sink
