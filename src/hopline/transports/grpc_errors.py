@@ -34,6 +34,8 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.BatchError: StatusCode.INTERNAL,
     errors.RunMismatch: StatusCode.FAILED_PRECONDITION,
     errors.SinkError: StatusCode.INTERNAL,
+    errors.BrokerError: StatusCode.INTERNAL,
+    errors.BrokerUnavailable: StatusCode.UNAVAILABLE,
     errors.PackagingError: StatusCode.INTERNAL,
     errors.NotSplittable: StatusCode.INTERNAL,
     errors.ParityError: StatusCode.INTERNAL,

@@ -1,0 +1,1 @@
+"""Message brokers: one seam, and Kafka, Redis Streams and NATS JetStream behind it."""
