@@ -12,13 +12,18 @@
     ├── PermissionDenied (PermissionError) who asks is known, and may not do this
     ├── Conflict                           a change that does not fit what is going on (a second rollout)
     ├── Unavailable                        draining or shutting down; carries `retry_after_s`
-    │   └── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
+    │   ├── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
+    │   ├── LogFull                    no room for a live graph's log; the change was not made
+    │   ├── LogFailed                  the disk did not take a live graph's log; the change was not made
+    │   └── WriterUnavailable (ConnectionError)  a live graph's writer cannot be asked now
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
     │   ├── SchemaMismatch                 the model does not fit the graph: each difference named
-    │   └── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
+    │   ├── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
+    │   └── TableFileError                 a table file that is damaged, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
+    │   └── LogDamaged                     a live graph's log or snapshot is not what was written
     ├── FeatureStoreError (RuntimeError)   a feature store refuses, or answers what cannot be used
     │   ├── FeatureStoreUnavailable        it cannot be asked now; worth another try
     │   ├── FeatureGroupNotFound (LookupError)  it has no such group
@@ -153,6 +158,24 @@ class RepositoryUnavailable(Unavailable, ConnectionError):
     code = "repository_unavailable"
 
 
+class LogFull(Unavailable):
+    """The disk has no room for the log of a live graph; the change was not made, all before it is kept."""
+
+    code = "log_full"
+
+
+class LogFailed(Unavailable):
+    """The disk failed to make a change of a live graph durable; the message says what became of it."""
+
+    code = "log_failed"
+
+
+class WriterUnavailable(Unavailable, ConnectionError):
+    """The writer of a live graph cannot be asked now; the message says what may have become of the change."""
+
+    code = "writer_unavailable"
+
+
 class DeadlineExceeded(HoplineError, TimeoutError):
     """The request's deadline passed before its answer was ready."""
 
@@ -199,10 +222,22 @@ class PipelineInvalid(ArtifactError):
         self.problems = tuple(problems)
 
 
+class TableFileError(ArtifactError):
+    """A table file that cannot be used: damaged, cut off, or about another model or graph."""
+
+    code = "table_file_error"
+
+
 class GraphError(HoplineError, ValueError):
     """A graph that cannot be built, opened or verified."""
 
     code = "graph_error"
+
+
+class LogDamaged(GraphError):
+    """The log or a snapshot of a live graph is not what was written; names the file, where, and what to do."""
+
+    code = "log_damaged"
 
 
 class FeatureStoreError(HoplineError, RuntimeError):

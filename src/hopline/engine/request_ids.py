@@ -1,0 +1,50 @@
+"""The ids that requests name: looked up together, checked, and named where there are none of them."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import BadRequest, NodeNotFound
+from hopline.graph import IdIndex
+from hopline.types import ExternalIds, IdArray
+
+#: Unknown ids that a message lists; the error's `missing` has them all.
+_NAMED = 20
+
+
+def all_at_once(index: IdIndex, wanted: list[ExternalIds]) -> IdArray | None:
+    """One look-up for the whole batch, or None where it must be done one by one."""
+    try:
+        if len(wanted) == 1:
+            return index.lookup(wanted[0]) if len(wanted[0]) else None
+        for ids in wanted:
+            if type(ids) is not list:
+                return None
+        return index.lookup(list(chain.from_iterable(wanted)))
+    except BadRequest:
+        return None
+
+
+def all_known(ids: IdArray) -> bool:
+    """Whether no id is -1. (A reduction costs 3 µs, a comparison of one element 0.1.)"""
+    if ids.shape[0] == 1:
+        return bool(ids[0] >= 0)
+    return ids.shape[0] == 0 or bool(ids.min() >= 0)
+
+
+def not_found(graph_version: str, external: ExternalIds, ids: IdArray) -> NodeNotFound:
+    """The error of a request that names nodes which a graph does not have."""
+    missing: list[Any] = [
+        e.item() if isinstance(e, np.generic) else e
+        for e in (external[int(i)] for i in np.flatnonzero(ids < 0))
+    ]
+    named = ", ".join(map(repr, missing[:_NAMED]))
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return NodeNotFound(
+        f"{len(missing)} of {len(ids)} node ids are not in graph {graph_version}: {named}{more}; "
+        'ask with on_missing "null" to get null for them',
+        missing,
+    )
