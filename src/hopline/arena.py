@@ -50,6 +50,8 @@ class Arena:
         if self._used + num_bytes > self.num_bytes:
             raise MemoryError(f"arena of {self.num_bytes} bytes has {self.num_bytes - self._used} left")
         count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return np.empty(shape, dtype)
         array = np.frombuffer(self._map, dtype, count, self._used).reshape(shape)
         self._used += num_bytes
         return array

@@ -80,6 +80,8 @@ def _fence(ordering: str) -> Any:
 acquire_fence = _fence("acquire")
 #: Stores before it are not moved after stores that follow it.
 release_fence = _fence("release")
+#: Nothing is moved across it, nor is a load before an earlier store.
+full_fence = _fence("seq_cst")
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,0 +1,47 @@
+"""Where a destination's in-neighbours lie: in a snapshot's lists, or in those of a live graph.
+
+A snapshot has `indptr`. A live graph has *records*, each a list as it is from one version on, chained
+from the newest to the oldest that anybody may still read; `indptr[v]` is then the number of v's newest
+record. Kernels take both in one spelling: `records` is empty for a snapshot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hopline.types import IdArray
+
+#: Columns of a record: where the list begins, its length, the version it holds from, the record before.
+START, DEGREE, SINCE, PREVIOUS = 0, 1, 2, 3
+NUM_COLUMNS = 4
+
+NO_RECORDS: IdArray = np.empty((0, NUM_COLUMNS), np.int64)
+NO_RECORDS.flags.writeable = False
+
+
+@njit(inline="always")
+def extent(indptr, records, version, v):  # type: ignore[no-untyped-def]
+    """Begin and end of the list of `v`, positions in the edge arrays.
+
+    Args:
+        indptr: int64 [N + 1], or newest records int64 [N].
+        records: int64 [R, NUM_COLUMNS], or [0, NUM_COLUMNS].
+        version: of the live graph.
+    """
+    if records.shape[0] == 0:
+        return indptr[v], indptr[v + 1]
+    at = indptr[v]
+    while at >= 0 and records[at, SINCE] > version:
+        at = records[at, PREVIOUS]
+    if at < 0:
+        return np.int64(0), np.int64(0)
+    return records[at, START], records[at, START] + records[at, DEGREE]
+
+
+@njit(nogil=True, cache=True)
+def degrees(indptr, records, version, nodes, out):  # type: ignore[no-untyped-def]
+    """out[i] = in-degree of nodes[i]: int64 [n]."""
+    for i in range(nodes.shape[0]):
+        start, end = extent(indptr, records, version, nodes[i])
+        out[i] = end - start

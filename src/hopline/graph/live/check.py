@@ -1,0 +1,331 @@
+"""Which events of a batch can be applied, and to which rows they refer. Changes nothing.
+
+Events are judged in the order in which they came: an edge may refer to a node that an earlier event of
+the same batch adds, never to one that a later event does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import BadRequest
+from hopline.graph.ids import IdIndex
+from hopline.graph.live.changes import Changes, EdgeChanges, Ids, NodeChanges, Rejected
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
+from hopline.types import AnyArray, ExternalId, FloatArray, IdArray
+
+_NO_FLOATS = np.empty(0, np.float32)
+_NO_INTS = np.empty(0, np.int64)
+_NOTHING = np.empty((0, 0), np.float32)
+#: Edges and added nodes that are named in a message.
+_SHOWN = 40
+
+Reject = Callable[[NDArray[np.bool_], AnyArray, str, Callable[[int], str]], None]
+
+
+@dataclass(slots=True)
+class NodeRows:
+    """Nodes of one type, ready to be applied.
+
+    Attributes:
+        added: the caller's ids of new nodes, in order; they become `first`, `first` + 1, ….
+        ids: int64 [n] global ids whose rows are set, in order; values: float32 [n, dim].
+    """
+
+    first: int
+    added: list[ExternalId]
+    ids: IdArray
+    values: FloatArray
+
+
+@dataclass(slots=True)
+class EdgeRows:
+    """Edges of one type, ready to be applied: additions and removals, each sorted as `merge` wants."""
+
+    add_dst: IdArray
+    add_src: IdArray
+    add_time: IdArray
+    add_weight: FloatArray
+    add_attr: FloatArray
+    add_order: IdArray
+    del_dst: IdArray
+    del_src: IdArray
+    del_time: IdArray
+    del_has_time: NDArray[np.bool_]
+    del_order: IdArray
+
+
+@dataclass(slots=True)
+class Checked:
+    """A batch that was looked at.
+
+    Attributes:
+        accepted: bool [num_events].
+        rejected: the others that are no duplicates.
+        nodes, edges: by type; what is accepted.
+    """
+
+    accepted: NDArray[np.bool_]
+    rejected: list[Rejected] = field(default_factory=list)
+    nodes: dict[str, NodeRows] = field(default_factory=dict)
+    edges: dict[str, EdgeRows] = field(default_factory=dict)
+
+
+def check(
+    changes: Changes,
+    skip: NDArray[np.bool_],
+    schema: GraphSchema,
+    ids: Mapping[str, IdIndex],
+    counts: Mapping[str, int],
+    room: Mapping[str, int],
+) -> Checked:
+    """Look at a batch.
+
+    Args:
+        skip: bool [num_events], events that were seen before.
+        ids: node type -> index. counts: nodes that there are. room: nodes that can still be added.
+    """
+    checked = Checked(~skip)
+
+    def reject(wrong: NDArray[np.bool_], order: AnyArray, code: str, say: Callable[[int], str]) -> None:
+        for at in np.flatnonzero(wrong).tolist():
+            place = int(order[at])
+            if checked.accepted[place]:
+                checked.accepted[place] = False
+                checked.rejected.append(Rejected(place, code, say(at)))
+
+    new: dict[str, dict[ExternalId, tuple[int, int]]] = {}
+    for node_type, nodes in changes.nodes.items():
+        known = schema.node_types.get(node_type)
+        if known is None:
+            listed = ", ".join(map(repr, schema.node_types))
+            reject(
+                np.ones(len(nodes), bool),
+                nodes.order,
+                "unknown_type",
+                lambda _, t=node_type, there=listed: f"node type {t!r} is unknown; the graph has {there}",  # type: ignore[misc]
+            )
+            continue
+        index = ids[node_type]
+        found = _found(index, nodes.ids, nodes.order, reject, f"nodes of {node_type!r}")
+        rows, added = _check_nodes(
+            node_type, known, nodes, found, checked, reject, counts[node_type], room[node_type]
+        )
+        checked.nodes[node_type] = rows
+        new[node_type] = added
+    for key, edges in changes.edges.items():
+        edge = schema.edge_types.get(key)
+        if edge is None:
+            listed = ", ".join(map(repr, schema.edge_types))
+            reject(
+                np.ones(len(edges), bool),
+                edges.order,
+                "unknown_type",
+                lambda _, k=key, there=listed: f"edge type {k!r} is unknown; the graph has {there}",  # type: ignore[misc]
+            )
+            continue
+        checked.edges[key] = _check_edges(key, edge, edges, ids, new, checked, reject)
+    checked.rejected.sort(key=lambda rejected: rejected.order)
+    return checked
+
+
+def _found(index: IdIndex, ids: Ids, order: IdArray, reject: Reject, what: str) -> IdArray:
+    """Global ids, -1 for unknown ones; ids of a wrong kind are rejected one by one."""
+    try:
+        return index.lookup(ids)
+    except BadRequest:
+        found = np.full(len(ids), -1, np.int64)
+        reasons: dict[int, str] = {}
+        for at, one in enumerate(ids):
+            try:
+                found[at] = index.lookup([one])[0]
+            except BadRequest as error:
+                reasons[at] = f"{what}: {error}"
+        wrong = np.zeros(len(ids), bool)
+        wrong[list(reasons)] = True
+        reject(wrong, order, "bad_id", lambda at: reasons[at])
+        return found
+
+
+def _check_nodes(
+    node_type: str,
+    schema: NodeTypeSchema,
+    nodes: NodeChanges,
+    found: IdArray,
+    checked: Checked,
+    reject: Reject,
+    count: int,
+    room: int,
+) -> tuple[NodeRows, dict[ExternalId, tuple[int, int]]]:
+    order, values, dim = nodes.order, nodes.features, schema.feature_dim
+    everyone = np.ones(len(nodes), bool)
+    if values.ndim != 2 or values.shape[1] != dim:
+        shape = list(values.shape[1:])
+        reject(
+            everyone, order, "bad_shape",
+            lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
+        )  # fmt: skip
+        return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32)), {}
+    finite = np.isfinite(values).all(axis=1)
+    reject(
+        ~finite, order, "not_finite", lambda at: f"features of node {_shown(nodes.ids[at])} are not finite"
+    )
+    reject(
+        nodes.add & (found >= 0), order, "node_exists",
+        lambda at: f"node {_shown(nodes.ids[at])} of type {node_type!r} exists; set its features instead",
+    )  # fmt: skip
+    targets = found.copy()
+    added: dict[ExternalId, tuple[int, int]] = {}
+    names: list[ExternalId] = []
+    if (found < 0).any():
+        for at in np.flatnonzero(found < 0).tolist():
+            place = int(order[at])
+            if not checked.accepted[place]:
+                continue
+            name: ExternalId = nodes.ids[at] if isinstance(nodes.ids[at], str) else int(nodes.ids[at])
+            earlier = added.get(name)
+            if earlier is not None and earlier[1] < place and not nodes.add[at]:
+                targets[at] = earlier[0]
+            elif not nodes.add[at]:
+                _one(
+                    reject,
+                    at,
+                    order,
+                    "unknown_node",
+                    f"node {_shown(name)} of type {node_type!r} is unknown",
+                )
+            elif earlier is not None:
+                _one(
+                    reject, at, order, "node_exists",
+                    f"node {_shown(name)} of type {node_type!r} exists; set its features instead",
+                )  # fmt: skip
+            elif len(names) >= room:
+                _one(
+                    reject, at, order, "full",
+                    f"no room for further nodes of type {node_type!r}: live.spare_nodes are used up; "
+                    "restart the server with more",
+                )  # fmt: skip
+            else:
+                targets[at] = count + len(names)
+                added[name] = (targets[at], place)
+                names.append(name)
+    keep = checked.accepted[order] & (targets >= 0)
+    stored = np.dtype(schema.feature_dtype)
+    rows = np.ascontiguousarray(values[keep].astype(stored, copy=False), np.float32)
+    return NodeRows(count, names, targets[keep], rows), added
+
+
+def _check_edges(
+    key: str,
+    schema: EdgeTypeSchema,
+    edges: EdgeChanges,
+    ids: Mapping[str, IdIndex],
+    new: Mapping[str, Mapping[ExternalId, tuple[int, int]]],
+    checked: Checked,
+    reject: Reject,
+) -> EdgeRows:
+    order, adds = edges.order, ~edges.remove
+    ends = []
+    for node_type, external, what in (
+        (schema.src, edges.src, "source"),
+        (schema.dst, edges.dst, "destination"),
+    ):
+        found = _found(ids[node_type], external, order, reject, f"{what} of {key!r}")
+        missing = found < 0
+        if missing.any():
+            found = found.copy()
+            just_added = new.get(node_type, {})
+            for at in np.flatnonzero(missing).tolist():
+                name = external[at] if isinstance(external[at], str) else int(external[at])
+                place = just_added.get(name)
+                if place is not None and place[1] < order[at]:
+                    found[at] = place[0]
+            reject(
+                found < 0, order, "unknown_node",
+                lambda at, e=external, w=what, t=node_type: (  # type: ignore[misc]
+                    f"{w} {_shown(e[at])} of {key!r} is no node of type {t!r}; add the node first"
+                ),
+            )  # fmt: skip
+        ends.append(found)
+    src, dst = ends
+    time, has_time = edges.time, edges.has_time
+    if schema.has_time:
+        if time is None:
+            reject(adds, order, "no_time", lambda _: f"edges of {key!r} have times; give `time`")
+        elif has_time is not None:
+            reject(
+                adds & ~has_time, order, "no_time", lambda _: f"edges of {key!r} have times; give `time`"
+            )
+    weight = _NO_FLOATS
+    if schema.has_weight:
+        if edges.weight is None:
+            reject(adds, order, "no_weight", lambda _: f"edges of {key!r} have weights; give `weight`")
+        else:
+            weight = np.ascontiguousarray(edges.weight, np.float32)
+            bad = adds & ~(np.isfinite(weight) & (weight >= 0))
+            reject(
+                bad,
+                order,
+                "not_finite",
+                lambda at: f"weight {weight[at]} of {key!r} is not finite and >= 0",
+            )
+    attr = _NOTHING
+    if schema.attr_dim:
+        if edges.attr is None:
+            reject(adds, order, "no_attr", lambda _: f"edges of {key!r} have attributes; give `attr`")
+        elif edges.attr.ndim != 2 or edges.attr.shape[1] != schema.attr_dim:
+            shape = list(edges.attr.shape[1:])
+            reject(
+                adds, order, "bad_shape",
+                lambda _: f"attributes of {key!r} have shape {shape}; the graph has {schema.attr_dim}",
+            )  # fmt: skip
+        else:
+            attr = np.ascontiguousarray(edges.attr, np.float32)
+            bad = adds & ~np.isfinite(attr).all(axis=1)
+            reject(bad, order, "not_finite", lambda _: f"attributes of an edge of {key!r} are not finite")
+    accepted = checked.accepted[order]
+    chosen = np.flatnonzero(accepted & adds)
+    times = time[chosen] if schema.has_time and time is not None else _NO_INTS
+    by = chosen[_sorted(dst[chosen], times, src[chosen])]
+    gone = np.flatnonzero(accepted & edges.remove)
+    gone = gone[_sorted(dst[gone], _NO_INTS, src[gone])]
+    named = np.zeros(len(gone), bool)
+    del_time = np.zeros(len(gone), np.int64)
+    if schema.has_time and time is not None:
+        named = np.ones(len(gone), bool) if has_time is None else has_time[gone]
+        del_time = time[gone]
+    return EdgeRows(
+        dst[by],
+        src[by],
+        time[by] if schema.has_time and time is not None else _NO_INTS,
+        weight[by] if len(weight) else _NO_FLOATS,
+        attr[by] if len(attr) else np.empty((0, schema.attr_dim), np.float32),
+        order[by],
+        dst[gone],
+        src[gone],
+        del_time,
+        named,
+        order[gone],
+    )
+
+
+def _sorted(dst: IdArray, time: IdArray, src: IdArray) -> IdArray:
+    """The stable order by (dst, time, src)."""
+    if len(time) == 0:
+        # Two ids in one key: one sort instead of two.
+        return np.argsort(dst << 32 | src, kind="stable")
+    return np.lexsort((src, time, dst))
+
+
+def _one(reject: Reject, at: int, order: IdArray, code: str, reason: str) -> None:
+    reject(np.ones(1, bool), order[at : at + 1], code, lambda _: reason)
+
+
+def _shown(name: Any) -> str:
+    text = repr(int(name) if isinstance(name, np.integer) else name)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,169 @@
+"""Changes the lists of one edge type; what only the writer needs to know of them lies here."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numba import njit
+
+from hopline.graph.extent import DEGREE, START
+from hopline.graph.live import lists, pool
+from hopline.graph.live.check import EdgeRows
+from hopline.graph.live.memory import EdgeMemory
+from hopline.graph.live.plan import EdgeRoom
+from hopline.graph.parts import Adjacency
+from hopline.types import IdArray
+
+_POSITIONS = (1 << 31) - 1
+
+
+@njit(nogil=True, cache=True)
+def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no-untyped-def]
+    """Room of the newest lists, as far as it can be told; returns how many have some."""
+    count = 0
+    for v in range(heads.shape[0]):
+        at = heads[v]
+        if at < 0:
+            continue
+        start, degree = records[at, START], records[at, DEGREE]
+        size = degree if start < base else pool.capacity_of(degree)
+        capacities[at] = size
+        if size > 0:
+            begins[count] = start
+            sizes[count] = size
+            count += 1
+    return count
+
+
+class EdgeWriter:
+    """Args:
+    memory: of the edge type. room: of the plan.
+    """
+
+    def __init__(self, memory: EdgeMemory, room: EdgeRoom) -> None:
+        if room.positions > _POSITIONS:
+            raise ValueError(f"{room.positions} positions; a live graph has at most {_POSITIONS} of a type")
+        self.memory = memory
+        self._room = room
+        num_records = memory.records.shape[0]
+        self._capacities = np.zeros(num_records, np.int64)
+        self._free_records = np.empty(num_records, np.int64)
+        self._pool = np.zeros(pool.STATE_SIZE, np.int64)
+        self._counters = np.zeros(lists.NUM_COUNTERS, np.int64)
+        #: (version that replaced them, rows of `lists.RECORD` … ) in order.
+        self._retired: deque[tuple[int, IdArray]] = deque()
+
+    def fill(self, adjacency: Adjacency, version: int) -> None:
+        """Take up the lists of a snapshot."""
+        memory, count, num_nodes = self.memory, adjacency.num_edges, len(adjacency.indptr) - 1
+        memory.indices[:count] = adjacency.indices
+        if adjacency.time is not None:
+            memory.time[:count] = adjacency.time
+        if adjacency.weight is not None and adjacency.cumweight is not None:
+            memory.weight[:count] = adjacency.weight
+            memory.cumweight[:count] = adjacency.cumweight
+        if adjacency.attr is not None:
+            memory.attr[:count] = adjacency.attr
+        lists.fill(adjacency.indptr, memory.heads, memory.records, self._capacities, num_nodes, version)
+        self.attach(version)
+
+    def attach(self, version: int) -> None:
+        """Take up what lies in the memory, as of a version: what is later is dropped, room found anew.
+
+        Versions before it must have no readers that go on reading.
+        """
+        memory, counters = self.memory, self._counters
+        lists.undo(memory.heads, memory.records, version)
+        self._retired.clear()
+        size = memory.heads.shape[0]
+        begins, sizes = np.empty(size, np.int64), np.empty(size, np.int64)
+        base = self._room.base
+        count = _in_use(memory.heads, memory.records, self._capacities, base, begins, sizes)
+        order = np.argsort(begins[:count], kind="stable")
+        begins, sizes = begins[order], sizes[order]
+        ends = begins + sizes
+        first = int(max(base, ends.max(initial=0)))
+        self._pool[:] = 0
+        self._pool[pool.BUMP], self._pool[pool.END] = first, self._room.positions
+        self._pool[pool.IN_USE] = int(sizes.sum())
+        previous = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1] if count else begins
+        gaps = np.flatnonzero(begins - previous >= 4)
+        for at in gaps.tolist():
+            gap = int(begins[at] - previous[at])
+            self._pool[pool.IN_USE] += gap
+            pool.give_back(self._pool, memory.indices, int(previous[at]), gap)
+        used = np.zeros(memory.records.shape[0], bool)
+        used[memory.heads[memory.heads >= 0]] = True
+        free = np.flatnonzero(~used)[::-1]
+        self._free_records[: len(free)] = free
+        counters[lists.FREE] = len(free)
+        degrees = memory.records[memory.heads[memory.heads >= 0], DEGREE]
+        counters[lists.NUM_EDGES] = int(degrees.sum())
+        counters[lists.MAX_DEGREE] = int(degrees.max(initial=0))
+
+    def apply(self, rows: EdgeRows, version: int) -> tuple[IdArray, IdArray] | None:
+        """Write what a batch changes as of `version`, which nobody reads yet.
+
+        Returns: destinations whose lists changed, and the `order` of removals that met no edge; None
+            where there is no room: `attach` drops what was written.
+        """
+        most = len(rows.add_dst) + len(rows.del_dst)
+        touched = np.empty(most, np.int64)
+        retired = np.empty((most, 3), np.int64)
+        found = np.zeros(len(rows.del_dst), bool)
+        memory, counters = self.memory, self._counters
+        done = lists.merge(
+            memory.heads,
+            memory.records,
+            memory.indices,
+            memory.time,
+            memory.weight,
+            memory.cumweight,
+            memory.attr,
+            self._capacities,
+            self._pool,
+            self._free_records,
+            rows.add_dst,
+            rows.add_src,
+            rows.add_time,
+            rows.add_weight,
+            rows.add_attr,
+            rows.add_order,
+            rows.del_dst,
+            rows.del_src,
+            rows.del_time,
+            rows.del_has_time,
+            rows.del_order,
+            version,
+            found,
+            touched,
+            retired,
+            counters,
+        )
+        if not done:
+            return None
+        if counters[lists.RETIRED]:
+            self._retired.append((version, retired[: counters[lists.RETIRED]]))
+        return touched[: counters[lists.TOUCHED]], rows.del_order[~found]
+
+    def release(self, oldest: int) -> None:
+        """Use again what was replaced at or before the oldest version that is read."""
+        memory = self.memory
+        while self._retired and self._retired[0][0] <= oldest:
+            _, retired = self._retired.popleft()
+            lists.release(
+                retired, memory.records, memory.indices, self._pool, self._free_records, self._counters
+            )
+
+    @property
+    def num_edges(self) -> int:
+        """Of the newest version."""
+        return int(self._counters[lists.NUM_EDGES])
+
+    @property
+    def filled(self) -> float:
+        """Share of the room that is in use, 0 to 1."""
+        positions = self._pool[pool.IN_USE] / max(1, self._room.positions)
+        records = 1 - self._counters[lists.FREE] / max(1, self.memory.records.shape[0])
+        return float(max(positions, records))

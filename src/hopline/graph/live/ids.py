@@ -1,0 +1,194 @@
+"""The ids of a live graph's nodes: those that it began with, and those that were added since.
+
+Added ids lie in the shared memory, in the order in which they came, with a hash table over them. A node
+is there for a reader from the version on that added it: what a version does not count is unknown to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hopline.errors import BadRequest
+from hopline.graph import id_values
+from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
+from hopline.graph.ids import IdIndex, IntIds, RangeIds, StringIds
+from hopline.graph.live.memory import NodeMemory
+from hopline.intrinsics import release_fence
+from hopline.types import AnyArray, ExternalIds, IdArray
+
+_ONE = np.uint64(1)
+
+
+@njit(nogil=True, cache=True)
+def _find_ints(values, slots, wanted, found, first, count):  # type: ignore[no-untyped-def]
+    """Fill found[i] where it is -1 and wanted[i] was added; nodes from `count` on are unknown."""
+    mask = np.uint64(slots.shape[0] - 1)
+    for i in range(wanted.shape[0]):
+        if found[i] >= 0:
+            continue
+        at = _mix(np.uint64(wanted[i])) & mask
+        while slots[at] > 0:
+            row = slots[at] - 1
+            if values[row] == wanted[i]:
+                if first + row < count:
+                    found[i] = first + row
+                break
+            at = (at + _ONE) & mask
+
+
+@njit(nogil=True, cache=True)
+def _add_ints(values, slots, added, first):  # type: ignore[no-untyped-def]
+    mask = np.uint64(slots.shape[0] - 1)
+    for i in range(added.shape[0]):
+        values[first + i] = added[i]
+        at = _mix(np.uint64(added[i])) & mask
+        while slots[at] > 0 and values[slots[at] - 1] != added[i]:
+            at = (at + _ONE) & mask
+        release_fence()
+        slots[at] = first + i + 1
+
+
+@njit(nogil=True, cache=True)
+def _find_strings(blob, offsets, slots, wanted, lengths, found, first, count):  # type: ignore[no-untyped-def]
+    mask = np.uint64(slots.shape[0] - 1)
+    end = 0
+    for i in range(lengths.shape[0]):
+        begin, end = end, end + lengths[i]
+        if found[i] >= 0:
+            continue
+        at = _bytes_hash(wanted, begin, end) & mask
+        while slots[at] > 0:
+            row = slots[at] - 1
+            if _bytes_equal(wanted, begin, end, blob, offsets[row], offsets[row + 1]):
+                if first + row < count:
+                    found[i] = first + row
+                break
+            at = (at + _ONE) & mask
+
+
+@njit(nogil=True, cache=True)
+def _add_strings(blob, offsets, slots, added, lengths, first):  # type: ignore[no-untyped-def]
+    mask = np.uint64(slots.shape[0] - 1)
+    end = 0
+    for i in range(lengths.shape[0]):
+        begin, end = end, end + lengths[i]
+        target = offsets[first + i]
+        for k in range(end - begin):
+            blob[target + k] = added[begin + k]
+        offsets[first + i + 1] = target + end - begin
+        at = _bytes_hash(added, begin, end) & mask
+        while slots[at] > 0:
+            row = slots[at] - 1
+            if _bytes_equal(added, begin, end, blob, offsets[row], offsets[row + 1]):
+                break
+            at = (at + _ONE) & mask
+        release_fence()
+        slots[at] = first + i + 1
+
+
+class LiveIds(IdIndex):
+    """The index of one node type.
+
+    Args:
+        base: ids of a snapshot of the same lineage; it may have more nodes than the memory began with.
+        memory: of the node type.
+        first: nodes that the memory began with.
+        count: nodes that there are at the reader's version.
+    """
+
+    def __init__(self, base: IdIndex, memory: NodeMemory, first: int, count: Callable[[], int]) -> None:
+        self.kind = base.kind
+        self._base = base
+        self._memory = memory
+        self._first = first
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count()
+
+    def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
+        """First among the ids that the snapshot has, then among those that were added."""
+        found = self._base.lookup(external_ids)
+        count = self._count()
+        if count > self._first and bool((found < 0).any()):
+            found = self._find_added(external_ids, np.array(found), count)
+        if len(self._base) > count:
+            found = np.where(found < count, found, -1)
+        return found
+
+    def external(self, global_ids: IdArray) -> list[str] | IdArray:
+        """The caller's ids of rows."""
+        ids = np.asarray(global_ids, np.int64)
+        added = ids >= self._first
+        if not added.any():
+            return self._base.external(ids)
+        memory, rows = self._memory, ids[added] - self._first
+        if self.kind != "string":
+            values = np.empty(len(ids), np.int64)
+            values[~added] = self._base.external(ids[~added])
+            values[added] = memory.id_values[rows]
+            return values
+        names: list[str] = [""] * len(ids)
+        for at, name in zip(np.flatnonzero(~added).tolist(), self._base.external(ids[~added]), strict=True):
+            names[at] = str(name)
+        for at, row in zip(np.flatnonzero(added).tolist(), rows.tolist(), strict=True):
+            begin, end = memory.id_offsets[row], memory.id_offsets[row + 1]
+            names[at] = memory.id_blob[begin:end].tobytes().decode("utf-8", "surrogatepass")
+        return names
+
+    def select(self, global_ids: IdArray, what: str) -> IdIndex:
+        """An index of some rows, which stands for itself."""
+        chosen = self.external(global_ids)
+        if isinstance(chosen, list):
+            return StringIds.of(chosen, what)
+        return IntIds.of(chosen, what)
+
+    def frozen(self, count: int) -> IdIndex:
+        """An index of the first `count` nodes that does not change any more."""
+        if count == len(self._base):
+            return self._base
+        everyone = np.arange(count)
+        values = self.external(everyone)
+        if self.kind == "range" and np.array_equal(values, everyone):
+            return RangeIds(count)
+        return self.select(everyone, "ids of a live graph")
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Of the newest version."""
+        return self.frozen(self._count()).arrays()
+
+    def free_bytes(self) -> int:
+        """Room for further string ids."""
+        if self.kind != "string":
+            return 1 << 62
+        used = int(self._memory.id_offsets[self._count() - self._first])
+        return len(self._memory.id_blob) - used
+
+    def add(self, external_ids: Any, first: int) -> None:
+        """Add ids that are not there as nodes first, first + 1, …; the writer has checked them."""
+        memory, row = self._memory, first - self._first
+        if self.kind == "string":
+            blob, lengths = id_values.encoded(list(external_ids))
+            _add_strings(memory.id_blob, memory.id_offsets, memory.id_slots, blob, lengths, row)
+        else:
+            values = np.ascontiguousarray(external_ids, np.int64)
+            _add_ints(memory.id_values, memory.id_slots, values, row)
+
+    def _find_added(self, external_ids: Any, found: IdArray, count: int) -> IdArray:
+        memory = self._memory
+        if self.kind == "string":
+            kind, values = id_values.typed(external_ids)
+            if kind != "string":
+                raise BadRequest(f"node ids are strings here; got the integer {values[0]!r}")
+            blob, lengths = id_values.encoded(values)
+            _find_strings(
+                memory.id_blob, memory.id_offsets, memory.id_slots, blob, lengths, found, self._first, count
+            )
+            return found
+        wanted, known = id_values.wanted_ints(external_ids)
+        _find_ints(memory.id_values, memory.id_slots, wanted, found, self._first, count)
+        return found if known is None else np.where(known, found, -1)

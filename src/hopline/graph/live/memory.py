@@ -1,0 +1,283 @@
+"""The memory of a live graph: one region that the writer fills and every worker maps.
+
+Layout: a head of fixed size (what is in here, as JSON), then arrays in a fixed order. A version is
+published by filling the next row of a ring and then setting one number to it. A reader *pins* the
+version that it reads; what that version needs is kept until nobody has it, or an older one, pinned.
+Nobody waits for anybody: a reader never for the writer, the writer never for a reader.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hopline.arena import Arena, array_bytes
+from hopline.errors import GraphError
+from hopline.graph.extent import NUM_COLUMNS
+from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
+from hopline.intrinsics import compare_exchange, full_fence
+from hopline.types import AnyArray, FloatArray, IdArray
+
+_MAGIC = b"hopline live 1\n\x00"
+_HEAD_BYTES = 1 << 20
+_RING = 64
+#: Columns of the ring before one count for each node type.
+VERSION, THROUGH_MS, PUBLISHED_MS = 0, 1, 2
+_BEFORE_COUNTS = 3
+MAX_LANES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeMemory:
+    """Arrays of one node type; see `rows.py` and `ids.py`."""
+
+    heads: IdArray
+    rows: FloatArray
+    since: IdArray
+    previous: IdArray
+    id_slots: NDArray[np.int32]
+    id_values: IdArray
+    id_offsets: IdArray
+    id_blob: NDArray[np.uint8]
+    #: int64 [num_levels, capacity]: the version at which a state may last have changed.
+    marks: IdArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeMemory:
+    """Arrays of one edge type; see `lists.py`. Those that the type lacks have no entries."""
+
+    heads: IdArray
+    records: IdArray
+    indices: NDArray[np.int32]
+    time: IdArray
+    weight: FloatArray
+    cumweight: NDArray[np.float64]
+    attr: FloatArray
+
+
+@njit(nogil=True, cache=True)
+def _pin(latest, ring, pins, lane):  # type: ignore[no-untyped-def]
+    """Pin the newest version in `lane`; returns the ring's row for it."""
+    while True:
+        version = latest[0]
+        pins[lane] = version + 1
+        full_fence()
+        row = version % ring.shape[0]
+        if latest[0] == version and ring[row, 0] == version:
+            return row
+
+
+@njit(nogil=True, cache=True)
+def _oldest_pin(latest, pins, used):  # type: ignore[no-untyped-def]
+    """The oldest version that somebody may read."""
+    full_fence()
+    oldest = latest[0]
+    for lane in range(used):
+        pin = pins[lane]
+        if pin > 0 and pin - 1 < oldest:
+            oldest = pin - 1
+    return oldest
+
+
+@njit(nogil=True, cache=True)
+def _publish(latest, version):  # type: ignore[no-untyped-def]
+    full_fence()
+    latest[0] = version
+
+
+@njit(nogil=True, cache=True)
+def _claim(owners, lane, old, new):  # type: ignore[no-untyped-def]
+    return compare_exchange(owners, lane, old, new)
+
+
+class LiveMemory:
+    """The region, mapped.
+
+    Attributes:
+        plan: its layout.
+        nodes, edges: arrays by type.
+        latest: int64 [1], the newest version.
+        ring: int64 [_RING, …], what is known of the last versions.
+    """
+
+    def __init__(self, plan: LivePlan, fd: int | None) -> None:
+        self.plan = plan
+        arena = Arena(num_bytes(plan) - _HEAD_BYTES, fd, 0 if fd is None else _HEAD_BYTES)
+        self.latest: IdArray = arena.take((8,), np.int64)
+        self.ring: IdArray = arena.take((_RING, _BEFORE_COUNTS + len(plan.nodes)), np.int64)
+        self._pins: IdArray = arena.take((MAX_LANES,), np.int64)
+        self._owners: IdArray = arena.take((MAX_LANES,), np.int64)
+        self.nodes = {name: _node_memory(arena, room, plan) for name, room in plan.nodes.items()}
+        self.edges = {key: _edge_memory(arena, room, plan) for key, room in plan.edges.items()}
+        self._columns = {name: _BEFORE_COUNTS + at for at, name in enumerate(plan.nodes)}
+
+    @classmethod
+    def create(cls, plan: LivePlan, fd: int | None = None) -> LiveMemory:
+        """Lay out an empty region, in a memfd or (None) in this process's own memory."""
+        memory = cls(plan, fd)
+        if fd is not None:
+            described = msgspec.json.encode(plan)
+            if len(described) > _HEAD_BYTES - 32:
+                raise GraphError("live graph: too many node and edge types for the head of its memory")
+            content = _MAGIC + len(described).to_bytes(8, "little") + described
+            os.pwrite(fd, content, 0)
+        return memory
+
+    @classmethod
+    def attach(cls, fd: int) -> LiveMemory | None:
+        """Map a region that `create` laid out; None where nobody has yet.
+
+        Raises: GraphError: it is something else.
+        """
+        if os.fstat(fd).st_size < _HEAD_BYTES:
+            return None
+        with mmap.mmap(fd, _HEAD_BYTES, access=mmap.ACCESS_READ) as head:
+            magic = head[: len(_MAGIC)]
+            if magic == bytes(len(_MAGIC)):
+                return None
+            if magic != _MAGIC:
+                raise GraphError("live graph: its memory was laid out by another version of Hopline")
+            begin = len(_MAGIC) + 8
+            size = int.from_bytes(head[len(_MAGIC) : begin], "little")
+            plan = msgspec.json.decode(head[begin : begin + size], type=LivePlan)
+        return cls(plan, fd)
+
+    @property
+    def version(self) -> int:
+        """The newest one."""
+        return int(self.latest[0])
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a first version was published."""
+        return bool(self.latest[1])
+
+    def publish(self, version: int, through_ms: int, now_ms: int, counts: dict[str, int]) -> None:
+        """Make a version the newest one; everything of it must have been written."""
+        row = self.ring[version % _RING]
+        row[THROUGH_MS], row[PUBLISHED_MS] = through_ms, now_ms
+        for name, count in counts.items():
+            row[self._columns[name]] = count
+        row[VERSION] = version
+        self.latest[1] = 1
+        _publish(self.latest, version)
+
+    def confirm(self, through_ms: int) -> None:
+        """Say that the newest version has everything that happened until then."""
+        self.ring[self.version % _RING, THROUGH_MS] = through_ms
+
+    def place_of_count(self, node_type: str) -> int:
+        """Where a row of the ring has the number of nodes of a type."""
+        return self._columns[node_type]
+
+    def counts(self) -> dict[str, int]:
+        """Nodes by type, in the newest version."""
+        row = self.ring[self.version % _RING]
+        return {name: int(row[at]) for name, at in self._columns.items()}
+
+    def take_lane(self) -> int:
+        """A lane of this process, for one reader at a time.
+
+        Raises: GraphError: there are too many readers.
+        """
+        own = os.getpid()
+        for lane in range(MAX_LANES):
+            if self._owners[lane] == 0 and _claim(self._owners, lane, 0, own):
+                self._pins[lane] = 0
+                return lane
+        raise GraphError(f"live graph: more than {MAX_LANES} readers")
+
+    def give_lane(self, lane: int) -> None:
+        """The reader is done for good."""
+        self._pins[lane] = 0
+        self._owners[lane] = 0
+
+    def pin(self, lane: int) -> list[int]:
+        """Keep the newest version readable; returns what the ring says of it."""
+        while True:
+            row = _pin(self.latest, self.ring, self._pins, lane)
+            version = self._pins[lane] - 1
+            told: list[int] = self.ring[row].tolist()
+            # The ring has gone round while it was read: there are newer versions.
+            if told[VERSION] == version and self.latest[0] - version < _RING - 1:
+                return told
+
+    def unpin(self, lane: int) -> None:
+        """The reader is done for now."""
+        self._pins[lane] = 0
+
+    def oldest_pin(self) -> int:
+        """The oldest version that somebody may still read."""
+        return int(_oldest_pin(self.latest, self._pins, MAX_LANES))
+
+    def release_dead(self) -> int:
+        """Free the lanes of processes that are no more; how many there were."""
+        freed = 0
+        for lane in np.flatnonzero(self._owners).tolist():
+            owner = int(self._owners[lane])
+            try:
+                os.kill(owner, 0)
+            except ProcessLookupError:
+                self._pins[lane] = 0
+                freed += bool(_claim(self._owners, lane, owner, 0))
+            except PermissionError:
+                continue
+        return freed
+
+
+def num_bytes(plan: LivePlan) -> int:
+    """Of the region; pages are used only as they are written."""
+    total = _HEAD_BYTES
+    total += array_bytes((8,), np.int64) + array_bytes((_RING, _BEFORE_COUNTS + len(plan.nodes)), np.int64)
+    total += 2 * array_bytes((MAX_LANES,), np.int64)
+    for node in plan.nodes.values():
+        total += sum(array_bytes(shape, dtype) for shape, dtype in _node_shapes(node, plan))
+    for edge in plan.edges.values():
+        total += sum(array_bytes(shape, dtype) for shape, dtype in _edge_shapes(edge, plan))
+    return total
+
+
+def _node_shapes(room: NodeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], type]]:
+    added = room.capacity - room.base
+    strings = room.id_kind == "string"
+    return [
+        ((room.capacity,), np.int64),
+        ((room.rows, room.dim), np.float32),
+        ((room.rows,), np.int64),
+        ((room.rows,), np.int64),
+        ((room.id_slots,), np.int32),
+        ((0 if strings else added,), np.int64),
+        ((added + 1 if strings else 0,), np.int64),
+        ((room.id_bytes,), np.uint8),
+        ((plan.num_levels, room.capacity), np.int64),
+    ]
+
+
+def _node_memory(arena: Arena, room: NodeRoom, plan: LivePlan) -> NodeMemory:
+    arrays: list[AnyArray] = [arena.take(shape, dtype) for shape, dtype in _node_shapes(room, plan)]
+    return NodeMemory(*arrays)
+
+
+def _edge_shapes(room: EdgeRoom, plan: LivePlan) -> list[tuple[tuple[int, ...], type]]:
+    size = room.positions
+    return [
+        ((plan.nodes[room.dst].capacity,), np.int64),
+        ((room.records, NUM_COLUMNS), np.int64),
+        ((size,), np.int32),
+        ((size if room.has_time else 0,), np.int64),
+        ((size if room.has_weight else 0,), np.float32),
+        ((size if room.has_weight else 0,), np.float64),
+        ((size if room.attr_dim else 0, room.attr_dim), np.float32),
+    ]
+
+
+def _edge_memory(arena: Arena, room: EdgeRoom, plan: LivePlan) -> EdgeMemory:
+    arrays: list[AnyArray] = [arena.take(shape, dtype) for shape, dtype in _edge_shapes(room, plan)]
+    return EdgeMemory(*arrays)

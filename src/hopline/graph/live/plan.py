@@ -1,0 +1,123 @@
+"""How much room a live graph has: decided once, before its memory is laid out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hopline.graph import hash_table
+
+if TYPE_CHECKING:
+    from hopline.graph.snapshot import Graph
+
+
+class NodeRoom(msgspec.Struct, frozen=True):
+    """Room for one node type.
+
+    Attributes:
+        base: nodes that it starts with.
+        capacity: nodes that it can have.
+        rows: feature rows: one for each node, and older ones that somebody still reads.
+        dim: columns of a feature row.
+        id_kind: as in the schema.
+        id_bytes: for the string ids of added nodes.
+    """
+
+    base: int
+    capacity: int
+    rows: int
+    dim: int
+    id_kind: str
+    id_bytes: int
+
+    @property
+    def id_slots(self) -> int:
+        """Of the hash table over added nodes."""
+        return hash_table.capacity_for(max(1, self.capacity - self.base))
+
+
+class EdgeRoom(msgspec.Struct, frozen=True):
+    """Room for one edge type.
+
+    Attributes:
+        src, dst: node types.
+        base: edges that it starts with.
+        positions: places in the edge arrays.
+        records: see `extent.py`.
+        attr_dim, has_time, has_weight: as in the schema.
+    """
+
+    src: str
+    dst: str
+    base: int
+    positions: int
+    records: int
+    attr_dim: int
+    has_time: bool
+    has_weight: bool
+
+
+class LivePlan(msgspec.Struct, frozen=True):
+    """Everything that whoever maps the memory must know.
+
+    Attributes:
+        lineage: version of the graph that it all began with.
+        sequence: version that the memory was filled with.
+        num_levels: levels of marks: 0 for own features, then one a message-passing layer.
+        reads_degrees: marks also follow what degrees of neighbours change, as GCN reads them.
+    """
+
+    lineage: str
+    sequence: int
+    num_levels: int
+    reads_degrees: bool
+    nodes: dict[str, NodeRoom]
+    edges: dict[str, EdgeRoom]
+
+
+def make_plan(
+    graph: Graph,
+    *,
+    lineage: str,
+    sequence: int,
+    spare_nodes: int,
+    spare_edges: int,
+    num_levels: int,
+    reads_degrees: bool = False,
+) -> LivePlan:
+    """Room for a graph and what may come to it.
+
+    Args:
+        graph: what it starts with.
+        spare_nodes: of each type. spare_edges: of each type. Memory is used only as it fills.
+        num_levels: as in `LivePlan`.
+    """
+    nodes = {}
+    for name, part in graph.nodes.items():
+        kind = graph.schema.node_types[name].id_kind
+        capacity = part.num_nodes + spare_nodes
+        nodes[name] = NodeRoom(
+            base=part.num_nodes,
+            capacity=capacity,
+            # a row that is replaced stays until nobody reads it: some batches' worth
+            rows=capacity + max(65_536, capacity // 4),
+            dim=int(part.features.shape[1]),
+            id_kind=kind,
+            id_bytes=64 * spare_nodes if kind == "string" else 0,
+        )
+    edges = {}
+    for key, adjacency in graph.edges.items():
+        count = adjacency.num_edges + spare_edges
+        edges[key] = EdgeRoom(
+            src=adjacency.src,
+            dst=adjacency.dst,
+            base=adjacency.num_edges,
+            # lists are given room in powers of two, and replaced ones stay while they are read
+            positions=adjacency.num_edges + 3 * count + (1 << 20),
+            records=2 * nodes[adjacency.dst].capacity + (1 << 18),
+            attr_dim=0 if adjacency.attr is None else int(adjacency.attr.shape[1]),
+            has_time=adjacency.time is not None,
+            has_weight=adjacency.weight is not None,
+        )
+    return LivePlan(lineage, sequence, num_levels, reads_degrees, nodes, edges)

@@ -1,0 +1,76 @@
+"""Room in the edge arrays, given out and taken back in blocks of powers of two.
+
+Knows positions only, and is the writer's alone. A free block's first entry holds the block that was
+freed before it, so that freeing costs no memory; nobody reads a block that was given back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+#: Entries of the smallest block.
+_SMALLEST = 4
+_SHIFT = 2
+#: Places of the pool's state before the heads of its free lists.
+BUMP, END, IN_USE = 0, 1, 2
+_BEFORE = 3
+STATE_SIZE = _BEFORE + 32
+
+
+@njit(nogil=True, cache=True)
+def size_class(count):  # type: ignore[no-untyped-def]
+    """The smallest block for `count` entries: it has _SMALLEST << class of them."""
+    c = 0
+    while (np.int64(_SMALLEST) << c) < count:
+        c += 1
+    return c
+
+
+@njit(nogil=True, cache=True)
+def allot(state, indices, count):  # type: ignore[no-untyped-def]
+    """First position of a block for `count` entries, -1 where there is no room."""
+    c = size_class(count)
+    size = np.int64(_SMALLEST) << c
+    at = state[_BEFORE + c] - 1
+    if at >= 0:
+        state[_BEFORE + c] = np.int64(indices[at])
+    elif state[BUMP] + size <= state[END]:
+        at = state[BUMP]
+        state[BUMP] += size
+    else:
+        # a block of the next sizes, split
+        larger = c + 1
+        while larger < 32 and state[_BEFORE + larger] == 0:
+            larger += 1
+        if larger >= 32:
+            return np.int64(-1)
+        at = state[_BEFORE + larger] - 1
+        state[_BEFORE + larger] = np.int64(indices[at])
+        while larger > c:
+            larger -= 1
+            half = at + (np.int64(_SMALLEST) << larger)
+            indices[half] = state[_BEFORE + larger]
+            state[_BEFORE + larger] = half + 1
+    state[IN_USE] += size
+    return at
+
+
+@njit(nogil=True, cache=True)
+def give_back(state, indices, at, size):  # type: ignore[no-untyped-def]
+    """Take back `size` entries from position `at` on; what is no power of two is cut into such."""
+    state[IN_USE] -= size
+    while size >= _SMALLEST:
+        c = 0
+        while c < 28 and (np.int64(_SMALLEST) << (c + 1)) <= size:
+            c += 1
+        indices[at] = state[_BEFORE + c]
+        state[_BEFORE + c] = at + 1
+        at += np.int64(_SMALLEST) << c
+        size -= np.int64(_SMALLEST) << c
+
+
+@njit(nogil=True, cache=True)
+def capacity_of(count):  # type: ignore[no-untyped-def]
+    """Entries of the block that `allot` gives for `count`."""
+    return np.int64(_SMALLEST) << size_class(count)

@@ -1,0 +1,104 @@
+"""Feature rows with versions.
+
+A node's row is never changed where a reader may look: a new row goes to another slot, and the slot
+before it stays until no reader needs it.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from hopline.intrinsics import release_fence
+
+#: Places of `counters`.
+BUMP, FREE, RETIRED = 0, 1, 2
+NUM_COUNTERS = 3
+
+
+@njit(nogil=True, cache=True)
+def slots_at(heads, since, previous, version, ids, out):  # type: ignore[no-untyped-def]
+    """out[i] = the slot of the row of ids[i] at `version`.
+
+    Args:
+        heads: int64 [capacity], newest slot of each node. since, previous: int64 [slots].
+    """
+    for i in range(ids.shape[0]):
+        slot = heads[ids[i]]
+        while since[slot] > version and previous[slot] >= 0:
+            slot = previous[slot]
+        out[i] = slot
+
+
+@njit(nogil=True, cache=True)
+def fill(heads, since, previous, num_nodes, version):  # type: ignore[no-untyped-def]
+    """The first rows: node v has slot v. Slots of nodes to come are empty."""
+    for v in range(heads.shape[0]):
+        heads[v] = v if v < num_nodes else -1
+    for v in range(num_nodes):
+        since[v] = version
+        previous[v] = -1
+
+
+@njit(nogil=True, cache=True)
+def set_rows(heads, rows, since, previous, ids, values, version, free, retired, counters):  # type: ignore[no-untyped-def]
+    """Set rows: the last of several for one node holds.
+
+    Args:
+        ids: int64 [n]. values: float32 [n, dim].
+        free: int64 [slots], a stack with counters[FREE] entries.
+        retired: int64 [n], filled with slots, counters[RETIRED] of them.
+
+    Returns: False where slots ran out; the caller has made sure that there are enough.
+    """
+    num_retired = 0
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        old = heads[v]
+        if old >= 0 and since[old] == version:
+            slot = old  # written by this batch, seen by nobody
+        else:
+            if counters[FREE] > 0:
+                counters[FREE] -= 1
+                slot = free[counters[FREE]]
+            elif counters[BUMP] < rows.shape[0]:
+                slot = counters[BUMP]
+                counters[BUMP] += 1
+            else:
+                return False
+            since[slot] = version
+            previous[slot] = old
+            if old >= 0:
+                retired[num_retired] = old
+                num_retired += 1
+        for c in range(rows.shape[1]):
+            rows[slot, c] = values[i, c]
+        release_fence()
+        heads[v] = slot
+    counters[RETIRED] = num_retired
+    return True
+
+
+@njit(nogil=True, cache=True)
+def release(retired, free, counters):  # type: ignore[no-untyped-def]
+    """Use the slots of what nobody reads any more again."""
+    for k in range(retired.shape[0]):
+        free[counters[FREE]] = retired[k]
+        counters[FREE] += 1
+
+
+@njit(nogil=True, cache=True)
+def undo(heads, since, previous, version):  # type: ignore[no-untyped-def]
+    """Drop what was written for a version later than `version`."""
+    for v in range(heads.shape[0]):
+        slot = heads[v]
+        while slot >= 0 and since[slot] > version:
+            slot = previous[slot]
+        heads[v] = slot
+
+
+@njit(nogil=True, cache=True)
+def mark_used(heads, used):  # type: ignore[no-untyped-def]
+    """used[slot] = 1 for the newest slot of each node."""
+    for v in range(heads.shape[0]):
+        if heads[v] >= 0:
+            used[heads[v]] = 1

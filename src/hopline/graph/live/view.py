@@ -1,0 +1,326 @@
+"""What a reader sees of a live graph: a graph like a snapshot's, at the version that it has pinned.
+
+One reader, one view: models that run side by side pin versions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.extent import degrees, extent
+from hopline.graph.ids import IdIndex
+from hopline.graph.live import lists, rows
+from hopline.graph.live.ids import LiveIds
+from hopline.graph.live.memory import (
+    PUBLISHED_MS,
+    THROUGH_MS,
+    VERSION,
+    EdgeMemory,
+    LiveMemory,
+    NodeMemory,
+)
+from hopline.graph.live.plan import EdgeRoom, NodeRoom
+from hopline.graph.parts import Adjacency, Nodes
+from hopline.graph.schema import GraphSchema, edge_key
+from hopline.graph.snapshot import Graph
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+class Clock:
+    """The version that a reader has pinned, or had last.
+
+    Attributes:
+        version: an integer; nothing of later versions is seen.
+        told: what the memory's ring said of it.
+    """
+
+    __slots__ = ("told", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.told: list[int] = []
+
+
+class LiveRows:
+    """Feature rows by node, for whoever reads few of them; the engine reads `array` by slots.
+
+    Attributes:
+        array: float32 [slots, dim].
+    """
+
+    dtype: ClassVar[np.dtype[np.float32]] = np.dtype(np.float32)
+
+    def __init__(self, nodes: LiveNodes, array: FloatArray) -> None:
+        self._nodes = nodes
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(nodes, dim)."""
+        return self._nodes.num_nodes, self.array.shape[1]
+
+    def __len__(self) -> int:
+        return self._nodes.num_nodes
+
+    def __getitem__(self, ids: Any) -> FloatArray:
+        wanted = np.atleast_1d(np.asarray(ids, np.int64))
+        found: FloatArray = self.array[self._nodes.slots(wanted)]
+        return found[0] if np.ndim(ids) == 0 else found
+
+
+class LiveNodes:
+    """The nodes of one type; reads like `Nodes`.
+
+    Attributes:
+        features: rows, as of the reader's version.
+        ids: the caller's ids.
+        capacity: ids are below this, whatever will be added.
+        marks: int64 [levels, capacity]; see `marks.py`.
+    """
+
+    def __init__(
+        self, memory: LiveMemory, name: str, room: NodeRoom, own: NodeMemory, base: IdIndex, clock: Clock
+    ) -> None:
+        self._place = memory.place_of_count(name)
+        self._own = own
+        self._clock = clock
+        self.capacity = room.capacity
+        self.marks = own.marks
+        self.features = LiveRows(self, own.rows)
+        self.ids: IdIndex = LiveIds(base, own, room.base, lambda: self.num_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the reader's version."""
+        return self._clock.told[self._place]
+
+    def slots(self, ids: IdArray) -> IdArray:
+        """Rows of `features.array`: int64 [n] of global ids int64 [n]."""
+        out = np.empty(ids.shape[0], np.int64)
+        own = self._own
+        rows.slots_at(own.heads, own.since, own.previous, self._clock.version, ids, out)
+        return out
+
+    @property
+    def slot_arrays(self) -> tuple[IdArray, IdArray, IdArray]:
+        """(heads, since, previous), as `slots_at` takes them."""
+        return self._own.heads, self._own.since, self._own.previous
+
+
+class LiveAdjacency:
+    """The edges of one type; reads like `Adjacency`, but lists are found through `records`.
+
+    Attributes:
+        indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
+        clock: whose version holds.
+        has_self_loops: whether there may be some.
+    """
+
+    def __init__(self, key: str, room: EdgeRoom, own: EdgeMemory, clock: Clock, nodes: LiveNodes) -> None:
+        self.src, self.dst = room.src, room.dst
+        self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
+        self._own = own
+        self._nodes = nodes
+        self.clock = clock
+        self.indptr, self.records, self.indices = own.heads, own.records, own.indices
+        self.time = own.time if room.has_time else None
+        self.weight = own.weight if room.has_weight else None
+        self.cumweight = own.cumweight if room.has_weight else None
+        self.attr = own.attr if room.attr_dim else None
+        self.has_self_loops = room.src == room.dst
+
+    @property
+    def key(self) -> str:
+        """ "src__relation__dst"."""
+        return edge_key(self.src, self.relation, self.dst)
+
+    @property
+    def num_edges(self) -> int:
+        """Of the reader's version; counts them."""
+        return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
+
+    @property
+    def max_degree(self) -> int:
+        """Of the reader's version; looks at all."""
+        return int(self.degree(np.arange(self._nodes.num_nodes)).max(initial=0))
+
+    def degree(self, global_ids: IdArray) -> IdArray:
+        """In-degrees of destinations, int64 [n]."""
+        ids = np.asarray(global_ids, np.int64)
+        out = np.empty(ids.shape[0], np.int64)
+        degrees(self.indptr, self.records, self.clock.version, ids, out)
+        return out
+
+    def neighbors(self, global_id: int) -> NDArray[np.int32]:
+        """In-neighbours of one destination in canonical order, a view."""
+        start, end = extent.py_func(self.indptr, self.records, self.clock.version, global_id)
+        return self.indices[start:end]
+
+
+class LiveView:
+    """A live graph as one reader sees it.
+
+    Args:
+        memory: filled.
+        schema: of the graph.
+        ids: node type -> index of a snapshot of its lineage.
+        path: folder of the graph that it began with.
+
+    Attributes:
+        clock: the version that is pinned, or was last.
+    """
+
+    is_live: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        memory: LiveMemory,
+        schema: GraphSchema,
+        ids: Mapping[str, IdIndex],
+        path: Path | None = None,
+    ) -> None:
+        self.memory = memory
+        self.schema = schema
+        self.path = path
+        self.clock = Clock()
+        self._ids = ids
+        self._lane = memory.take_lane()
+        self._depth = 0
+        self._said: tuple[int, str] = (-1, "")
+        plan = memory.plan
+        self.nodes: dict[str, LiveNodes] = {
+            name: LiveNodes(memory, name, room, memory.nodes[name], ids[name], self.clock)
+            for name, room in plan.nodes.items()
+        }
+        self.edges: dict[str, LiveAdjacency] = {
+            key: LiveAdjacency(key, room, memory.edges[key], self.clock, self.nodes[room.dst])
+            for key, room in plan.edges.items()
+        }
+        with self:
+            pass
+
+    def another(self) -> LiveView:
+        """A view for another reader."""
+        return LiveView(self.memory, self.schema, self._ids, self.path)
+
+    def __enter__(self) -> LiveView:
+        """Read the newest version until `__exit__`; calls may be nested."""
+        self._depth += 1
+        if self._depth == 1:
+            self.clock.told = told = self.memory.pin(self._lane)
+            self.clock.version = told[VERSION]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.memory.unpin(self._lane)
+
+    def close(self) -> None:
+        """No more reading."""
+        self.memory.give_lane(self._lane)
+
+    @property
+    def version(self) -> str:
+        """The snapshot id of the pinned version: that of the first graph, and the changes since."""
+        number = self.clock.version
+        if self._said[0] != number:
+            lineage = self.memory.plan.lineage
+            self._said = (number, f"{lineage}+{number}" if number else lineage)
+        return self._said[1]
+
+    @property
+    def through_ms(self) -> int:
+        """Everything that happened until then is in the pinned version, ms since 1970."""
+        return self.clock.told[THROUGH_MS]
+
+    @property
+    def published_ms(self) -> int:
+        """When the pinned version came, ms since 1970."""
+        return self.clock.told[PUBLISHED_MS]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return sum(part.num_nodes for part in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types; counts them."""
+        return sum(part.num_edges for part in self.edges.values())
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of its arrays, where all room is used."""
+        parts = (*self.memory.nodes.values(), *self.memory.edges.values())
+        return sum(array.nbytes for part in parts for array in vars_of(part))
+
+    def snapshot(self) -> Graph:
+        """A copy of the pinned version that does not change any more."""
+        with self:
+            version = self.clock.version
+            nodes = {}
+            for name, part in self.nodes.items():
+                count = part.num_nodes
+                own = self.memory.nodes[name]
+                features = own.rows[part.slots(np.arange(count))]
+                ids = part.ids
+                assert isinstance(ids, LiveIds)
+                nodes[name] = Nodes(features, ids.frozen(count))
+            edges = {}
+            for key, edge in self.edges.items():
+                edges[key] = _frozen(edge, self.memory.edges[key], version, nodes[edge.dst].num_nodes)
+            schema = self._schema_of(nodes)
+            return Graph(schema, nodes, edges)
+
+    def _schema_of(self, nodes: Mapping[str, Nodes]) -> GraphSchema:
+        import msgspec
+
+        types = {
+            name: msgspec.structs.replace(
+                schema, id_kind=nodes[name].ids.kind, feature_dtype=str(nodes[name].features.dtype)
+            )
+            for name, schema in self.schema.node_types.items()
+        }
+        return GraphSchema(types, self.schema.edge_types)
+
+
+def vars_of(part: NodeMemory | EdgeMemory) -> list[AnyArray]:
+    """The arrays of a part of the memory."""
+    return [getattr(part, name) for name in part.__slots__]
+
+
+def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) -> Adjacency:
+    indptr = np.empty(num_nodes + 1, np.int64)
+    longest = int(lists.collect(own.heads, own.records, version, num_nodes, indptr))
+
+    def copied(values: AnyArray | None) -> Any:
+        if values is None:
+            return None
+        out = np.empty((int(indptr[-1]), *values.shape[1:]), values.dtype)
+        lists.copy_lists(own.heads, own.records, version, indptr, values, out)
+        return out
+
+    indices = copied(own.indices)
+    loops = edge.src == edge.dst and bool(
+        (indices == np.repeat(np.arange(num_nodes), np.diff(indptr))).any()
+    )
+    return Adjacency(
+        src=edge.src,
+        relation=edge.relation,
+        dst=edge.dst,
+        indptr=indptr,
+        indices=indices,
+        time=copied(edge.time),
+        attr=copied(edge.attr),
+        weight=copied(edge.weight),
+        cumweight=copied(edge.cumweight),
+        has_self_loops=loops,
+        max_degree=longest,
+    )

@@ -1,0 +1,308 @@
+"""Applies batches of changes to the memory of a live graph: the only one that writes there.
+
+A batch is written where nobody looks, made durable by whoever asked (`prepare`, then its own business,
+then `publish`), and then becomes the newest version in one step. What is not published can be dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.ids import IdIndex
+from hopline.graph.live.changes import Applied, Changes, Rejected
+from hopline.graph.live.check import Checked, check
+from hopline.graph.live.edge_writer import EdgeWriter
+from hopline.graph.live.ids import LiveIds
+from hopline.graph.live.marks import OutNeighbors, mark
+from hopline.graph.live.memory import THROUGH_MS, LiveMemory
+from hopline.graph.live.node_writer import NodeWriter
+from hopline.graph.schema import GraphSchema
+from hopline.graph.snapshot import Graph
+from hopline.types import IdArray
+
+#: Batches between looks for readers that have died.
+_LOOK_EVERY = 256
+#: Seconds that readers of older versions are waited for before room is given out anew.
+_PATIENCE_S = 10.0
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch that was written and not published.
+
+    Attributes:
+        applied: what becomes of it.
+        changes: the batch.
+        skip: bool [num_events], events that change nothing; with it, the batch has the same outcome
+            again.
+        lists: edge type key -> destinations whose lists changed.
+        rows: node type -> nodes whose features were set.
+    """
+
+    applied: Applied
+    changes: Changes
+    skip: NDArray[np.bool_]
+    lists: dict[str, IdArray] = field(default_factory=dict)
+    rows: dict[str, IdArray] = field(default_factory=dict)
+
+
+class LiveWriter:
+    """Args:
+        memory: filled by this class, now or before.
+        schema: of the graph.
+        base: node type -> index of a snapshot of its lineage.
+        now_ms: the clock, ms since 1970.
+
+    Attributes:
+        sequence: of the newest version that was prepared.
+        affected: level -> node type -> nodes whose states the last published batches may have changed;
+            whoever reads it, empties it. None while nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        memory: LiveMemory,
+        schema: GraphSchema,
+        base: Mapping[str, IdIndex],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.memory = memory
+        self.schema = schema
+        self._now_ms = now_ms
+        plan = memory.plan
+        self._counts: dict[str, int] = {name: room.base for name, room in plan.nodes.items()}
+        self._nodes = {
+            name: NodeWriter(
+                memory.nodes[name], LiveIds(base[name], memory.nodes[name], room.base, self._counter(name))
+            )
+            for name, room in plan.nodes.items()
+        }
+        self._edges = {key: EdgeWriter(memory.edges[key], room) for key, room in plan.edges.items()}
+        self._out: dict[str, OutNeighbors] = {}
+        self._frontiers = {
+            name: [np.empty(room.capacity, np.int64) for _ in range(2)] for name, room in plan.nodes.items()
+        }
+        self._through_ms = 0
+        self._published = 0
+        self.sequence = plan.sequence
+        self.affected: dict[int, dict[str, list[IdArray]]] | None = None
+
+    def fill(self, graph: Graph, marks: Mapping[str, IdArray] | None = None, through_ms: int = 0) -> None:
+        """Take up a snapshot as the first version.
+
+        Args:
+            marks: node type -> int64 [levels, n] as they were when the snapshot was taken.
+        """
+        plan = self.memory.plan
+        for name, nodes in self._nodes.items():
+            nodes.fill(graph.nodes[name], plan.sequence)
+            known = None if marks is None else marks.get(name)
+            if known is not None:
+                levels, count = min(known.shape[0], plan.num_levels), known.shape[1]
+                nodes.memory.marks[:levels, :count] = known[:levels]
+        for key, edges in self._edges.items():
+            edges.fill(graph.edges[key], plan.sequence)
+        self._through_ms = through_ms
+        self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts)
+
+    def attach(self) -> None:
+        """Take up what another writer left: the newest version that it published."""
+        self.sequence = self.memory.version
+        self._through_ms = int(self.memory.ring[self.sequence % len(self.memory.ring), THROUGH_MS])
+        self._drop()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Node type -> nodes, of the newest version."""
+        return self._counts
+
+    @property
+    def num_edges(self) -> dict[str, int]:
+        """Edge type key -> edges, of the newest version."""
+        return {key: edges.num_edges for key, edges in self._edges.items()}
+
+    @property
+    def filled(self) -> float:
+        """Share of the room that is in use, of the fullest part, 0 to 1."""
+        plan = self.memory.plan
+        shares = [edges.filled for edges in self._edges.values()]
+        shares += [nodes.filled for nodes in self._nodes.values()]
+        for name, room in plan.nodes.items():
+            spare = room.capacity - room.base
+            shares.append((self._counts[name] - room.base) / spare if spare else 0.0)
+        return max(shares, default=0.0)
+
+    def prepare(self, changes: Changes, skip: NDArray[np.bool_] | None = None) -> Prepared:
+        """Write a batch as the next version, which nobody sees before `publish`.
+
+        Args:
+            skip: bool [num_events], events that change nothing (seen before).
+        """
+        known = np.zeros(changes.num_events, bool) if skip is None else skip
+        room = {name: part.capacity - self._counts[name] for name, part in self.memory.plan.nodes.items()}
+        ids = {name: nodes.ids for name, nodes in self._nodes.items()}
+        checked = check(changes, known, self.schema, ids, self._counts, room)
+        duplicates = np.flatnonzero(known).tolist()
+        version = self.sequence + 1
+        if not checked.accepted.any():
+            applied = Applied(self.sequence, 0, duplicates, checked.rejected)
+            return Prepared(applied, changes, ~checked.accepted)
+        prepared = self._write(changes, checked, duplicates, version)
+        if prepared is None:
+            self._drop()
+            reason = "the live graph's memory is used up; restart the server with more (live.spare_*)"
+            full = [Rejected(at, "full", reason) for at in np.flatnonzero(checked.accepted).tolist()]
+            rejected = sorted([*checked.rejected, *full], key=lambda one: one.order)
+            return Prepared(
+                Applied(self.sequence, 0, duplicates, rejected), changes, np.ones(changes.num_events, bool)
+            )
+        return prepared
+
+    def publish(self, batches: list[Prepared], through_ms: int | None = None) -> None:
+        """Make prepared batches visible, all of them at once, in the order in which they were prepared.
+
+        Args:
+            through_ms: everything that happened until then is in them, or was before; None for now.
+        """
+        changed = [batch for batch in batches if batch.lists or batch.rows]
+        if changed:
+            self._mark(changed)
+        now = self._now_ms()
+        self._through_ms = max(self._through_ms, now if through_ms is None else through_ms)
+        if self.sequence != self.memory.version:
+            self.memory.publish(self.sequence, self._through_ms, now, self._counts)
+        else:
+            self.memory.confirm(self._through_ms)
+        oldest = self.memory.oldest_pin()
+        for writer in (*self._nodes.values(), *self._edges.values()):
+            writer.release(oldest)
+        self._published += 1
+        if self._published % _LOOK_EVERY == 0:
+            self.memory.release_dead()
+
+    def drop(self) -> None:
+        """Forget what was prepared and not published."""
+        self.sequence = self.memory.version
+        self._drop()
+
+    def apply(self, changes: Changes) -> Applied:
+        """Prepare and publish in one step, for a graph that need not outlive its process."""
+        prepared = self.prepare(changes)
+        self.publish([prepared])
+        return prepared.applied
+
+    def watch(self) -> None:
+        """Keep account of `affected` from now on."""
+        self.affected = {}
+
+    def take_affected(self) -> dict[int, dict[str, IdArray]]:
+        """Level -> node type -> distinct nodes that were marked since this was last called."""
+        found = self.affected or {}
+        self.affected = {}
+        return {
+            level: {
+                name: np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+                for name, parts in types.items()
+            }
+            for level, types in found.items()
+        }
+
+    def _counter(self, name: str) -> Callable[[], int]:
+        return lambda: self._counts[name]
+
+    def _write(
+        self, changes: Changes, checked: Checked, duplicates: list[int], version: int
+    ) -> Prepared | None:
+        lists: dict[str, IdArray] = {}
+        rows: dict[str, IdArray] = {}
+        absent: list[IdArray] = []
+        added = {}
+        for name, wanted in checked.nodes.items():
+            if len(wanted.ids):
+                if not self._nodes[name].apply(wanted, version):
+                    return None
+                rows[name] = wanted.ids
+                added[name] = len(wanted.added)
+        for key, edges in checked.edges.items():
+            if len(edges.add_dst) + len(edges.del_dst):
+                outcome = self._edges[key].apply(edges, version)
+                if outcome is None:
+                    return None
+                lists[key] = outcome[0]
+                absent.append(outcome[1])
+                if key in self._out:
+                    self._out[key].add(edges.add_src, edges.add_dst)
+        rejected = checked.rejected
+        accepted = checked.accepted
+        if absent and any(len(orders) for orders in absent):
+            orders = np.concatenate(absent)
+            accepted[orders] = False
+            reason = "there is no such edge to remove"
+            rejected = rejected + [Rejected(int(at), "no_edge", reason) for at in orders.tolist()]
+            rejected.sort(key=lambda one: one.order)
+        num_applied = int(accepted.sum())
+        if num_applied:
+            for name, count in added.items():
+                self._counts[name] += count
+            self.sequence = version
+        applied = Applied(self.sequence, num_applied, duplicates, rejected)
+        return Prepared(applied, changes, ~accepted, lists, rows)
+
+    def _drop(self) -> None:
+        """Back to the newest version that was published; room is given out anew."""
+        version = self.memory.version
+        given_up = time.monotonic() + _PATIENCE_S
+        while self.memory.oldest_pin() < version and time.monotonic() < given_up:
+            self.memory.release_dead()
+            time.sleep(0.001)  # batches that read older versions end soon; what they read is used again
+        self._counts |= self.memory.counts()
+        for nodes in self._nodes.values():
+            nodes.attach(version)
+        for edges in self._edges.values():
+            edges.attach(version)
+        self._out.clear()
+
+    def _mark(self, batches: list[Prepared]) -> None:
+        """Mark all states that the batches may have changed, as of the newest version."""
+        plan, version = self.memory.plan, self.sequence
+        lists: dict[str, list[IdArray]] = {}
+        rows: dict[str, list[IdArray]] = {}
+        for batch in batches:
+            for key, touched in batch.lists.items():
+                lists.setdefault(key, []).append(touched)
+            for name, ids in batch.rows.items():
+                rows.setdefault(name, []).append(ids)
+        below: dict[str, IdArray] = {}
+        for level in range(plan.num_levels):
+            marked: dict[str, IdArray] = {}
+            for name, nodes in self._nodes.items():
+                marks = nodes.memory.marks[level]
+                frontier, count = self._frontiers[name][level % 2], 0
+                starts = rows.get(name, []) if level == 0 else [below[name]]
+                for key, touched_lists in lists.items():
+                    if plan.edges[key].dst == name and (level > 0 or plan.reads_degrees):
+                        starts = [*starts, *touched_lists]
+                for ids in starts:
+                    count = mark(ids, marks, version, frontier, count)
+                if level > 0:
+                    for key, room in plan.edges.items():
+                        if room.dst == name and len(below[room.src]):
+                            out = self._out_neighbors(key)
+                            count = out.mark(below[room.src], marks, version, frontier, count)
+                marked[name] = frontier[:count]
+                if self.affected is not None and count:
+                    self.affected.setdefault(level, {}).setdefault(name, []).append(frontier[:count].copy())
+            below = marked
+
+    def _out_neighbors(self, key: str) -> OutNeighbors:
+        found = self._out.get(key)
+        if found is None:
+            plan = self.memory.plan
+            capacity = plan.nodes[plan.edges[key].src].capacity
+            found = self._out[key] = OutNeighbors(self.memory.edges[key], capacity)
+        return found
