@@ -171,7 +171,7 @@ class LogFailed(Unavailable):
 
 
 class WriterUnavailable(Unavailable, ConnectionError):
-    """The writer of a live graph cannot be asked now; the message says what may have become of the change."""
+    """The writer of a live graph cannot be asked now; the message says what became of the change."""
 
     code = "writer_unavailable"
 
@@ -235,7 +235,7 @@ class GraphError(HoplineError, ValueError):
 
 
 class LogDamaged(GraphError):
-    """The log or a snapshot of a live graph is not what was written; names the file, where, and what to do."""
+    """The log or a snapshot of a live graph is not what was written; names the file and what to do."""
 
     code = "log_damaged"
 
