@@ -6,6 +6,7 @@ Knows every kind of model; whoever asks for a unit gets something that takes req
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 import time
@@ -19,16 +20,19 @@ import msgspec
 
 from hopline.artifact import ModelSpec, read_artifact
 from hopline.config import Config, needed_folder
+from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
+from hopline.rollout.hybrid_version import HybridVersion
 from hopline.rollout.limits import ModelLimits, read_limits
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.regions import Regions
 from hopline.rollout.repository import Repository, configured_repository
 from hopline.rollout.served import Recorder, Scorer, Served
+from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit
 from hopline.rollout.version import ServedVersion
 from hopline.runtimes.opset import check_runtime
@@ -37,6 +41,7 @@ from hopline.scheduling.turnstile import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopline.rollout.process_nursery import Nursery
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -94,6 +99,7 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._keys: dict[tuple[str, str], str] = {}
+        self._nursery: Nursery | None = None
         #: Connects sources to the prefetcher; set by who knows about it.
         self.on_sources: Callable[[Sources, Graph], object] | None = None
 
@@ -166,6 +172,7 @@ class Loader:
             raise ConfigError(
                 f"models.repository: {repository.address} holds no models; run `hopline package` first"
             )
+        check_named(self.config.table.file, names)
         return names
 
     def nesting(self, model: str) -> int:
@@ -197,6 +204,8 @@ class Loader:
             await asyncio.to_thread(served.warm_up)
             if isinstance(served, ServedVersion):
                 await self._prewarm(served)
+            if isinstance(served, HybridVersion):
+                await self._give_tables(served, folder, self._table_files(limits))
             return self._wrapped(served, limits, unit)
         except BaseException:
             await self.drop(model, unit, served)
@@ -216,7 +225,9 @@ class Loader:
                     await ground.sources.close()
 
     async def close(self) -> None:
-        """Let go of stores and threads."""
+        """Let go of stores, threads and what model processes are begun by."""
+        if self._nursery is not None:
+            await self._nursery.close()
         for ground in self._grounds.values():
             if ground.sources is not None:
                 await ground.sources.close()
@@ -237,8 +248,10 @@ class Loader:
             )
         check_runtime(spec)
         if (limits.isolate or unit.shadow) and not self.config.worker.isolated:
+            from hopline.rollout.process_nursery import Nursery
             from hopline.rollout.process_version import ProcessVersion
 
+            self._nursery = self._nursery or Nursery()
             return await ProcessVersion.start(
                 model,
                 unit,
@@ -248,6 +261,7 @@ class Loader:
                 self._recorders,
                 nice=_SHADOW_NICE if unit.shadow else 0,
                 table_bytes=self._share // self.config.worker.count,
+                nursery=self._nursery,
             )
         if not isinstance(spec, ModelSpec):
             from hopline.rollout.table_version import TableVersion
@@ -266,6 +280,7 @@ class Loader:
         ground = await self._ground(unit)
         ground.users.add(f"{model}/{unit.id}")
         near = ground.sources.near if ground.sources is not None else {}
+        files = self._table_files(limits)
 
         def build() -> ServedVersion:
             plan, arena = self._regions.take(
@@ -275,7 +290,7 @@ class Loader:
             )
             tables = plan.build(arena, self.config.worker.index)
             loaded = load_model(folder, spec, ground.graph, tables, self.config.compute.threads, near)
-            return ServedVersion(
+            return (HybridVersion if files else ServedVersion)(
                 loaded,
                 self.config,
                 metrics,
@@ -346,6 +361,26 @@ class Loader:
         if self.on_sources is not None and not (unit.graph or unit.groups):
             self.on_sources(sources, graph)
         return sources
+
+    def _table_files(self, limits: ModelLimits) -> list[Path]:
+        """Files that may have final rows of a model."""
+        own = [name.strip() for name in limits.table_file.split(",") if name.strip()]
+        return [Path(name).expanduser() for name in own or self.config.table.file]
+
+    async def _give_tables(self, served: HybridVersion, folder: Path, files: list[Path]) -> None:
+        model, settings = served.model, self.config.table
+        rows_total = self._metrics.counter(
+            "hopline_table_file_rows_total",
+            "Rows asked for of models with a table file, by what became of them.",
+            ("model", "version", "outcome"),
+        )
+
+        def open_tables() -> dict[str, FinalRows]:
+            return tables_of(files, folder, model.spec, model.graph, settings)
+
+        tables = await asyncio.to_thread(open_tables)
+        served.use(tables, functools.partial(rows_total, served.name, served.version), self._executor)
+        served.follow(open_tables)
 
     async def _prewarm(self, served: ServedVersion) -> None:
         settings = self.config.features

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -15,11 +12,11 @@ import msgspec
 
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
 from hopline.rollout import process_wire as wire
+from hopline.rollout.process_nursery import Born, Nursery
 from hopline.types import Deliver, ScoreRequest
 
 log = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-P", "-c", "from hopline.rollout.process_main import main; main()")
 #: For a process that was told to end, or closed its end of the socket, to be gone.
 _END_S = 5.0
 
@@ -96,7 +93,7 @@ class ModelProcess(asyncio.Protocol):
         self.num_batches = 0
         self.table_hits = self.table_misses = self.cpu_s = 0.0
         self.why = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Born | None = None
         self._frames = wire.Frames()
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -106,11 +103,14 @@ class ModelProcess(asyncio.Protocol):
         self._dropped: list[int] = []
 
     @classmethod
-    async def start(cls, orders: Mapping[str, Any], owner: Owner, timeout_s: float) -> ModelProcess:
+    async def start(
+        cls, nursery: Nursery, orders: Mapping[str, Any], owner: Owner, timeout_s: float
+    ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
         Args:
-            orders: as `process_main` reads them, but for the socket.
+            nursery: begins it.
+            orders: as `process_main` reads them.
             owner: is told of what happens from then on.
 
         Raises:
@@ -121,28 +121,21 @@ class ModelProcess(asyncio.Protocol):
         name = orders["name"]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *_COMMAND,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=2,  # a server's own stdout says where it is, and nothing else
-                pass_fds=(theirs.fileno(),),
-                # A terminal's Ctrl-C goes to the whole group; this process is told by its server.
-                start_new_session=True,
-            )
-            told = json.dumps({**orders, "socket": theirs.fileno()}).encode() + b"\n"
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self, sock=ours)
-        assert self._process.stdin is not None
-        self._process.stdin.write(told)
         try:
             async with asyncio.timeout(timeout_s):
+                with theirs:
+                    self._process = await nursery.begin(orders, theirs)
+                await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
                 self.ready = await self._opened
-        except TimeoutError:
-            await self.end(0)
-            raise ModelNotReady(f"model {name!r}: its process was not ready in {timeout_s:g} s") from None
-        except BaseException:
-            await self.end(0)
+        except BaseException as error:
+            if self._process is not None:
+                await self.end(0)
+            if self._transport is None:
+                ours.close()
+            if isinstance(error, TimeoutError):
+                raise ModelNotReady(
+                    f"model {name!r}: its process was not ready in {timeout_s:g} s"
+                ) from None
             raise
         self.is_up = True
         return self
@@ -185,17 +178,15 @@ class ModelProcess(asyncio.Protocol):
     def kill(self, why: str) -> None:
         """End it at once; `Owner.lost` follows."""
         self.why = self.why or why
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def end(self, patience_s: float = _END_S) -> None:
         """Have it finish and end, within `patience_s` seconds; returns once it is gone."""
         self.is_up = False
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        process.stdin.close()
+        process.let_go()
         try:
             async with asyncio.timeout(patience_s):
                 await process.wait()
@@ -279,8 +270,6 @@ class ModelProcess(asyncio.Protocol):
         except TimeoutError:
             self.kill("mute")
             code = await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not self._opened.done():
             self._opened.set_exception(ModelNotReady(f"its process ended ({how}) before it was ready"))

@@ -20,6 +20,7 @@ from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
 from hopline.rollout.process_memory import anonymous_bytes
+from hopline.rollout.process_nursery import Nursery
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class ProcessKeeper:
         limits: of the model.
         metrics: of the server.
         owner: is told what processes say.
+        nursery: begins processes; None for one of its own.
 
     Attributes:
         process: that requests go to; None while there is none.
@@ -51,7 +53,12 @@ class ProcessKeeper:
     """
 
     def __init__(
-        self, orders: Mapping[str, Any], limits: ModelLimits, metrics: Metrics, owner: Owner
+        self,
+        orders: Mapping[str, Any],
+        limits: ModelLimits,
+        metrics: Metrics,
+        owner: Owner,
+        nursery: Nursery | None = None,
     ) -> None:
         self.process: ModelProcess | None = None
         self.ready: wire.Ready | None = None
@@ -59,6 +66,8 @@ class ProcessKeeper:
         self._orders = orders
         self._limits = limits
         self._owner = owner
+        self._nursery = nursery or Nursery()
+        self._is_nursery_own = nursery is None
         self._name, self._version = orders["name"], orders["version"]
         self.reason = f"model {self._name!r}: its process has not been started"
         self._restarts = metrics.counter(
@@ -84,6 +93,16 @@ class ProcessKeeper:
             HoplineError: it cannot be opened.
             ConfigError: it takes more than `memory_bytes` already.
         """
+        try:
+            process = await self._first()
+        except BaseException:
+            if self._is_nursery_own:
+                await self._nursery.close()
+            raise
+        self._adopt(process)
+        self._looking = asyncio.ensure_future(self._look())
+
+    async def _first(self) -> ModelProcess:
         process = await self._started()
         limit, taken = self._limits.memory_bytes, anonymous_bytes(process.pid)
         if limit and taken > limit:
@@ -92,8 +111,7 @@ class ProcessKeeper:
                 f"memory_bytes: model {self._name!r} takes {taken} bytes before its first request; "
                 f"{limit} are allowed"
             )
-        self._adopt(process)
-        self._looking = asyncio.ensure_future(self._look())
+        return process
 
     def processes(self) -> list[ModelProcess]:
         """All that live, the one that serves last."""
@@ -124,11 +142,13 @@ class ProcessKeeper:
                 await task
         processes, self.process = self.processes(), None
         await asyncio.gather(*(process.end() for process in processes))
+        if self._is_nursery_own:
+            await self._nursery.close()
         self._memory.set(0.0)
 
     async def _started(self) -> ModelProcess:
         began = time.monotonic()
-        process = await ModelProcess.start(self._orders, self._owner, _READY_S)
+        process = await ModelProcess.start(self._nursery, self._orders, self._owner, _READY_S)
         self._start_s = time.monotonic() - began
         return process
 

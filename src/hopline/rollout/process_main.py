@@ -1,6 +1,6 @@
 """The process of one model: opens it, answers what its server sends, and ends when the server does.
 
-    python -c "from hopline.rollout.process_main import main; main()"      orders: one JSON line on stdin
+`run` is the whole life; `process_zygote.py` begins it. Stdin is the process's leash: it only ever ends.
 
 What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
 `Served`, warm and ready, or an awaitable of that.
@@ -13,7 +13,6 @@ import ctypes
 import gc
 import importlib
 import inspect
-import json
 import logging
 import os
 import resource
@@ -24,7 +23,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -84,19 +83,19 @@ async def open_unit(orders: Orders) -> Served:
     return await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
 
 
-def main() -> None:
-    """Entry of the process."""
+def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
+    """The process's life, from its orders to its end.
+
+    Args:
+        orders: JSON of `ProcessVersion`.
+        wire_fd: socket to the server.
+    """
     import uvloop
 
     from hopline.observe.logs import configure_logs
 
-    # Unbuffered, since the rest of stdin is watched.
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        orders = json.loads(stdin.readline())
-    # Also one that hangs must not outlive its server; stdin's end tells those that do not.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(orders["nice"])
-    yielding = _yield_while_loading()
+    yielding = yield_while_loading()
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -104,13 +103,18 @@ def main() -> None:
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(ModelHost(orders, config, yielding).serve())
+        code = runner.run(ModelHost(orders, config, wire_fd, yielding).serve())
     # Threads that still compute are of no use to anybody.
     sys.stderr.flush()
     os._exit(code)
 
 
-def _yield_while_loading() -> bool:
+def die_with_parent() -> None:
+    """Also one that hangs must not outlive its server; the leash's end tells those that do not."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def yield_while_loading() -> bool:
     """Leave the processor to those who serve until the model is ready; whether that was done.
 
     Only where the priority can be had back: without privileges it cannot be raised again.
@@ -121,12 +125,17 @@ def _yield_while_loading() -> bool:
     return True
 
 
+def end_yielding() -> None:
+    """Take the priority back."""
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - _LOADING_NICE)
+
+
 class ModelHost(asyncio.Protocol):
     """A model's end of the socket; also the recorder that says what ran."""
 
-    def __init__(self, orders: Mapping[str, Any], config: Config, yielding: bool) -> None:
+    def __init__(self, orders: Mapping[str, Any], config: Config, wire_fd: int, yielding: bool) -> None:
         self._yielding = yielding
-        self._socket: int = orders["socket"]
+        self._socket = wire_fd
         self._factory: str = orders["factory"]
         self._metrics = Metrics()
         self._orders = Orders(
@@ -202,7 +211,7 @@ class ModelHost(asyncio.Protocol):
         if self._orders.limits.memory_bytes:
             limit_growth(self._orders.limits.memory_bytes)
         if self._yielding:
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - _LOADING_NICE)
+            end_yielding()
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
         return served

@@ -39,6 +39,7 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, ProcessRequest
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
+from hopline.rollout.process_nursery import Nursery
 from hopline.rollout.queued import bucket_of, lanes_of, take
 from hopline.rollout.served import Copy, Recorder
 from hopline.rollout.tally import Tally
@@ -68,6 +69,7 @@ class ProcessVersion(CountedVersion):
         factory: "module:attribute" of what makes the model there; see `process_main`.
         arguments: for the factory; values that JSON has.
         nice: is added to the process's niceness: 19 gets only what others leave.
+        nursery: begins processes; None for one of its own.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ProcessVersion(CountedVersion):
         factory: str = DEFAULT_FACTORY,
         arguments: Mapping[str, Any] | None = None,
         nice: int = 0,
+        nursery: Nursery | None = None,
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
         self._limits = limits
@@ -94,7 +97,7 @@ class ProcessVersion(CountedVersion):
             "arguments": dict(arguments or {}),
             "nice": nice,
         }
-        self._keeper = ProcessKeeper(orders, limits, metrics, self)
+        self._keeper = ProcessKeeper(orders, limits, metrics, self, nursery)
         self._lanes = lanes_of(limits)
         self._bucket = bucket_of(limits, config.worker.count)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
@@ -127,12 +130,13 @@ class ProcessVersion(CountedVersion):
         *,
         nice: int = 0,
         table_bytes: int | None = None,
+        nursery: Nursery | None = None,
     ) -> ProcessVersion:
         """A unit of the repository in a process of its own, warm and ready.
 
         Args:
             model, unit: which one.
-            config, limits, metrics, recorders, nice: as for the class.
+            config, limits, metrics, recorders, nice, nursery: as for the class.
             table_bytes: for its embedding tables, which it shares with nobody; None takes the server's own
                 setting.
 
@@ -152,6 +156,7 @@ class ProcessVersion(CountedVersion):
             factory=config.worker.model_factory or DEFAULT_FACTORY,
             arguments=arguments,
             nice=nice,
+            nursery=nursery,
         )
         await self.begin()
         return self
