@@ -21,6 +21,8 @@ from numba import carray, njit
 from hopline.engine.kernels import gather_reduce, intern
 from hopline.engine.lap import LapWatch
 from hopline.engine.table import _write, read_rows
+from hopline.graph.extent import NUM_COLUMNS
+from hopline.graph.live.rows import slots_at
 from hopline.intrinsics import pointer
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT, sample
@@ -35,18 +37,20 @@ _MAX_EDGES = 1 << 18
 
 # Places of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
 (
-    INDPTR_AT, NUM_INDPTR, INDICES_AT, NUM_EDGES, IS_WIDE, TIME_AT, NUM_TIMES, CUMWEIGHT_AT, NUM_CUMWEIGHTS,
+    INDPTR_AT, NUM_INDPTR, RECORDS_AT, NUM_RECORDS, VERSION,
+    INDICES_AT, NUM_EDGES, IS_WIDE, TIME_AT, NUM_TIMES, CUMWEIGHT_AT, NUM_CUMWEIGHTS,
     WEIGHT_AT, NUM_WEIGHTS, FANOUT, MODE, KEY,
     OFFSETS_AT, POSITIONS_AT, NEIGHBORS_AT,
     KEYS_AT, VALUES_AT, ROWS_AT, CAPACITY,
     IDS_AT, OUT_AT, MISSING_AT, COMPUTE_AT, STATE_DIM,
     HAS_TABLE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
-    NUM_OWN_SLOTS,
-    OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE,
+    NUM_OWN_SLOTS, STAMPS_AT, NUM_STAMPS, MARKS_AT, NUM_MARKS,
+    OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE, OWN_HEADS_AT, NUM_OWN_HEADS, OWN_SINCE_AT,
+    OWN_PREVIOUS_AT, BASE_HEADS_AT, NUM_BASE_HEADS, BASE_SINCE_AT, BASE_PREVIOUS_AT, OWN_SLOTS_AT,
     BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
     NUM_IDS, NUM_COMPUTE,
     NUM_PLACES,
-) = range(56)  # fmt: skip
+) = range(72)  # fmt: skip
 
 
 @njit(inline="always")
@@ -63,6 +67,7 @@ def _matrix(address, rows, columns):  # type: ignore[no-untyped-def]
 def _sample(f, nodes, as_of):  # type: ignore[no-untyped-def]
     """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
     indptr = _ints(f[INDPTR_AT], f[NUM_INDPTR])
+    records = carray(pointer(f[RECORDS_AT]), (f[NUM_RECORDS], NUM_COLUMNS), np.int64)
     time = _ints(f[TIME_AT], f[NUM_TIMES])
     cumweight = carray(pointer(f[CUMWEIGHT_AT]), (f[NUM_CUMWEIGHTS],), np.float64)
     weight = carray(pointer(f[WEIGHT_AT]), (f[NUM_WEIGHTS],), np.float32)
@@ -74,25 +79,27 @@ def _sample(f, nodes, as_of):  # type: ignore[no-untyped-def]
     if f[IS_WIDE]:
         wide = _ints(f[INDICES_AT], f[NUM_EDGES])
         return sample(
-            indptr, wide, time, cumweight, weight, nodes, f[FANOUT], f[MODE], as_of, key,
-            offsets, positions, neighbors,
+            indptr, records, wide, time, cumweight, weight, nodes, f[FANOUT], f[MODE], f[VERSION], as_of,
+            key, offsets, positions, neighbors,
         )  # fmt: skip
     indices = carray(pointer(f[INDICES_AT]), (f[NUM_EDGES],), np.int32)
     return sample(
-        indptr, indices, time, cumweight, weight, nodes, f[FANOUT], f[MODE], as_of, key,
-        offsets, positions, neighbors,
+        indptr, records, indices, time, cumweight, weight, nodes, f[FANOUT], f[MODE], f[VERSION], as_of,
+        key, offsets, positions, neighbors,
     )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
 def _table(f):  # type: ignore[no-untyped-def]
-    """The arrays (index, tags, visited, rows) of a level's table."""
+    """The arrays (index, tags, visited, rows, stamps, marks) of a level's table."""
     total = f[NUM_SLOTS]
     return (
         carray(pointer(f[INDEX_AT]), (f[NUM_NODES],), np.int32),
         _ints(f[TAGS_AT], total),
         carray(pointer(f[VISITED_AT]), (total,), np.uint8),
         _matrix(f[KEPT_AT], total, f[STATE_DIM]),
+        _ints(f[STAMPS_AT], f[NUM_STAMPS]),
+        _ints(f[MARKS_AT], f[NUM_MARKS]),
     )
 
 
@@ -107,12 +114,31 @@ def _look_up(f, use_tables):  # type: ignore[no-untyped-def]
         for i in range(n):
             compute[i] = ids[i]
         return
-    index, tags, visited, kept = _table(f)
+    index, tags, visited, kept, stamps, marks = _table(f)
     missing = _ints(f[MISSING_AT], n)
-    absent = read_rows(index, tags, visited, kept, ids, _matrix(f[OUT_AT], n, f[STATE_DIM]), missing)
+    out = _matrix(f[OUT_AT], n, f[STATE_DIM])
+    absent = read_rows(index, tags, visited, kept, stamps, marks, f[VERSION], ids, out, missing)
     f[NUM_COMPUTE] = absent
     for i in range(absent):
         compute[i] = ids[missing[i]]
+
+
+@njit(nogil=True, cache=True)
+def _find_slots(f):  # type: ignore[no-untyped-def]
+    """On a live graph, turn the ids whose features the lowest level reads into the rows that they have."""
+    n = f[NUM_COMPUTE]
+    compute = _ints(f[COMPUTE_AT], n)
+    own = _ints(f[OWN_SLOTS_AT], n)
+    if f[NUM_OWN_HEADS]:
+        heads = _ints(f[OWN_HEADS_AT], f[NUM_OWN_HEADS])
+        since, previous = _ints(f[OWN_SINCE_AT], f[NUM_OWN]), _ints(f[OWN_PREVIOUS_AT], f[NUM_OWN])
+        slots_at(heads, since, previous, f[VERSION], compute, own)
+    if f[NUM_BASE_HEADS]:
+        total = _ints(f[OFFSETS_AT], n + 1)[n]
+        heads = _ints(f[BASE_HEADS_AT], f[NUM_BASE_HEADS])
+        since, previous = _ints(f[BASE_SINCE_AT], f[NUM_BASE]), _ints(f[BASE_PREVIOUS_AT], f[NUM_BASE])
+        neighbors = _ints(f[NEIGHBORS_AT], total)
+        slots_at(heads, since, previous, f[VERSION], neighbors, neighbors)
 
 
 @njit(nogil=True, cache=True)
@@ -125,7 +151,7 @@ def _gather(frames, k, a, b):  # type: ignore[no-untyped-def]
     target = _matrix(f[INPUT_AT], CHUNK_ROWS, f[INPUT_DIM])
     if k == 0:
         own = _matrix(f[OWN_AT], f[NUM_OWN], f[OWN_DIM])
-        own_rows = _ints(f[COMPUTE_AT], n)
+        own_rows = _ints(f[OWN_SLOTS_AT] if f[NUM_OWN_HEADS] else f[COMPUTE_AT], n)
         base = _matrix(f[BASE_AT], f[NUM_BASE], f[BASE_DIM])
         rows = _ints(f[NEIGHBORS_AT], total)
     else:
@@ -155,11 +181,14 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
         for c in range(dim):
             target[c] = source[c]
     if use_tables and f[HAS_TABLE]:
-        index, tags, visited, kept = _table(f)
+        index, tags, visited, kept, stamps, marks = _table(f)
         compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
         links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
         queue = _ints(f[QUEUE_AT], 4)
-        _write(index, tags, visited, kept, compute[a:b], computed, f[FIRST_SLOT], queue, links)
+        _write(
+            index, tags, visited, kept, stamps, marks, f[VERSION], compute[a:b], computed, f[FIRST_SLOT],
+            queue, links,
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
@@ -206,6 +235,8 @@ def descend(frames, seeds, as_of, use_tables):  # type: ignore[no-untyped-def]
                 0,
                 _ints(f[ROWS_AT], n + total),
             )
+    if lowest == 0:
+        _find_slots(frames[0])
     if lowest <= top:
         _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]))
     return lowest
@@ -238,6 +269,7 @@ class Chain:
     ) -> None:
         self.max_seeds = max_seeds
         self._watch = watch
+        self._clock = levels[-1].links[0][0].sampler.clock
         self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
         self._frames = np.zeros((len(levels), NUM_PLACES), np.int64)
         self._num_ids = self._frames[:, NUM_IDS]
@@ -279,6 +311,7 @@ class Chain:
         """
         frames = self._frames
         use_tables = as_of == NO_CUT
+        frames[:, VERSION] = self._clock.version
         lowest = descend(frames, ids, as_of, use_tables)
         self._watch.sampled()
         counts = self._num_compute.tolist()
@@ -315,7 +348,7 @@ class Chain:
         edges = capacity * sampler.fanout
         rows_below = capacity + edges
         bits = max(6, (2 * rows_below).bit_length())
-        indptr, indices, time, cumweight, weight, fanout, mode = sampler.arrays
+        indptr, records, indices, time, cumweight, weight, fanout, mode = sampler.arrays
         _, (own_column, own_width, own_place), mean, column, width, place = runner.pair
         own = features[level.node_type] if below is None else stage.inputs[0]
         base = features[relation.source] if below is None else stage.inputs[0]
@@ -323,7 +356,8 @@ class Chain:
         self._outs.append(out)
         self._runs.append(stage.run)
         values = {
-            INDPTR_AT: indptr, NUM_INDPTR: len(indptr), INDICES_AT: indices, NUM_EDGES: len(indices),
+            INDPTR_AT: indptr, NUM_INDPTR: len(indptr), RECORDS_AT: records, NUM_RECORDS: len(records),
+            INDICES_AT: indices, NUM_EDGES: len(indices),
             IS_WIDE: indices.itemsize == 8, TIME_AT: time, NUM_TIMES: len(time),
             CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
             WEIGHT_AT: weight, NUM_WEIGHTS: len(weight), FANOUT: fanout, MODE: mode,
@@ -341,12 +375,25 @@ class Chain:
         }  # fmt: skip
         if level.table is not None:
             table = level.table
-            index, tags, visited, kept = table.arrays
+            index, tags, visited, kept, stamps, marks = table.arrays
             queue, links = table.queue_arrays
             values |= {
                 HAS_TABLE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
                 KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: table.first_slot, QUEUE_AT: queue,
-                LINKS_AT: links, NUM_OWN_SLOTS: links.shape[1],
+                LINKS_AT: links, NUM_OWN_SLOTS: links.shape[1], STAMPS_AT: stamps, NUM_STAMPS: len(stamps),
+                MARKS_AT: marks, NUM_MARKS: len(marks),
+            }  # fmt: skip
+        if below is None and level.own_slots is not None:
+            heads, since, previous = level.own_slots.slot_arrays
+            values |= {
+                OWN_HEADS_AT: heads, NUM_OWN_HEADS: len(heads), OWN_SINCE_AT: since,
+                OWN_PREVIOUS_AT: previous, OWN_SLOTS_AT: np.empty(capacity, np.int64),
+            }  # fmt: skip
+        if below is None and relation.source_slots is not None:
+            heads, since, previous = relation.source_slots.slot_arrays
+            values |= {
+                BASE_HEADS_AT: heads, NUM_BASE_HEADS: len(heads), BASE_SINCE_AT: since,
+                BASE_PREVIOUS_AT: previous,
             }  # fmt: skip
         for at, value in values.items():
             if isinstance(value, np.ndarray):

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 def descend(  # type: ignore[no-untyped-def]
     nodes,
     indptr,
+    records,
     indices,
     time,
     cumweight,
     weight,
     fanout,
     mode,
+    version,
     as_of,
     key,
     offsets,
@@ -49,6 +51,8 @@ def descend(  # type: ignore[no-untyped-def]
     tags,
     visited,
     kept,
+    stamps,
+    marks,
     out,
     missing,
     compute,
@@ -65,6 +69,7 @@ def descend(  # type: ignore[no-untyped-def]
     """
     total = sample(
         indptr,
+        records,
         indices,
         time,
         cumweight,
@@ -72,6 +77,7 @@ def descend(  # type: ignore[no-untyped-def]
         nodes,
         fanout,
         mode,
+        version,
         as_of,
         key,
         offsets,
@@ -84,7 +90,7 @@ def descend(  # type: ignore[no-untyped-def]
     if not use_table:
         return total, count, count
     ids = distinct[:count]
-    absent = read_rows(index, tags, visited, kept, ids, out, missing)
+    absent = read_rows(index, tags, visited, kept, stamps, marks, version, ids, out, missing)
     if absent < count:
         for i in range(absent):
             compute[i] = ids[missing[i]]
@@ -93,7 +99,9 @@ def descend(  # type: ignore[no-untyped-def]
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
-_NO_TABLE: tuple[Any, ...] = (np.empty(0, np.int32), _NO_IDS, np.empty(0, np.uint8), _NO_ROWS)
+_NO_TABLE: tuple[Any, ...] = (
+    np.empty(0, np.int32), _NO_IDS, np.empty(0, np.uint8), _NO_ROWS, _NO_IDS, _NO_IDS,
+)  # fmt: skip
 _NO_INTERNER: tuple[Any, ...] = (0, _NO_IDS, np.empty(0, np.int32), _NO_IDS, _NO_IDS)
 
 
@@ -110,6 +118,7 @@ class Descent:
         self._below = below
         self._sampler = relation.sampler.arrays
         self._fanout = relation.sampler.fanout
+        self._clock = relation.sampler.clock
         self._table = _NO_TABLE if below is None or below.table is None else below.table.arrays
         self._has_table = below is not None and below.table is not None
         self._missing = np.empty(64, np.int64)
@@ -146,6 +155,7 @@ class Descent:
         total, count, absent = descend(
             nodes,
             *self._sampler,
+            self._clock.version,
             as_of,
             self._relation.sampler.key,
             buffers.offsets,

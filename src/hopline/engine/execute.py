@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from hopline.engine.level import Level, Relation
 from hopline.engine.need import Need
 from hopline.engine.plan import Plan
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT
-from hopline.types import FloatArray
+from hopline.types import FloatArray, IdArray
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
@@ -40,22 +41,37 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool
     raw, raw_rows = features.get(level.node_type, _NO_ROWS), need.compute
     if need.raw is not None:
         raw, raw_rows = need.raw, np.arange(num_rows)
+    elif level.own_slots is not None:
+        raw_rows = level.own_slots.slots(need.compute)
     own = raw if level.own_below is None else level.own_below.state
+    # Without a level below, what a stage reads of its own nodes and of their neighbours are raw features.
+    own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
     if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
         relation, below = level.links[0]
-        base = features[relation.source] if below is None else below.state
+        base, rows = _base(relation, below, features, need.rows[0])
         offsets = need.blocks[0].offsets
-        out = level.runner.run_pair(num_rows, own, need.own_rows, base, need.rows[0], offsets)
+        out = level.runner.run_pair(num_rows, own, own_rows, base, rows, offsets)
     else:
         views = {}
         for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
-            base = features[relation.source] if below is None else below.state
-            views[relation.key] = relation.view(base, rows, need.compute, block, as_of)
+            base, base_rows = _base(relation, below, features, rows)
+            views[relation.key] = relation.view(base, base_rows, need.compute, block, as_of)
         out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
-        level.runner.run(num_rows, own, need.own_rows, raw, raw_rows, views, out)
+        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out)
     if need.missing is None:
         need.out = out
     else:
         need.out[need.missing] = out
     if keep and level.table is not None and as_of == NO_CUT:
         level.table.write(need.compute, out)
+
+
+def _base(
+    relation: Relation, below: Level | None, features: dict[str, FloatArray], rows: IdArray
+) -> tuple[FloatArray, IdArray]:
+    """States that a relation reads, and the rows of its sources among them."""
+    if below is not None:
+        return below.state, rows
+    if relation.source_slots is not None:
+        rows = relation.source_slots.slots(rows)
+    return features[relation.source], rows

@@ -171,7 +171,8 @@ def _view(
     source = relation.adjacency.src
     below = levels[number - 1][source]
     if below.runner is None and below.source is None:
-        base = np.asarray(features[source])[known]
+        slots = known if relation.source_slots is None else relation.source_slots.slots(known)
+        base = np.asarray(features[source])[slots]
     else:
         base = states(number - 1, source, known) if known.shape[0] else own[:0]
     if source == nodes.node_type:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from hopline.graph.extent import extent
 from hopline.intrinsics import LINE_BYTES, prefetch
 
 #: Rows between asking for a row and reading it; measured flat from 4 to 16 (docs/log.md).
@@ -179,19 +180,19 @@ def take(values, rows, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def weighted_degrees(  # type: ignore[no-untyped-def]
-    indptr, indices, time, cumweight, weight, nodes, as_of, skip_loops, out
+    indptr, records, version, indices, time, cumweight, weight, nodes, as_of, skip_loops, out
 ):
     """Sum of the weights (1 without weights) of each node's in-edges no later than `as_of`.
 
     Args:
+        indptr, records, version: see `extent`.
         time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
         skip_loops: leave self-loops out, which costs a scan of the whole list.
         out: float32 [n].
     """
     for i in range(nodes.shape[0]):
         v = nodes[i]
-        start = indptr[v]
-        end = indptr[v + 1]
+        start, end = extent(indptr, records, version, v)
         if time.shape[0] > 0:
             low, high = start, end
             while low < high:
@@ -216,7 +217,7 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def loop_weights(indptr, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
+def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
     """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 where it has none.
 
     Scans the lists. Arguments as for `weighted_degrees`.
@@ -224,7 +225,8 @@ def loop_weights(indptr, indices, time, weight, nodes, as_of, out):  # type: ign
     for i in range(nodes.shape[0]):
         v = nodes[i]
         out[i] = np.float32(1.0)
-        for e in range(indptr[v], indptr[v + 1]):
+        start, end = extent(indptr, records, version, v)
+        for e in range(start, end):
             if indices[e] == v and (time.shape[0] == 0 or time[e] <= as_of):
                 out[i] = weight[e]
 

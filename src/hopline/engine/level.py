@@ -15,6 +15,7 @@ from hopline.engine.stage import StageRunner
 from hopline.engine.table import Table
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.graph import Adjacency, Graph
+from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
 from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -29,9 +30,20 @@ class Relation:
         adjacency: the edge type.
         sampler: of this layer.
         stage: whose inputs decide what a view must carry.
+        sources: nodes of the source type, where the graph is live.
+
+    Attributes:
+        source_slots: the same; it knows where their features are.
     """
 
-    def __init__(self, adjacency: Adjacency, sampler: Sampler, stage: Stage) -> None:
+    def __init__(
+        self,
+        adjacency: Adjacency | LiveAdjacency,
+        sampler: Sampler,
+        stage: Stage,
+        sources: LiveNodes | None = None,
+    ) -> None:
+        self.source_slots = sources
         entries = [entry for entry in stage.inputs if entry.edge_type == adjacency.key]
         kinds = {entry.kind for entry in entries}
         reduces = {entry.reduce for entry in entries}
@@ -57,6 +69,8 @@ class Relation:
             or self.reads_degree
         )
         self._indptr = frozen(adjacency.indptr)
+        self._records = frozen(adjacency.records)
+        self._clock = adjacency.clock
         self._indices = frozen(adjacency.indices)
         self._time = frozen(_or_empty(adjacency.time, np.int64))
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
@@ -124,6 +138,8 @@ class Relation:
         weighted = weight.shape[0] > 0
         weighted_degrees(
             self._indptr,
+            self._records,
+            self._clock.version,
             self._indices,
             time,
             self._cumweight if weighted else frozen(np.empty(0, np.float64)),
@@ -138,7 +154,10 @@ class Relation:
     def _loops(self, nodes: IdArray, as_of: int) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
         time = self._time if as_of != NO_CUT else _NO_TIMES
-        loop_weights(self._indptr, self._indices, time, self._weight, nodes, as_of, out)
+        version = self._clock.version
+        loop_weights(
+            self._indptr, self._records, version, self._indices, time, self._weight, nodes, as_of, out
+        )
         return out
 
 
@@ -154,6 +173,8 @@ class Level:
         relations: edge type key -> relation.
         reads_self: whether the destinations' own previous states are read.
         own_below: where those come from; None means the raw features.
+        own_slots: where raw features of the node type are, on a live graph; None on a snapshot, where a
+            node's id is its row.
         descent: plans this level in one call, where it can.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed.
@@ -164,7 +185,7 @@ class Level:
         self,
         folder: Path,
         spec: ModelSpec,
-        graph: Graph,
+        graph: Graph | LiveView,
         level: int,
         node_type: str,
         table: Table | None,
@@ -181,6 +202,7 @@ class Level:
         self.source: RowSource | None = None
         self.port: RowSource | None = None
         self.own_below: Level | None = None
+        self.own_slots = live_nodes(graph, node_type)
         self.descent: Descent | None = None
         self.links: list[tuple[Relation, Level | None]] = []
         self.num_pending = 0
@@ -203,7 +225,8 @@ class Level:
             sampler = Sampler(
                 adjacency, fanout, spec.sampling, layer_key(spec.salt, level, key), spec.max_degree
             )
-            self.relations[key] = Relation(adjacency, sampler, stage)
+            sources = live_nodes(graph, adjacency.src)
+            self.relations[key] = Relation(adjacency, sampler, stage, sources)
         widths = {}
         if level > 0:
             below = spec.levels[level - 1]
@@ -249,6 +272,11 @@ class Level:
         if num_rows > self._raw.shape[0]:
             self._raw = np.empty((2 * num_rows, self._raw.shape[1]), np.float32)
         return self._raw[:num_rows]
+
+
+def live_nodes(graph: Graph | LiveView, node_type: str) -> LiveNodes | None:
+    """Nodes that can change, None where the graph is a snapshot."""
+    return graph.nodes[node_type] if isinstance(graph, LiveView) else None
 
 
 def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:

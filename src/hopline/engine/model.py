@@ -26,6 +26,8 @@ from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_
 from hopline.engine.table import Table
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
+from hopline.graph.extent import STILL
+from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -47,14 +49,23 @@ class TablePlan:
     """
 
     def __init__(
-        self, spec: ModelSpec, graph: Graph, memory_bytes: int, num_workers: int = 1, *, final: bool = False
+        self,
+        spec: ModelSpec,
+        graph: Graph | LiveView,
+        memory_bytes: int,
+        num_workers: int = 1,
+        *,
+        final: bool = False,
     ) -> None:
         self.num_workers = num_workers
         #: (level, node type) -> (num_nodes, dim, slots of each worker)
         self.tables: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._graph = graph if isinstance(graph, LiveView) else None
+        if self._graph is not None and not has_marks(spec, self._graph):
+            return
         top = spec.num_layers + 1 if final else spec.num_layers
         kept = [
-            (level, node_type, graph.nodes[node_type].num_nodes, stage.state_dim)
+            (level, node_type, graph.nodes[node_type].capacity, stage.state_dim)
             for level in range(top)
             for node_type, stage in sorted(spec.levels[level].items())
             if stage.file is not None
@@ -73,16 +84,38 @@ class TablePlan:
     def num_bytes(self) -> int:
         """Bytes of the arena that holds these tables."""
         return sum(
-            Table.num_bytes(num_nodes, dim, slots, self.num_workers)
+            Table.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
             for num_nodes, dim, slots in self.tables.values()
         )
 
     def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], Table]:
         """Create the tables in `arena`, for one worker."""
+        live = self._graph
         return {
-            key: Table(arena, num_nodes, dim, slots, worker, self.num_workers)
-            for key, (num_nodes, dim, slots) in self.tables.items()
+            (level, node_type): Table(
+                arena,
+                num_nodes,
+                dim,
+                slots,
+                worker,
+                self.num_workers,
+                None if live is None else live.nodes[node_type].marks[level],
+                STILL if live is None else live.clock,
+            )
+            for (level, node_type), (num_nodes, dim, slots) in self.tables.items()
         }
+
+
+def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
+    """Whether a live graph keeps account of what a model's kept rows depend on."""
+    plan = graph.memory.plan
+    reads_degrees = any(
+        entry.reduce in ("gcn", "gcn_noself")
+        for stages in spec.levels
+        for stage in stages.values()
+        for entry in stage.inputs
+    )
+    return spec.num_layers < plan.num_levels and (plan.reads_degrees or not reads_degrees)
 
 
 class Model:
@@ -112,7 +145,7 @@ class Model:
         self,
         folder: Path,
         spec: ModelSpec,
-        graph: Graph,
+        graph: Graph | LiveView,
         tables: Mapping[tuple[int, str], Table] | None = None,
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
@@ -127,7 +160,11 @@ class Model:
         self.watch = LapWatch()
         self.features: dict[str, FloatArray] = {
             # Narrow features are widened once, into memory of this process.
-            name: frozen(np.ascontiguousarray(nodes.features, np.float32))
+            name: frozen(
+                nodes.features.array
+                if isinstance(nodes, LiveNodes)
+                else np.ascontiguousarray(nodes.features, np.float32)
+            )
             for name, nodes in graph.nodes.items()
             if name not in self.sources
         }
@@ -265,7 +302,7 @@ class Model:
 def load_model(
     folder: Path,
     spec: ModelSpec,
-    graph: Graph,
+    graph: Graph | LiveView,
     tables: Mapping[tuple[int, str], Table] | None = None,
     threads: int = 1,
     sources: Mapping[str, RowSource] | None = None,

@@ -14,6 +14,11 @@ Eviction is SIEVE (Zhang et al., NSDI 2024): new rows enter at the head, a hand 
 spares the rows visited since it last passed and evicts the first one that was not.
 
 All zero bytes are a valid, empty table, so a fresh memfd needs no initialisation.
+
+On a live graph a row carries a *stamp*, the version that it was computed at, and the graph has *marks*: for
+each node the last version at which its state may have changed (graph/live/marks.py). A row holds for a
+reader at version V if mark <= stamp, so that nothing has happened since, and mark <= V, so that the reader
+is not before the change. Nobody has to be told to forget anything.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import numpy as np
 from numba import njit
 
 from hopline.arena import Arena, array_bytes
+from hopline.graph.extent import STILL, Clock
 from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -32,8 +38,13 @@ _LOOKUP_AHEAD = 16
 
 
 @njit(nogil=True, cache=True)
-def read_rows(index, tags, visited, rows, ids, out, missing):  # type: ignore[no-untyped-def]
-    """Copy present rows to out[i]; list positions of the others in `missing`; return how many."""
+def read_rows(index, tags, visited, rows, stamps, marks, version, ids, out, missing):  # type: ignore[no-untyped-def]
+    """Copy present rows to out[i]; list positions of the others in `missing`; return how many.
+
+    Args:
+        stamps: int64 [slots] and marks: int64 [N] of a live graph, read as of `version`; [0] otherwise.
+    """
+    live = marks.shape[0] > 0
     n, d = ids.shape[0], rows.shape[1]
     flat = rows.reshape(-1)
     per_line = LINE_BYTES // rows.itemsize
@@ -44,6 +55,8 @@ def read_rows(index, tags, visited, rows, ids, out, missing):  # type: ignore[no
     for i in range(n):
         if i + _LOOKUP_AHEAD < n:
             prefetch(index, ids[i + _LOOKUP_AHEAD])
+            if live:
+                prefetch(marks, ids[i + _LOOKUP_AHEAD])
         if i + _AHEAD < n:
             ahead = index[ids[i + _AHEAD]] - 1
             if ahead >= 0:
@@ -56,12 +69,14 @@ def read_rows(index, tags, visited, rows, ids, out, missing):  # type: ignore[no
             tag = tags[slot]
             if tag & _OWNER_MASK == ids[i] + 1:
                 acquire_fence()
+                mark = marks[ids[i]] if live else np.int64(0)
+                holds = not live or (mark <= stamps[slot] and mark <= version)
                 source = rows[slot]
                 target = out[i]
                 for c in range(d):
                     target[c] = source[c]
                 acquire_fence()
-                present = tags[slot] == tag
+                present = holds and tags[slot] == tag
         if present:
             visited[slot] = 1
         else:
@@ -71,17 +86,27 @@ def read_rows(index, tags, visited, rows, ids, out, missing):  # type: ignore[no
 
 
 @njit(nogil=True, cache=True)
-def _write(index, tags, visited, rows, ids, values, first, queue, links):  # type: ignore[no-untyped-def]
+def _write(  # type: ignore[no-untyped-def]
+    index, tags, visited, rows, stamps, marks, version, ids, values, first, queue, links
+):
     """Keep rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
+    live = marks.shape[0] > 0
     d = rows.shape[1]
     num_slots = links.shape[1]
     newer, older = links[0], links[1]  # towards the head, towards the tail
     for i in range(ids.shape[0]):
         v = ids[i]
         known = index[v] - 1
+        again = False
+        if live and marks[v] > version:
+            continue  # it has changed meanwhile
         if known >= 0 and tags[known] & _OWNER_MASK == v + 1:
-            continue  # another worker, or an earlier batch, was first
-        if queue[0] < num_slots:
+            if not live or stamps[known] >= marks[v]:
+                continue  # another worker, or an earlier batch, was first
+            again = known >= first and known < first + num_slots
+        if again:
+            s = known - first
+        elif queue[0] < num_slots:
             s = queue[0]
             queue[0] += 1
         else:
@@ -100,13 +125,14 @@ def _write(index, tags, visited, rows, ids, values, first, queue, links):  # typ
                 newer[older[s]] = newer[s]
             else:
                 queue[2] = newer[s]
-        older[s] = queue[1]
-        newer[s] = -1
-        if queue[1] >= 0:
-            newer[queue[1]] = s
-        else:
-            queue[2] = s
-        queue[1] = s
+        if not again:
+            older[s] = queue[1]
+            newer[s] = -1
+            if queue[1] >= 0:
+                newer[queue[1]] = s
+            else:
+                queue[2] = s
+            queue[1] = s
 
         slot = first + s
         counter = ((tags[slot] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)
@@ -116,6 +142,8 @@ def _write(index, tags, visited, rows, ids, values, first, queue, links):  # typ
         target = rows[slot]
         for c in range(d):
             target[c] = source[c]
+        if live:
+            stamps[slot] = version
         visited[slot] = 0
         release_fence()
         tags[slot] = (counter << _OWNER_BITS) | (v + 1)
@@ -137,10 +165,20 @@ class Table:
         dim: columns of a row.
         num_slots: rows kept by each worker at most.
         worker, num_workers: which partition this process writes.
+        marks: int64 [num_nodes] of a live graph, None for a snapshot.
+        clock: of the reader of a live graph.
     """
 
     def __init__(
-        self, arena: Arena, num_nodes: int, dim: int, num_slots: int, worker: int = 0, num_workers: int = 1
+        self,
+        arena: Arena,
+        num_nodes: int,
+        dim: int,
+        num_slots: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        marks: IdArray | None = None,
+        clock: Clock = STILL,
     ) -> None:
         total = num_slots * num_workers
         self.num_slots = num_slots
@@ -148,6 +186,9 @@ class Table:
         self._tags = arena.take((total,), np.int64)
         self._visited = arena.take((total,), np.uint8)
         self._rows = arena.take((total, dim), np.float32)
+        self._stamps = arena.take((total if marks is not None else 0,), np.int64)
+        self._marks = np.empty(0, np.int64) if marks is None else marks
+        self.clock = clock
         self._first = worker * num_slots
         self._queue = np.array([0, -1, -1, -1], np.int64)
         self._links = np.full((2, num_slots), -1, np.int32)
@@ -161,7 +202,7 @@ class Table:
         return 4 * dim + 8 + 1
 
     @staticmethod
-    def num_bytes(num_nodes: int, dim: int, num_slots: int, num_workers: int) -> int:
+    def num_bytes(num_nodes: int, dim: int, num_slots: int, num_workers: int, live: bool = False) -> int:
         """Bytes of the arena that a table takes."""
         total = num_slots * num_workers
         return (
@@ -169,6 +210,7 @@ class Table:
             + array_bytes((total,), np.int64)
             + array_bytes((total,), np.uint8)
             + array_bytes((total, dim), np.float32)
+            + array_bytes((total if live else 0,), np.int64)
         )
 
     def read(self, ids: IdArray, out: FloatArray) -> IdArray:
@@ -183,7 +225,7 @@ class Table:
         """
         if ids.shape[0] > self._missing.shape[0]:
             self._missing = np.empty(2 * ids.shape[0], np.int64)
-        absent = read_rows(self._index, self._tags, self._visited, self._rows, ids, out, self._missing)
+        absent = read_rows(*self.arrays, self.clock.version, ids, out, self._missing)
         self.num_misses += absent
         self.num_hits += ids.shape[0] - absent
         return self._missing[:absent]
@@ -191,10 +233,8 @@ class Table:
     def write(self, ids: IdArray, values: FloatArray) -> None:
         """Keep rows: values float32 [n, dim] of ids int64 [n]."""
         _write(
-            self._index,
-            self._tags,
-            self._visited,
-            self._rows,
+            *self.arrays,
+            self.clock.version,
             ids,
             values,
             self._first,
@@ -212,8 +252,8 @@ class Table:
 
     @property
     def arrays(self) -> tuple[AnyArray, ...]:
-        """(index, tags, visited, rows), as `read_rows` takes them."""
-        return self._index, self._tags, self._visited, self._rows
+        """(index, tags, visited, rows, stamps, marks), as `read_rows` takes them."""
+        return self._index, self._tags, self._visited, self._rows, self._stamps, self._marks
 
     @property
     def queue_arrays(self) -> tuple[AnyArray, AnyArray]:

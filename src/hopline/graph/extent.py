@@ -16,6 +16,24 @@ from hopline.types import IdArray
 START, DEGREE, SINCE, PREVIOUS = 0, 1, 2, 3
 NUM_COLUMNS = 4
 
+
+class Clock:
+    """The version that a reader has pinned, or had last.
+
+    Attributes:
+        version: an integer; nothing of later versions is seen.
+        told: what is known of it, as the live graph's memory has it.
+    """
+
+    __slots__ = ("told", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.told: list[int] = []
+
+
+#: Of a snapshot: it has one version.
+STILL = Clock()
 NO_RECORDS: IdArray = np.empty((0, NUM_COLUMNS), np.int64)
 NO_RECORDS.flags.writeable = False
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
 from hopline.graph.schema import edge_key
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -28,6 +29,11 @@ class Nodes:
     @property
     def num_nodes(self) -> int:
         """N."""
+        return len(self.features)
+
+    @property
+    def capacity(self) -> int:
+        """Ids are below this: N, since nothing is added."""
         return len(self.features)
 
 
@@ -76,6 +82,16 @@ class Adjacency:
         """In-degrees of destinations, int64 [n]."""
         ids = np.asarray(global_ids, np.int64)
         return self.indptr[ids + 1] - self.indptr[ids]
+
+    @property
+    def records(self) -> IdArray:
+        """None: lists lie where `indptr` says; see `extent.py`."""
+        return NO_RECORDS
+
+    @property
+    def clock(self) -> Clock:
+        """One that stands still."""
+        return STILL
 
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""

@@ -27,6 +27,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hopline.errors import ArtifactError
+from hopline.graph.extent import NUM_COLUMNS, extent
 from hopline.intrinsics import prefetch
 from hopline.types import AnyArray, IdArray
 
@@ -145,13 +146,28 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
 
 @njit(nogil=True, cache=True)
 def sample(  # type: ignore[no-untyped-def]
-    indptr, indices, time, cumweight, weight, nodes, fanout, mode, as_of, key, offsets, positions, neighbors
+    indptr,
+    records,
+    indices,
+    time,
+    cumweight,
+    weight,
+    nodes,
+    fanout,
+    mode,
+    version,
+    as_of,
+    key,
+    offsets,
+    positions,
+    neighbors,
 ):
     """Sample every node's in-neighbours.
 
     Args:
-        indptr: int64 [N+1]; indices: int32 or int64 [E]; time: int64 [E] or [0]; cumweight: float64
-            [E] or [0]; weight: float32 [E] or [0].
+        indptr, records, version: see `extent`.
+        indices: int32 or int64 [E]; time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight:
+            float32 [E] or [0].
         nodes: int64 [n] destination global ids.
         fanout: neighbours to take; -1 means all.
         mode: value of MODES. as_of: NO_CUT for none. key: layer_key(...).
@@ -163,6 +179,7 @@ def sample(  # type: ignore[no-untyped-def]
     """
     n = nodes.shape[0]
     cut = time.shape[0] > 0 and as_of != NO_CUT
+    live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
         prefetch(indptr, nodes[i])
     total = 0
@@ -171,8 +188,12 @@ def sample(  # type: ignore[no-untyped-def]
         if i + _AHEAD < n:
             prefetch(indptr, nodes[i + _AHEAD])
         v = nodes[i]
-        start = indptr[v]
-        degree = indptr[v + 1] - start
+        if live and i + _AHEAD // 2 < n:
+            ahead = indptr[nodes[i + _AHEAD // 2]]
+            if ahead >= 0:
+                prefetch(records, ahead * NUM_COLUMNS)
+        start, end = extent(indptr, records, version, v)
+        degree = end - start
         if cut:
             low, high = np.int64(0), degree
             while low < high:
@@ -217,11 +238,12 @@ def sample(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def count_edges(indptr, nodes, cap):  # type: ignore[no-untyped-def]
+def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untyped-def]
     """Upper bound of the edges that `sample` returns for these nodes; cap -1 means none."""
     total = 0
     for i in range(nodes.shape[0]):
-        degree = indptr[nodes[i] + 1] - indptr[nodes[i]]
+        start, end = extent(indptr, records, version, nodes[i])
+        degree = end - start
         total += degree if cap < 0 else min(degree, cap)
     return total
 
@@ -309,8 +331,11 @@ class Sampler:
         self.key = key
         self._mode = MODES[mode]
         self._indptr = frozen(adjacency.indptr)
+        self._records = frozen(adjacency.records)
+        self.clock = adjacency.clock
         self._arrays = (
             self._indptr,
+            self._records,
             frozen(adjacency.indices),
             frozen(_or_empty(adjacency.time, np.int64)),
             frozen(_or_empty(adjacency.cumweight, np.float64)),
@@ -319,14 +344,14 @@ class Sampler:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """(indptr, indices, time, cumweight, weight, fanout, mode), as `sample` takes them."""
+        """(indptr, records, indices, time, cumweight, weight, fanout, mode), as `sample` takes them."""
         return (*self._arrays, self.fanout, self._mode)
 
     def bound(self, nodes: IdArray) -> int:
         """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
         if self.fanout >= 0:
             return int(nodes.shape[0]) * self.fanout
-        return int(count_edges(self._indptr, nodes, -1))
+        return int(count_edges(self._indptr, self._records, self.clock.version, nodes, -1))
 
     def sample(self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT) -> Block:
         """Sample the in-neighbours of `nodes`.
@@ -345,6 +370,7 @@ class Sampler:
             nodes,
             self.fanout,
             self._mode,
+            self.clock.version,
             as_of,
             self.key,
             buffers.offsets,

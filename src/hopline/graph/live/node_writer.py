@@ -86,6 +86,7 @@ class NodeWriter:
 
     @property
     def filled(self) -> float:
-        """Share of the rows that is in use, 0 to 1."""
-        used = self._counters[rows.BUMP] - self._counters[rows.FREE]
-        return float(used / max(1, self.memory.rows.shape[0]))
+        """Share of the room for rows that were replaced, 0 to 1."""
+        count = len(self.ids)
+        replaced = self._counters[rows.BUMP] - self._counters[rows.FREE] - count
+        return float(replaced / max(1, self.memory.rows.shape[0] - count))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.graph.extent import degrees, extent
+from hopline.graph.extent import Clock, degrees, extent
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
 from hopline.graph.live.ids import LiveIds
@@ -30,21 +30,6 @@ from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
 from hopline.types import AnyArray, FloatArray, IdArray
-
-
-class Clock:
-    """The version that a reader has pinned, or had last.
-
-    Attributes:
-        version: an integer; nothing of later versions is seen.
-        told: what the memory's ring said of it.
-    """
-
-    __slots__ = ("told", "version")
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.told: list[int] = []
 
 
 class LiveRows:
@@ -258,8 +243,10 @@ class LiveView:
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of its arrays, where all room is used."""
-        parts = (*self.memory.nodes.values(), *self.memory.edges.values())
-        return sum(array.nbytes for part in parts for array in vars_of(part))
+        total = 0
+        for part in (*self.memory.nodes.values(), *self.memory.edges.values()):
+            total += sum(getattr(part, name).nbytes for name in part.__slots__)
+        return total
 
     def snapshot(self) -> Graph:
         """A copy of the pinned version that does not change any more."""
@@ -289,11 +276,6 @@ class LiveView:
             for name, schema in self.schema.node_types.items()
         }
         return GraphSchema(types, self.schema.edge_types)
-
-
-def vars_of(part: NodeMemory | EdgeMemory) -> list[AnyArray]:
-    """The arrays of a part of the memory."""
-    return [getattr(part, name) for name in part.__slots__]
 
 
 def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) -> Adjacency:

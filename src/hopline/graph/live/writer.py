@@ -179,8 +179,10 @@ class LiveWriter:
         else:
             self.memory.confirm(self._through_ms)
         oldest = self.memory.oldest_pin()
-        for writer in (*self._nodes.values(), *self._edges.values()):
-            writer.release(oldest)
+        for nodes in self._nodes.values():
+            nodes.release(oldest)
+        for edges in self._edges.values():
+            edges.release(oldest)
         self._published += 1
         if self._published % _LOOK_EVERY == 0:
             self.memory.release_dead()
