@@ -79,6 +79,21 @@ class TableConfig:
     memory_bytes: int = setting(
         256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0
     )
+    file: tuple[str, ...] = setting(
+        (), "final rows computed by `hopline batch`, looked up instead of computed; one file for each model"
+    )
+    stale: Literal["refuse", "compute", "serve"] = setting(
+        "refuse",
+        "a table file of another graph version: do not load the model, use none of its rows, or use them "
+        "and say so in answers (`stale_row`)",
+    )
+    ttl_s: float = setting(0.0, "rows of a table file that are older are computed; 0 is any age", minimum=0)
+    pin_bytes: int = setting(
+        0, "memory for rows of table files that shall never wait for a disk, in each worker", minimum=0
+    )
+    pin_file: Path | None = setting(
+        None, "external ids whose rows these are, one a line; needed where a file is larger than pin_bytes"
+    )
 
 
 @dataclass(frozen=True, slots=True)

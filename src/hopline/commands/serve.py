@@ -22,6 +22,13 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
     ] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Table file of `hopline batch`: its nodes are looked up; repeatable, one for each model.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks one.", show_default=False)] = None,
     grpc_port: Annotated[
@@ -45,6 +52,7 @@ def serve(
         "graph.path": graph,
         "models.repository": repository,
         "models.names": tuple(model) if model else None,
+        "table.file": tuple(map(str, table)) if table else None,
         "server.host": host,
         "server.http_port": port,
         "server.grpc_port": grpc_port,

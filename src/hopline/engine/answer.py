@@ -58,7 +58,7 @@ class Answerer:
         version: what answers call the model's version; "" takes the artifact's own.
 
     Attributes:
-        rows: final rows that need not be computed; may be replaced between batches.
+        rows: node type -> final rows that need not be computed; may be replaced between batches.
         row_counts: what became of the rows asked for, by outcome, while there are such.
     """
 
@@ -74,10 +74,10 @@ class Answerer:
         self.default_outputs = default_outputs
         self.max_inline_neighbors = max_inline_neighbors
         self._interner = Interner()
-        self.rows: FinalRows | None = None
+        self.rows: Mapping[str, FinalRows] = {}
         self.row_counts = no_counts()
         #: Of the batch under way.
-        self._rows: FinalRows | None = None
+        self._rows: Mapping[str, FinalRows] = {}
 
     def answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         """One outcome for each request, in order.
@@ -86,14 +86,14 @@ class Answerer:
             HoplineError: the batch failed as a whole.
         """
         rows = self._rows = self.rows
-        if rows is not None and rows.is_stale:
+        if rows and any(each.is_stale for each in rows.values()):
             # each alone: which of them has such rows in its answer is part of that
             return [self._answer_stale(request, rows) for request in requests]
         return self._answer(requests)
 
-    def _answer_stale(self, request: ScoreRequest, rows: FinalRows) -> Outcome:
+    def _answer_stale(self, request: ScoreRequest, rows: Mapping[str, FinalRows]) -> Outcome:
         """Answer with rows of another snapshot, and say so; without them where that is not wanted."""
-        self._rows = None if request.degraded == "refuse" else rows
+        self._rows = {} if request.degraded == "refuse" else rows
         before = self.row_counts[FOUND]
         (outcome,) = self._answer([request])
         if isinstance(outcome, ScoreResult) and self.row_counts[FOUND] > before:
@@ -174,8 +174,8 @@ class Answerer:
             except BadRequest:
                 return False
             known = ids[ids >= 0]
-            rows = self.rows
-            if rows is not None and rows.node_type == node_type and request.as_of is None:
+            rows = self.rows.get(node_type)
+            if rows is not None and request.as_of is None:
                 known = known[~rows.good(known)]
             wanted[node_type] = np.unique(np.concatenate([wanted.get(node_type, _NO_IDS), known]))
         self.model.supply(supply.overlays)
@@ -367,7 +367,7 @@ class Answerer:
         self, names: Sequence[str], node_type: str, ids: IdArray, as_of: int
     ) -> dict[str, AnyArray]:
         """Outputs of nodes, one row for each id: looked up where that can be, computed where not."""
-        rows = self._rows
+        rows = self._rows.get(node_type)
         if rows is None or as_of != NO_CUT or not ids.shape[0]:
             return self._computed(names, node_type, ids, as_of)
         good = rows.good(ids, self.row_counts)
@@ -393,26 +393,24 @@ class Answerer:
     def _states(
         self, wanted: dict[str, IdArray], as_of: int
     ) -> tuple[dict[str, FloatArray], dict[str, IdArray | None]]:
-        """As `_distinct_states`; of the type that there are rows of, those are looked up."""
-        rows = self._rows
-        if rows is None or as_of != NO_CUT or rows.node_type not in wanted:
+        """As `_distinct_states`; rows that need not be computed are looked up."""
+        if not self._rows or as_of != NO_CUT:
             return self._distinct_states(wanted, as_of)
-        ids = wanted[rows.node_type]
-        good = rows.good(ids, self.row_counts)
-        missing = ids[~good]
+        good = {t: self._rows[t].good(ids, self.row_counts) for t, ids in wanted.items() if t in self._rows}
+        left = {t: ids[~good[t]] if t in good else ids for t, ids in wanted.items()}
+        left = {t: ids for t, ids in left.items() if ids.shape[0]}
         states: dict[str, FloatArray] = {}
         numbers: dict[str, IdArray | None] = {}
-        left = {name: missing if name == rows.node_type else each for name, each in wanted.items()}
-        if not missing.shape[0]:
-            del left[rows.node_type]
         if left:
             states, numbers = self._distinct_states(left, as_of)
-        own = np.empty((ids.shape[0], rows.state_dim), np.float32)
-        own[good] = rows.states(ids[good])
-        if missing.shape[0]:
-            computed, numbered = states[rows.node_type], numbers[rows.node_type]
-            own[~good] = computed if numbered is None else computed[numbered]
-        states[rows.node_type], numbers[rows.node_type] = own, None
+        for t, held in good.items():
+            rows = self._rows[t]
+            own = np.empty((held.shape[0], rows.state_dim), np.float32)
+            own[held] = rows.states(wanted[t][held])
+            if t in left:
+                numbered = numbers[t]
+                own[~held] = states[t] if numbered is None else states[t][numbered]
+            states[t], numbers[t] = own, None
         return states, numbers
 
     def _distinct_states(

@@ -133,8 +133,12 @@ class FinalRows:
         found: FloatArray = self._state[ids]
         return found
 
-    def outputs(self, names: Sequence[str], ids: IdArray) -> dict[str, AnyArray]:
-        """Named outputs of rows that are good, as `Model.outputs` would have them; for node heads."""
+    def outputs(self, names: Sequence[str], ids: IdArray | slice) -> dict[str, AnyArray]:
+        """Named outputs of rows that are good, as `Model.outputs` would have them; for node heads.
+
+        Args:
+            ids: int64 [n], or the rows' range.
+        """
         assert self._has_head
         a, b = self._embedding
         states = self._state[ids, a:b] if "embedding" in names else self._state[:0]

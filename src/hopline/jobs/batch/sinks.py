@@ -10,9 +10,10 @@ from hopline.jobs.batch.sink import Sink
 #: Scheme -> "module:attribute" of a function from the address to a sink.
 SINKS = {
     "npy": "hopline.jobs.batch.npy:from_address",
+    "table": "hopline.jobs.batch.table_sink:from_address",
 }
 #: File ending -> scheme, for addresses that are paths.
-ENDINGS: dict[str, str] = {}
+ENDINGS: dict[str, str] = {".table": "table"}
 
 
 def scheme_of(address: str) -> str:

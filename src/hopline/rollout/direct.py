@@ -1,0 +1,239 @@
+"""Answers that are looked up as a whole, in the turn of the event loop in which they are asked for.
+
+A request for rows that a table file has takes a few microseconds: less than a queue, a prediction of its
+cost and a batch would take. It goes past them, and waits behind nobody. What is not wholly a look-up (an
+unknown, new or changed node, an inline node, a time cut) goes the ordinary way, where the rows that the
+table has are looked up all the same.
+
+A row that is not in memory would stop the loop until the disk has it. Such a request waits for a thread
+that reads it, and then goes on as the others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from hopline.engine.answer import STALE
+from hopline.engine.ego import EgoModel
+from hopline.engine.final_rows import FOUND, FinalRows, no_counts
+from hopline.engine.model import Model
+from hopline.engine.table_file.header import Section
+from hopline.errors import BadRequest, DeadlineExceeded, HoplineError
+from hopline.types import IdArray, ScoreRequest, ScoreResult
+
+#: Nodes of the largest request that is answered so; larger ones are batches by themselves.
+MAX_NODES = 256
+
+
+class Cold:
+    """What a disk has to be asked for before a request can be answered without waiting.
+
+    Attributes:
+        parts: (table, sections, global ids) each.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[tuple[FinalRows, tuple[Section, ...], IdArray]]) -> None:
+        self.parts = parts
+
+    def bring(self) -> None:
+        """Read it; for a thread."""
+        for rows, sections, ids in self.parts:
+            rows.residency.bring(sections, ids)
+
+
+class DirectAnswers:
+    """Args:
+    tables: node type -> rows.
+    model: what they are rows of.
+    name, version: as answers have them.
+    default_outputs, output_names: of the model.
+
+    Attributes:
+        counts: rows by outcome.
+        seconds: of the answers since they were last taken.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, FinalRows],
+        model: Model | EgoModel,
+        name: str,
+        version: str,
+        default_outputs: tuple[str, ...],
+        output_names: tuple[str, ...],
+    ) -> None:
+        self.counts = no_counts()
+        self.seconds: list[float] = []
+        self._tables = tables
+        graph: Any = model.graph
+        self._live: Any = None
+        if getattr(graph, "is_live", False):  # what computes pins versions of its own, maybe on a thread
+            graph = self._live = graph.another()
+        self._graph = graph
+        head = model.spec.head
+        self._is_link = head.kind == "link"
+        self._types = (head.node_type, head.dst_node_type or head.node_type)
+        self._rows = tables.get(head.node_type)
+        self._index = graph.nodes[head.node_type].ids
+        self._name = name
+        self._version = version
+        self._default_outputs = default_outputs
+        self._output_names = frozenset(output_names)
+
+    def answer(self, request: ScoreRequest, now: float) -> ScoreResult | Cold | None:
+        """The answer; `Cold` where a disk has to be asked for rows of it; None where it is not wholly a
+        look-up.
+
+        Args:
+            request: of present, known nodes or of pairs of them, as far as can be seen.
+            now: seconds, as of time.perf_counter().
+        """
+        if self._live is None:
+            return self._answer(request, now)
+        with self._live:
+            return self._answer(request, now)
+
+    def close(self) -> None:
+        """No more answers."""
+        if self._live is not None:
+            self._live.close()
+
+    def _answer(self, request: ScoreRequest, now: float) -> ScoreResult | Cold | None:
+        try:
+            if self._is_link:
+                return None if request.pairs is None else self._cold_pairs(request.pairs, now)
+            if request.pairs is not None or not len(request.nodes):
+                return None
+            ids = self._index.lookup(request.nodes)
+        except BadRequest:
+            return None  # told in the same words as ever
+        rows, names = self._rows, request.outputs or self._default_outputs
+        if rows is None or (request.outputs and not self._output_names.issuperset(names)):
+            return None
+        if rows.is_stale and request.degraded == "refuse":
+            return None
+        key: IdArray | slice
+        if ids.shape[0] == 1:
+            row = int(ids[0])
+            if not 0 <= row < rows.num_rows:
+                return None
+            sections = rows.sections(names)
+            if not rows.residency.near_row(sections, row, now):
+                return Cold([(rows, sections, ids)])
+            if not rows.holds(row):
+                return None
+            key = slice(row, row + 1)
+        else:
+            cold = self._cold(rows, rows.sections(names), ids, now)
+            if cold is not None:
+                return Cold([cold])
+            if ids.shape[0] > MAX_NODES or ids.min() < 0 or not rows.good(ids).all():
+                return None
+            key = ids
+        self.counts[FOUND] += ids.shape[0]
+        return ScoreResult(
+            self._name,
+            self._version,
+            self._graph.version,
+            rows.outputs(names, key),
+            None,
+            STALE if rows.is_stale else (),
+        )
+
+    def _cold_pairs(self, pairs: Sequence[Any], now: float) -> Cold | None:
+        """Pairs are for the head to compute; what it needs of the disk is brought before."""
+        found = []
+        for node_type, external in zip(self._types, pairs, strict=False):
+            rows = self._tables.get(node_type)
+            if rows is not None and len(external):
+                ids = self._graph.nodes[node_type].ids.lookup(external)
+                cold = self._cold(rows, rows.sections(("embedding",)), ids, now)
+                if cold is not None:
+                    found.append(cold)
+        return Cold(found) if found else None
+
+    @staticmethod
+    def _cold(
+        rows: FinalRows, sections: tuple[Section, ...], ids: IdArray, now: float
+    ) -> tuple[FinalRows, tuple[Section, ...], IdArray] | None:
+        """Ids that the table has, where some of their rows are not in memory."""
+        if rows.residency.is_locked:
+            return None
+        held = ids[(ids >= 0) & (ids < rows.num_rows)]
+        if not held.shape[0] or rows.residency.near_rows(sections, held, now):
+            return None
+        return rows, sections, held
+
+
+class Bringing:
+    """The ticket of a request whose rows a thread reads from the disk.
+
+    Args:
+        cold: what to read.
+        deadline: on time.monotonic()'s clock.
+        executor: has the thread.
+        again: is called on the loop when the rows are there; gives the ticket to go on with, or None.
+        expired: is called instead, with the error, once the deadline has passed.
+        cancelled: is called when the request is withdrawn.
+    """
+
+    def __init__(
+        self,
+        cold: Cold,
+        deadline: float,
+        executor: Executor | None,
+        again: Callable[[], Any],
+        expired: Callable[[HoplineError], object],
+        cancelled: Callable[[], object],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._again = again
+        self._expired = expired
+        self._cancelled = cancelled
+        self._is_open = True
+        #: Of the ordinary way, once it goes on there.
+        self._next: Any = None
+        self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+        loop.run_in_executor(executor, cold.bring).add_done_callback(self._brought)
+
+    def cancel(self) -> None:
+        """Withdraw the request."""
+        if self._is_open:
+            self._close()
+            self._cancelled()
+        elif self._next is not None:
+            self._next.cancel()
+
+    def _brought(self, done: asyncio.Future[None]) -> None:
+        if self._is_open:
+            self._close()
+            self._next = self._again()
+
+    def _expire(self) -> None:
+        if self._is_open:
+            self._close()
+            self._expired(
+                DeadlineExceeded("the request's deadline passed while its rows were read from the disk")
+            )
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._timer.cancel()
+
+
+class Answered:
+    """The ticket of a request that has its outcome already."""
+
+    __slots__ = ()
+
+    def cancel(self) -> None:
+        """Too late."""
+
+
+ANSWERED: Final = Answered()

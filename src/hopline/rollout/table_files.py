@@ -1,0 +1,171 @@
+"""Which table files belong to a version, and whether they may be used: about this artifact, this graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.artifact import ModelSpec
+from hopline.config import TableConfig
+from hopline.engine.final_rows import FinalRows, Unchanged
+from hopline.engine.table_file import TableFile, model_hash
+from hopline.engine.table_file.header import TablePlan
+from hopline.engine.table_file.identity import hashes_of_nodes
+from hopline.engine.table_file.reader import read_header
+from hopline.errors import ConfigError, TableFileError
+from hopline.types import IdArray
+
+log = logging.getLogger(__name__)
+
+
+def check_named(files: Sequence[str], models: Sequence[str]) -> None:
+    """That each file is there, and about a model that is served.
+
+    Raises:
+        ConfigError: it is about none of them, or cannot be opened.
+    """
+    for name in files:
+        try:
+            plan = read_header(Path(name)).plan
+        except TableFileError as error:
+            raise ConfigError(f"table.file: {error}") from None
+        if plan.model not in models:
+            raise ConfigError(
+                f"table.file: {name} is about model {plan.model!r}, which is not served; served are "
+                f"{', '.join(models)}"
+            )
+
+
+def tables_of(
+    files: Sequence[Path], folder: Path, spec: ModelSpec, graph: Any, settings: TableConfig
+) -> dict[str, FinalRows]:
+    """The tables that a version reads: node type -> rows.
+
+    Args:
+        files: of any models.
+        folder: of the artifact.
+        graph: that it answers about, a snapshot or a live view.
+
+    Raises:
+        TableFileError: a file of this model and version that does not fit, and what differs.
+    """
+    found: dict[str, FinalRows] = {}
+    misfits: list[str] = []
+    own_hash = model_hash(folder) if files else ""
+    for path in files:
+        file = TableFile.open(path)
+        plan = file.header.plan
+        if plan.model != spec.name:
+            continue
+        if plan.version != spec.version:
+            log.warning("%s is about %s/%s; not used for %s", path, plan.model, plan.version, spec.version)
+            continue
+        if plan.model_hash != own_hash:
+            raise TableFileError(
+                f"{path} was computed by {plan.model}/{plan.version} with artifact "
+                f"{plan.model_hash[:12]}…; the one that is loaded is {own_hash[:12]}…: run "
+                "`hopline batch` with it"
+            )
+        _check_shape(path, plan, spec, graph)
+        rows, misfit = _fitted(path, file, spec, graph, settings)
+        if rows is not None:
+            found[plan.node_type] = rows
+        else:
+            misfits.append(misfit)
+    missing = [each for each in misfits if each]
+    if missing and not found:
+        raise TableFileError(missing[0])
+    return found
+
+
+def _check_shape(path: Path, plan: TablePlan, spec: ModelSpec, graph: Any) -> None:
+    head = spec.head
+    types = (
+        [head.node_type] if head.kind == "node" else [head.node_type, head.dst_node_type or head.node_type]
+    )
+    if plan.node_type not in types:
+        raise TableFileError(
+            f"{path} has rows of {plan.node_type!r}; {spec.name} answers about {' and '.join(types)}"
+        )
+    if spec.runtime == "torch":
+        wanted = (head.output_dim, 0)
+    else:
+        wanted = (
+            spec.levels[-1][plan.node_type].state_dim,
+            head.output_dim if head.kind == "node" and head.file is not None else 0,
+        )
+    if (plan.state_dim, plan.output_dim) != wanted:
+        raise TableFileError(
+            f"{path} has states of {plan.state_dim} and logits of {plan.output_dim} columns; {spec.name} "
+            f"has {wanted[0]} and {wanted[1]}"
+        )
+    sampled = any(fanout >= 0 for fanouts in spec.fanouts.values() for fanout in fanouts)
+    if plan.exact and (sampled or spec.max_degree is not None):
+        raise TableFileError(
+            f"{path} was computed over all neighbours, {spec.name} samples them: known and new nodes would "
+            "be answered by two measures; run `hopline batch` with the model's fanouts"
+        )
+
+
+def _fitted(
+    path: Path, file: TableFile, spec: ModelSpec, graph: Any, settings: TableConfig
+) -> tuple[FinalRows | None, str]:
+    """The rows, or why there are none ("" where that is wanted so)."""
+    plan = file.header.plan
+    ttl_s = settings.ttl_s
+    fits, unchanged = _same_graph(plan, spec, graph)
+    if fits:
+        return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
+    differ = f"{path} was computed on graph {plan.graph_version}; {spec.name} is served on {graph.version}"
+    if settings.stale == "compute":
+        log.warning("%s: every answer is computed (table.stale)", differ)
+        return None, ""
+    if settings.stale == "refuse":
+        return None, (
+            f'{differ}: run `hopline batch` on that; or table.stale = "compute" uses none of its rows, and '
+            '"serve" all of them, with answers that say so'
+        )
+    known = _known_rows(file, graph)
+    num_known = int(np.count_nonzero(known))
+    if plan.num_nodes and not num_known:
+        return None, f"{differ}, and its rows cannot be told there: it was written without external ids"
+    log.warning("%s: %d of its rows are served, labelled stale_row", differ, num_known)
+    return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
+
+
+def _same_graph(plan: TablePlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:
+    """Whether rows of a table hold on a graph, but for those that the second result says have changed."""
+    if not getattr(graph, "is_live", False):
+        return plan.graph_version == graph.version, None
+    lineage, _, sequence = plan.graph_version.partition("+")
+    live, since = graph.memory.plan, int(sequence or 0)
+    # What changed before its memory was filled, a live graph does not know.
+    if lineage != live.lineage or since < live.sequence:
+        return False, None
+    marks = graph.nodes[plan.node_type].marks[spec.num_layers]
+
+    def unchanged(ids: IdArray) -> NDArray[np.bool_]:
+        held: NDArray[np.bool_] = marks[ids] <= since
+        return held
+
+    return True, unchanged
+
+
+def _known_rows(file: TableFile, graph: Any) -> NDArray[np.bool_]:
+    """Which rows are about the node that has the same number in another graph: bool [N]."""
+    plan = file.header.plan
+    nodes = graph.nodes[plan.node_type]
+    count = min(plan.num_nodes, nodes.num_nodes)
+    known = np.zeros(plan.num_nodes, np.bool_)
+    known[:count] = file.ids[:count] == hashes_of_nodes(nodes.ids, count)
+    return known
+
+
+def replaced(tables: Mapping[str, FinalRows]) -> bool:
+    """Whether one of the files has a successor under its path."""
+    return any(rows.file.is_replaced() for rows in tables.values())
