@@ -1,0 +1,162 @@
+"""Holds rows against a graph's schema: what can be a change becomes one, all else is refused with a reason.
+
+Knows the schema; whether a node is there is known to the writer only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
+from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
+from hopline.types import AnyArray, FloatArray, IdArray
+
+_INT64 = np.iinfo(np.int64)
+
+
+def edge_changes(
+    rows: EdgeRows, schema: EdgeTypeSchema, graph: GraphSchema, refusals: Refusals
+) -> EdgeChanges:
+    """Changes of one edge type; rows that are refused stay in, with anything as their values."""
+    what = f"edge type {schema.key!r}"
+    numbers, adds = rows.numbers, ~rows.remove
+    src = ids(rows.src, numbers, graph.node_types[schema.src].id_kind, "src", refusals)
+    dst = ids(rows.dst, numbers, graph.node_types[schema.dst].id_kind, "dst", refusals)
+
+    time, has_time = None, None
+    if schema.has_time:
+        time, has_time = _time(rows, adds, what, refusals)
+    elif rows.time is not None:
+        _foreign(rows.time, numbers, f"{what} has no times; this event has one", refusals)
+
+    weight: FloatArray | None = None
+    if schema.has_weight:
+        weight = _weight(rows, adds, what, refusals)
+    elif rows.weight is not None:
+        _foreign(_of(rows.weight, adds), numbers, f"{what} has no weights; this event has one", refusals)
+
+    attr: FloatArray | None = None
+    if schema.attr_dim:
+        attr = _vectors(rows.attr, len(numbers), schema.attr_dim)
+        lacks = adds if rows.attr is None else adds & rows.attr.absent()
+        refusals.add_all(
+            numbers[lacks], "no_attr", f"{what}: an added edge needs attr, {schema.attr_dim} numbers"
+        )
+        _finite(attr, adds, numbers, f"{what}: attr", refusals)
+    return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr)
+
+
+def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Refusals) -> NodeChanges:
+    """Changes of one node type; as `edge_changes`."""
+    what = f"node type {name!r}"
+    numbers = rows.numbers
+    features = _vectors(rows.features, len(numbers), schema.feature_dim)
+    if schema.feature_dim:
+        lacks = np.ones(len(numbers), np.bool_) if rows.features is None else rows.features.absent()
+        refusals.add_all(
+            numbers[lacks], "bad_shape", f"{what}: no features; {schema.feature_dim} numbers are right"
+        )
+        _finite(features, None, numbers, f"{what}: features", refusals)
+    else:
+        refusals.add_all(
+            numbers[~rows.add], "schema_changed", f"{what} has no features; there is nothing to set"
+        )
+    return NodeChanges(
+        ids(rows.ids, numbers, schema.id_kind, "node", refusals), rows.add, features, numbers
+    )
+
+
+def ids(
+    values: IdArray | Sequence[Any], numbers: IdArray, kind: IdKind, what: str, refusals: Refusals
+) -> Ids:
+    """The ids as int64 [n] or n strings; those of another kind are refused as `bad_id`."""
+    if isinstance(values, np.ndarray):
+        if kind == "string":
+            refusals.add_all(numbers, "bad_id", f"{what} is an integer; ids are strings here")
+            return [""] * len(values)
+        return values
+    wanted = str if kind == "string" else int
+    if set(map(type, values)) == {wanted}:
+        if kind == "string":
+            return values
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass  # below, one by one
+    kept: list[Any] = []
+    for number, value in zip(numbers.tolist(), values, strict=True):
+        fits = type(value) is wanted and (wanted is str or _INT64.min <= int(value) <= _INT64.max)
+        if not fits:
+            refusals.add(number, "bad_id", _bad_id(value, kind, what))
+        kept.append(value if fits else wanted())
+    return kept if kind == "string" else np.array(kept, np.int64)
+
+
+def _bad_id(value: Any, kind: IdKind, what: str) -> str:
+    if value is None:
+        return f"{what} is missing"
+    if kind == "string":
+        return f"{what} {value!r} is an integer; ids are strings here"
+    if isinstance(value, str):
+        return f"{what} {value[:60]!r} is a string; ids are integers here"
+    return f"{what} {value} does not fit into a signed 64-bit integer"
+
+
+def _time(
+    rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusals
+) -> tuple[IdArray, NDArray[np.bool_] | None]:
+    numbers = rows.numbers
+    if rows.time is None:
+        refusals.add_all(numbers[adds], "no_time", f"{what}: an added edge needs a time")
+        return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
+    if rows.time.present is None:
+        return rows.time.values, None
+    refusals.add_all(numbers[adds & ~rows.time.present], "no_time", f"{what}: an added edge needs a time")
+    return rows.time.values, rows.time.present
+
+
+def _weight(rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusals) -> FloatArray:
+    numbers, column = rows.numbers, rows.weight
+    if column is None:
+        refusals.add_all(numbers[adds], "no_weight", f"{what}: an added edge needs a weight")
+        return np.zeros(len(numbers), np.float32)
+    refusals.add_all(numbers[adds & column.absent()], "no_weight", f"{what}: an added edge needs a weight")
+    with np.errstate(over="ignore"):
+        weight = column.values.astype(np.float32)
+    _finite(weight, adds, numbers, f"{what}: weight", refusals)
+    for row in np.flatnonzero(adds & (weight < 0)).tolist():
+        refusals.add(
+            int(numbers[row]),
+            "not_finite",
+            f"{what}: weight {weight[row]} is negative; weights are finite and >= 0",
+        )
+    return weight
+
+
+def _vectors(column: Column | None, rows: int, dim: int) -> FloatArray:
+    return np.zeros((rows, dim), np.float32) if column is None else column.values
+
+
+def _finite(
+    values: AnyArray, about: NDArray[np.bool_] | None, numbers: IdArray, what: str, refusals: Refusals
+) -> None:
+    finite = np.isfinite(values)
+    if finite.all():
+        return
+    bad = ~finite if values.ndim == 1 else ~finite.all(axis=1)
+    if about is not None:
+        bad &= about
+    refusals.add_all(numbers[bad], "not_finite", f"{what} is NaN, infinite or too large for a 32-bit float")
+
+
+def _of(column: Column, about: NDArray[np.bool_]) -> Column:
+    return Column(column.values, about if column.present is None else about & column.present)
+
+
+def _foreign(column: Column, numbers: IdArray, reason: str, refusals: Refusals) -> None:
+    refusals.add_all(numbers[~column.absent()], "schema_changed", reason)

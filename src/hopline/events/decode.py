@@ -1,0 +1,412 @@
+"""From payloads to one batch of changes, and whatever of them cannot be one.
+
+One bad event never takes others with it: it is refused by itself, with a code and a reason. Refusals are
+those of `hopline.graph.live.changes.Rejected`, and
+
+    malformed        not JSON, not Arrow, or not an event
+    schema_changed   features, attributes, times, weights or columns that are not this graph's
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.events import arrow_rows, checks, json_rows, parts, wire
+from hopline.events.rows import Refusals
+from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
+from hopline.graph.schema import GraphSchema
+from hopline.types import IdArray
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+#: The year 9999; a time after it is in another unit.
+_LATEST_MS = 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An event, or a whole payload, that is no change of this graph.
+
+    Attributes:
+        payload: which one.
+        index: of the event in it; -1 for all of it.
+        event_id: "" where it has none or cannot be read.
+    """
+
+    payload: int
+    index: int
+    code: str
+    reason: str
+    event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """What payloads held.
+
+    Attributes:
+        changes: all events that can be applied, in order. `event_time_ms` is 0 where nobody told.
+        payload: int64 [num_events], which payload each came from; index: int64 [num_events], which event
+            of it.
+        refused: the others.
+    """
+
+    changes: Changes
+    payload: IdArray
+    index: IdArray
+    refused: Sequence[Refused]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Neighbouring payloads of one format.
+
+    Attributes:
+        ids, times: one for each event; payload, index: where it is from.
+    """
+
+    ids: list[str]
+    times: IdArray
+    payload: IdArray
+    index: IdArray
+    edges: dict[str, EdgeChanges]
+    nodes: dict[str, NodeChanges]
+
+
+class Decoder:
+    """Reads events of one graph.
+
+    Args:
+        schema: the graph's.
+    """
+
+    def __init__(self, schema: GraphSchema) -> None:
+        self._schema = schema
+        self._edge_types = tuple(schema.edge_types)
+        self._node_types = tuple(schema.node_types)
+
+    def decode(self, payloads: Sequence[bytes], sent_ms: Sequence[int] = ()) -> Decoded:
+        """Read payloads, each one event, a list, one a line, or an Arrow IPC stream.
+
+        Args:
+            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown.
+        """
+        refusals, refused = Refusals(), list[Refused]()
+        segments: list[_Segment] = []
+        count = 0
+        for is_arrow, group in groupby(enumerate(payloads), key=_is_arrow):
+            read = self._arrow if is_arrow else self._json
+            for segment in read(list(group), count, refusals, refused):
+                segments.append(segment)
+                count += len(segment.ids)
+        return _joined(segments, count, refusals, refused, sent_ms)
+
+    def _json(
+        self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
+    ) -> list[_Segment]:
+        events: list[Any] = []
+        origin: list[int] = []
+        index: list[int] = []
+        read = wire.read_any
+        for at, payload in payloads:
+            try:
+                found = read(payload)
+            except wire.UNREADABLE:
+                self._one_by_one(at, payload, events, origin, index, refused)
+                continue
+            if type(found) is list:
+                events += found
+                origin += [at] * len(found)
+                index += range(len(found))
+            else:
+                events.append(found)
+                origin.append(at)
+                index.append(0)
+        numbers = np.arange(first, first + len(events), dtype=np.int64)
+        edges, nodes = self._json_changes(events, numbers, refusals)
+        return [
+            _Segment(
+                _texts([event.id for event in events]),
+                _times([event.at for event in events], numbers, refusals),
+                np.array(origin, np.int64),
+                np.array(index, np.int64),
+                edges,
+                nodes,
+            )
+        ]
+
+    def _one_by_one(
+        self,
+        at: int,
+        payload: bytes,
+        events: list[Any],
+        origin: list[int],
+        index: list[int],
+        refused: list[Refused],
+    ) -> None:
+        texts = wire.split(payload)
+        if isinstance(texts, str):
+            refused.append(Refused(at, -1, "malformed", texts))
+            return
+        for place, text in enumerate(texts):
+            event = wire.read_event(text)
+            if isinstance(event, str):
+                refused.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
+                continue
+            events.append(event)
+            origin.append(at)
+            index.append(place)
+
+    def _json_changes(
+        self, events: list[Any], numbers: IdArray, refusals: Refusals
+    ) -> tuple[dict[str, EdgeChanges], dict[str, NodeChanges]]:
+        schema = self._schema
+        edges: dict[str, EdgeChanges] = {}
+        nodes: dict[str, NodeChanges] = {}
+        kinds = set(map(type, events))
+        of_edges, of_nodes = (
+            kinds & {wire.AddEdge, wire.RemoveEdge},
+            kinds & {wire.AddNode, wire.SetFeatures},
+        )
+        if of_edges:
+            some, their = (events, numbers) if not of_nodes else _of(events, numbers, of_edges)
+            for name, group, places in _grouped([event.edge_type for event in some], some, their):
+                key = _type_of(name, self._edge_types, "edge type", places, refusals)
+                if key is not None:
+                    kind = schema.edge_types[key]
+                    rows = json_rows.edge_rows(group, places, kind, refusals)
+                    part = checks.edge_changes(rows, kind, schema, refusals)
+                    edges[key] = parts.merge([edges[key], part]) if key in edges else part
+        if of_nodes:
+            some, their = (events, numbers) if not of_edges else _of(events, numbers, of_nodes)
+            for name, group, places in _grouped([event.node_type for event in some], some, their):
+                key = _type_of(name, self._node_types, "node type", places, refusals)
+                if key is not None:
+                    node = schema.node_types[key]
+                    row = json_rows.node_rows(group, places, key, node, refusals)
+                    added = checks.node_changes(row, key, node, refusals)
+                    nodes[key] = parts.merge([nodes[key], added]) if key in nodes else added
+        return edges, nodes
+
+    def _arrow(
+        self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
+    ) -> list[_Segment]:
+        alike: list[tuple[int, Any]] = []  # small messages of one schema are read as one table
+        segments: list[_Segment] = []
+
+        def read_alike() -> None:
+            nonlocal first
+            if alike:
+                segments.append(self._table(alike, first, refusals))
+                first += len(segments[-1].ids)
+                alike.clear()
+
+        for at, payload in payloads:
+            table = arrow_rows.read_table(payload)
+            if isinstance(table, str):
+                refused.append(Refused(at, -1, "malformed", table))
+                continue
+            if not alike or not table.schema.equals(alike[-1][1].schema):
+                foreign = arrow_rows.foreign_schema(table, self._schema)
+                if foreign:
+                    refused.append(Refused(at, -1, "schema_changed", foreign))
+                    continue
+                read_alike()
+            alike.append((at, table))
+        read_alike()
+        return segments
+
+    def _table(self, alike: list[tuple[int, Any]], first: int, refusals: Refusals) -> _Segment:
+        schema = self._schema
+        table = arrow_rows.Table([each for _, each in alike])
+        lengths = [each.num_rows for _, each in alike]
+        numbers = np.arange(first, first + len(table), dtype=np.int64)
+        refusals.add_all(
+            numbers[table.ops < 0],
+            "malformed",
+            f"no op, or an unknown one; known are {', '.join(wire.OPS)}",
+        )
+        edges: dict[str, EdgeChanges] = {}
+        nodes: dict[str, NodeChanges] = {}
+        for rows, key in _typed(
+            table, (table.ops == 0) | (table.ops == 1), "edge_type", self._edge_types, numbers, refusals
+        ):
+            kind = schema.edge_types[key]
+            part = table.edge_rows(rows, first, kind, refusals)
+            edges[key] = checks.edge_changes(part, kind, schema, refusals)
+        for rows, key in _typed(table, table.ops >= 2, "node_type", self._node_types, numbers, refusals):
+            node = schema.node_types[key]
+            row = table.node_rows(rows, first, key, node, refusals)
+            nodes[key] = checks.node_changes(row, key, node, refusals)
+        times = np.full(len(table), -1, np.int64)
+        told = table.times_ms()
+        if told is not None:
+            bad = ~told.absent() & ((told.values < 0) | (told.values > _LATEST_MS))
+            refusals.add_all(numbers[bad], "malformed", "at is no time in ms since 1970")
+            times = np.where(told.absent(), -1, told.values)
+        return _Segment(
+            table.strings("id"),
+            times,
+            np.repeat(np.array([at for at, _ in alike], np.int64), lengths),
+            np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
+            edges,
+            nodes,
+        )
+
+
+def original(payload: bytes, index: int) -> bytes:
+    """One event of a payload as it was sent: its JSON, or an Arrow stream of its row.
+
+    Args:
+        index: as in `Refused`; -1 is the payload itself.
+    """
+    if index < 0:
+        return payload
+    if payload.startswith(arrow_rows.MAGIC):
+        import pyarrow as pa
+
+        row = arrow_rows.read_table(payload).slice(index, 1)
+        out = io.BytesIO()
+        with pa.ipc.new_stream(out, row.schema) as writer:
+            writer.write_table(row)
+        return out.getvalue()
+    texts = wire.split(payload)
+    return payload if isinstance(texts, str) else texts[index]
+
+
+def _is_arrow(item: tuple[int, bytes]) -> bool:
+    return item[1].startswith(arrow_rows.MAGIC)
+
+
+def _of(events: list[Any], numbers: IdArray, kinds: set[Any]) -> tuple[list[Any], IdArray]:
+    wanted = [type(event) in kinds for event in events]
+    return [event for event, yes in zip(events, wanted, strict=True) if yes], numbers[np.array(wanted)]
+
+
+def _grouped(
+    names: list[str | None], events: list[Any], numbers: IdArray
+) -> list[tuple[str | None, list[Any], IdArray]]:
+    """Events by the type that they name."""
+    distinct = set(names)
+    if len(distinct) == 1:
+        return [(names[0], events, numbers)]
+    groups: dict[str | None, list[int]] = {}
+    for row, name in enumerate(names):
+        groups.setdefault(name, []).append(row)
+    return [(name, [events[row] for row in rows], numbers[rows]) for name, rows in groups.items()]
+
+
+def _type_of(
+    name: str | None, known: tuple[str, ...], what: str, numbers: IdArray, refusals: Refusals
+) -> str | None:
+    if name is None and len(known) == 1:
+        return known[0]
+    if name is not None and name in known:
+        return name
+    wrong = f"no {what} is named" if name is None else f"no {what} {name[:60]!r}"
+    refusals.add_all(numbers, "unknown_type", f"{wrong}; the graph has {', '.join(known) or 'none'}")
+    return None
+
+
+def _typed(
+    table: arrow_rows.Table,
+    about: NDArray[np.bool_],
+    column: str,
+    known: tuple[str, ...],
+    numbers: IdArray,
+    refusals: Refusals,
+) -> list[tuple[IdArray, str]]:
+    """Rows of a table by type."""
+    if not about.any():
+        return []
+    codes = table.words(column, known)
+    if len(known) == 1:
+        codes = np.where(codes == -2, 0, codes)
+    refusals.add_all(
+        numbers[about & (codes < 0)],
+        "unknown_type",
+        f"no such {column.replace('_', ' ')}, or none named; the graph has {', '.join(known) or 'none'}",
+    )
+    found = ((np.flatnonzero(about & (codes == at)), key) for at, key in enumerate(known))
+    return [(rows, key) for rows, key in found if len(rows)]
+
+
+def _texts(ids: list[Any]) -> list[str]:
+    return ids if set(map(type, ids)) == {str} else ["" if each is None else str(each) for each in ids]
+
+
+def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
+    """ms since 1970, -1 where there is none."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        try:
+            times = np.array(values, np.int64)
+        except OverflowError:
+            pass
+        else:
+            bad = (times < 0) | (times > _LATEST_MS)
+            if not bad.any():
+                return times
+    elif kinds == {type(None)}:
+        return np.full(len(values), -1, np.int64)
+    kept = []
+    for number, value in zip(numbers.tolist(), values, strict=True):
+        if value is None:
+            kept.append(-1)
+            continue
+        if isinstance(value, datetime):
+            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+            value = (aware - _EPOCH) // _MS
+        if not 0 <= value <= _LATEST_MS:
+            refusals.add(number, "malformed", f"at {value} is no time in ms since 1970")
+            value = 0
+        kept.append(int(value))
+    return np.array(kept, np.int64)
+
+
+def _joined(
+    segments: list[_Segment],
+    count: int,
+    refusals: Refusals,
+    refused: list[Refused],
+    sent_ms: Sequence[int],
+) -> Decoded:
+    """One batch of all segments, without what was refused."""
+    none = np.empty(0, np.int64)
+    payload = np.concatenate([none, *(each.payload for each in segments)])
+    index = np.concatenate([none, *(each.index for each in segments)])
+    times = np.concatenate([none, *(each.times for each in segments)])
+    ids = segments[0].ids if len(segments) == 1 else [each for part in segments for each in part.ids]
+    if sent_ms and count:
+        times = np.where(times < 0, np.array(sent_ms, np.int64)[payload], times)
+    times = np.maximum(times, 0)
+    edges = {
+        key: parts.merge([each.edges[key] for each in segments if key in each.edges])
+        for key in dict.fromkeys(key for each in segments for key in each.edges)
+    }
+    nodes = {
+        key: parts.merge([each.nodes[key] for each in segments if key in each.nodes])
+        for key in dict.fromkeys(key for each in segments for key in each.nodes)
+    }
+    if refusals.by_number:
+        for number, (code, reason) in sorted(refusals.by_number.items()):
+            refused.append(Refused(int(payload[number]), int(index[number]), code, reason, ids[number]))
+        good = np.ones(count, np.bool_)
+        good[list(refusals.by_number)] = False
+        place = np.cumsum(good) - 1
+        edges, nodes = parts.keep(edges, good, place), parts.keep(nodes, good, place)
+        payload, index, times = payload[good], index[good], times[good]
+        ids = [each for each, ok in zip(ids, good.tolist(), strict=True) if ok]
+    if not any(ids):
+        ids = []
+    return Decoded(
+        Changes(edges, nodes, len(payload), ids, times if times.any() else None), payload, index, refused
+    )

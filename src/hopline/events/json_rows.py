@@ -1,0 +1,153 @@
+"""Rows of JSON events: objects to columns, without a Python loop of more than one expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+
+from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
+from hopline.events.wire import AddNode, RemoveEdge, Vector, _Edge, _Node
+from hopline.graph.schema import EdgeTypeSchema, NodeTypeSchema
+from hopline.types import IdArray
+
+_INT64 = np.iinfo(np.int64)
+
+
+def edge_rows(
+    events: Sequence[_Edge], numbers: IdArray, schema: EdgeTypeSchema, refusals: Refusals
+) -> EdgeRows:
+    """Columns of events of one edge type."""
+    what = f"edge type {schema.key!r}"
+    remove = np.fromiter([type(event) is RemoveEdge for event in events], np.bool_, len(events))
+    attrs = [event.attr for event in events]
+    if remove.any():
+        attrs = [None if gone else attr for gone, attr in zip(remove.tolist(), attrs, strict=True)]
+    return EdgeRows(
+        numbers,
+        [event.src for event in events],
+        [event.dst for event in events],
+        remove,
+        int_column([event.time for event in events], numbers, "time", refusals),
+        _float_column([event.weight for event in events]),
+        vectors(attrs, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", refusals),
+    )
+
+
+def node_rows(
+    events: Sequence[_Node], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
+) -> NodeRows:
+    """Columns of events of one node type."""
+    return NodeRows(
+        numbers,
+        [event.node for event in events],
+        np.fromiter([type(event) is AddNode for event in events], np.bool_, len(events)),
+        vectors(
+            [event.features for event in events],
+            numbers,
+            schema.feature_dim,
+            schema.feature_names,
+            f"node type {name!r}: features",
+            refusals,
+        ),
+    )
+
+
+def int_column(
+    values: Sequence[int | None], numbers: IdArray, what: str, refusals: Refusals
+) -> Column | None:
+    """Integers of int64; larger ones are refused."""
+    present = None
+    if None in values:
+        present = np.fromiter([value is not None for value in values], np.bool_, len(values))
+        if not present.any():
+            return None
+        values = [value or 0 for value in values]
+    ints = cast(Sequence[int], values)
+    try:
+        return Column(np.array(ints, np.int64), present)
+    except OverflowError:
+        fits = [_INT64.min <= value <= _INT64.max for value in ints]
+        for row in np.flatnonzero(~np.array(fits)).tolist():
+            refusals.add(
+                int(numbers[row]),
+                "malformed",
+                f"{what} {ints[row]} does not fit into a signed 64-bit integer",
+            )
+        kept = [value if ok else 0 for value, ok in zip(ints, fits, strict=True)]
+        return Column(np.array(kept, np.int64), present)
+
+
+def vectors(
+    values: Sequence[Vector | None],
+    numbers: IdArray,
+    dim: int,
+    names: tuple[str, ...],
+    what: str,
+    refusals: Refusals,
+) -> Column | None:
+    """float32 [n, dim] of lists, or of objects with the schema's names.
+
+    Refused are other lengths and other names: `schema_changed`, and objects that leave names out:
+    `bad_shape`.
+    """
+    present = None
+    if None in values:
+        present = np.fromiter([value is not None for value in values], np.bool_, len(values))
+        if not present.any():
+            return None
+    lists = cast(list[list[float]], values)
+    if present is not None or set(map(type, values)) != {list} or set(map(len, lists)) != {dim}:
+        nothing = [0.0] * dim
+        lists = []
+        for number, value in zip(numbers.tolist(), values, strict=True):
+            row = nothing if value is None else _in_order(value, dim, names, what)
+            if not isinstance(row, list):
+                refusals.add(number, *row)
+                row = nothing
+            lists.append(row)
+    flat = np.fromiter(chain.from_iterable(lists), np.float64, len(lists) * dim)
+    with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
+        return Column(flat.astype(np.float32).reshape(len(lists), dim), present)
+
+
+def _in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list[float] | tuple[str, str]:
+    if isinstance(value, list):
+        if len(value) == dim:
+            return value
+        return "schema_changed", f"{what} of {len(value)} numbers; the graph has {described(dim, names)}"
+    if not names:
+        return "bad_shape", f"{what} by name, but the graph has no names for them; send a list of {dim}"
+    foreign = [name for name in value if name not in names]
+    if foreign:
+        return (
+            "schema_changed",
+            f"{what} {_listed(value)}; the graph has {described(dim, names)}, not {_listed(foreign)}",
+        )
+    missing = [name for name in names if name not in value]
+    if missing:
+        return "bad_shape", f"{what} without {_listed(missing)}; all {dim} must be given"
+    return [value[name] for name in names]
+
+
+def described(dim: int, names: Sequence[str]) -> str:
+    """What the schema says of features or attributes, in words."""
+    return f"{dim}" + (f" ({_listed(names)})" if names else "")
+
+
+def _float_column(values: Sequence[float | None]) -> Column | None:
+    present = None
+    if None in values:
+        present = np.fromiter([value is not None for value in values], np.bool_, len(values))
+        if not present.any():
+            return None
+        values = [0.0 if value is None else value for value in values]
+    return Column(np.array(values, np.float64), present)
+
+
+def _listed(names: Any, most: int = 12) -> str:
+    shown = [str(name)[:40] for name in names]
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more

@@ -1,0 +1,73 @@
+"""Rows of changes: taken out, put together, numbered anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.live.changes import EdgeChanges, NodeChanges
+from hopline.types import IdArray
+
+PartT = TypeVar("PartT", EdgeChanges, NodeChanges)
+
+
+def keep(changes: Mapping[str, PartT], wanted: NDArray[np.bool_], place: IdArray) -> dict[str, PartT]:
+    """The rows of wanted events, under new positions; types that have none left are left out.
+
+    Args:
+        wanted: bool [num_events]. place: int64 [num_events], the new positions of wanted ones.
+    """
+    kept = {}
+    for name, part in changes.items():
+        mask = wanted[part.order]
+        if mask.any():
+            chosen = take(part, mask)
+            values = {each: getattr(chosen, each) for each in part.__dataclass_fields__}
+            kept[name] = type(part)(**{**values, "order": place[chosen.order]})
+    return kept
+
+
+def take(part: PartT, mask: NDArray[np.bool_]) -> PartT:
+    """The rows of a mask, bool [n]."""
+    if mask.all():
+        return part
+    chosen = mask.tolist()
+
+    def rows(column: Any) -> Any:
+        if column is None:
+            return None
+        if isinstance(column, np.ndarray):
+            return column[mask]
+        return [value for value, yes in zip(column, chosen, strict=True) if yes]
+
+    return type(part)(**{name: rows(getattr(part, name)) for name in part.__dataclass_fields__})
+
+
+def merge(parts: Sequence[PartT]) -> PartT:
+    """Changes of one type from several, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.order for part in parts]), kind="stable")
+    sorted_already = bool((order == np.arange(len(order))).all())
+
+    def joined(name: str) -> Any:
+        columns = [getattr(part, name) for part in parts]
+        if name == "has_time":
+            if all(column is None for column in columns):
+                return None
+            columns = [
+                np.ones(len(part), np.bool_) if column is None else column
+                for part, column in zip(parts, columns, strict=True)
+            ]
+        if columns[0] is None:
+            return None
+        if isinstance(columns[0], np.ndarray):
+            column = np.concatenate(columns)
+            return column if sorted_already else column[order]
+        values = [value for column in columns for value in column]
+        return values if sorted_already else [values[row] for row in order.tolist()]
+
+    return type(parts[0])(**{name: joined(name) for name in parts[0].__dataclass_fields__})

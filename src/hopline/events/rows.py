@@ -1,0 +1,83 @@
+"""Events of one type as columns, as they were read and before a graph's schema has looked at them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.types import AnyArray, IdArray
+
+
+class Column(NamedTuple):
+    """Values that some events have.
+
+    Attributes:
+        values: [n] or [n, d]; anything where there is none.
+        present: bool [n]; None means that all have one.
+    """
+
+    values: AnyArray
+    present: NDArray[np.bool_] | None = None
+
+    def absent(self) -> NDArray[np.bool_]:
+        """Bool [n]: which events have none."""
+        if self.present is None:
+            return np.zeros(len(self.values), np.bool_)
+        return ~self.present
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Events that cannot be changes of this graph: number -> (code, reason). The first reason stays."""
+
+    by_number: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, number: int, code: str, reason: str) -> None:
+        """Refuse one event."""
+        self.by_number.setdefault(number, (code, reason))
+
+    def add_all(self, numbers: IdArray, code: str, reason: str) -> None:
+        """Refuse events for one reason."""
+        for number in numbers.tolist():
+            self.by_number.setdefault(number, (code, reason))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRows:
+    """Events of one edge type.
+
+    Attributes:
+        numbers: int64 [n], ascending numbers of the events.
+        src, dst: int64 [n], or n values of any type.
+        remove: bool [n].
+        time: int64; weight: any float; attr: float32 [n, d]. None where no event has one.
+    """
+
+    numbers: IdArray
+    src: IdArray | Sequence[Any]
+    dst: IdArray | Sequence[Any]
+    remove: NDArray[np.bool_]
+    time: Column | None
+    weight: Column | None
+    attr: Column | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeRows:
+    """Events of one node type.
+
+    Attributes:
+        numbers: int64 [n], ascending numbers of the events.
+        ids: int64 [n], or n values of any type.
+        add: bool [n].
+        features: float32 [n, d]; None where no event has any.
+    """
+
+    numbers: IdArray
+    ids: IdArray | Sequence[Any]
+    add: NDArray[np.bool_]
+    features: Column | None

@@ -1,0 +1,397 @@
+"""Events from JSON and Arrow: what good ones become, what becomes of bad ones, each by itself."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline.events.decode import Decoder, original
+from hopline.graph.live.codec import decode_changes, encode_changes
+from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
+
+BUY = {
+    "op": "add_edge",
+    "edge_type": "user__buys__item",
+    "src": "ann",
+    "dst": 7,
+    "time": 5,
+    "weight": 0.5,
+    "attr": [2.0, 1.0],
+}
+KNOW = {"op": "add_edge", "edge_type": "user__knows__user", "src": "ann", "dst": "bob"}
+SET = {"op": "set_features", "node_type": "user", "node": "ann", "features": [1.0, 2.0, 3.0]}
+
+SET_ITEM = {"op": "set_features", "node_type": "item", "node": 1}
+
+
+def decode(*events, schema=SHOP, sent_ms=()):
+    payloads = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
+    return Decoder(schema).decode(payloads, sent_ms)
+
+
+def codes(decoded):
+    return [(each.payload, each.index, each.code) for each in decoded.refused]
+
+
+# What is right
+
+strings = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+ints = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def vector(dim, names=()):
+    lists = st.lists(floats, min_size=dim, max_size=dim)
+    return (
+        lists | lists.map(lambda values: dict(reversed(list(zip(names, values, strict=True)))))
+        if names
+        else lists
+    )
+
+
+buys = st.fixed_dictionaries(
+    {
+        "op": st.just("add_edge"),
+        "edge_type": st.just("user__buys__item"),
+        "src": strings,
+        "dst": ints,
+        "time": ints,
+        "weight": st.floats(0, 2.0**100, width=32),
+        "attr": vector(2, ("price", "count")),
+    }
+)
+unbuys = st.fixed_dictionaries(
+    {"op": st.just("remove_edge"), "edge_type": st.just("user__buys__item"), "src": strings, "dst": ints},
+    optional={"time": ints, "weight": floats, "attr": vector(1)},
+)
+knows = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["add_edge", "remove_edge"]),
+        "edge_type": st.just("user__knows__user"),
+        "src": strings,
+        "dst": strings,
+    }
+)
+users = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["add_node", "set_features"]),
+        "node_type": st.just("user"),
+        "node": strings,
+        "features": vector(3, ("age", "spent", "visits")),
+    }
+)
+items = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["add_node", "set_features"]),
+        "node_type": st.just("item"),
+        "node": ints,
+        "features": vector(2),
+    }
+)
+#: None stands for an event that is none.
+any_events = st.lists(buys | unbuys | knows | users | items | st.none(), max_size=12)
+
+
+def wanted(event):
+    """What is to come out: vectors as lists in the schema's order; a removal's weight is not read."""
+    event = dict(event)
+    for name, names in (("attr", ("price", "count")), ("features", ("age", "spent", "visits"))):
+        if isinstance(event.get(name), dict):
+            event[name] = [event[name][each] for each in names]
+    if event["op"] == "remove_edge":
+        event.pop("weight", None)
+        event.pop("attr", None)
+    return event
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(any_events, max_size=5), st.data())
+def test_what_is_written_comes_out_in_order_whatever_is_bad_beside_it(messages, data):
+    payloads, good, bad = [], [], []
+    for at, events in enumerate(messages):
+        texts = [json.dumps({"op": "dance"} if event is None else event) for event in events]
+        if len(texts) == 1 and data.draw(st.booleans()):
+            payloads.append(texts[0].encode())
+        elif len(texts) > 1 and data.draw(st.booleans()):
+            payloads.append("\r\n".join(texts).encode())
+        else:
+            payloads.append(f" [{','.join(texts)}]".encode())
+        for index, event in enumerate(events):
+            if event is None:
+                bad.append((at, index if len(events) > 1 else -1, "malformed"))
+            else:
+                good.append((at, index, wanted(event)))
+    decoded = Decoder(SHOP).decode(payloads)
+    assert events_of(decoded.changes) == [event for _, _, event in good]
+    assert list(zip(decoded.payload.tolist(), decoded.index.tolist(), strict=True)) == [
+        each[:2] for each in good
+    ]
+    assert codes(decoded) == bad
+    # and it can be sent and kept
+    assert events_of(decode_changes(encode_changes(decoded.changes))) == [event for _, _, event in good]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(buys | unbuys | knows | users | items, min_size=1, max_size=8), max_size=4),
+    st.booleans(),
+)
+def test_arrow_says_what_json_says(messages, fixed):
+    def table(events):
+        rows = [wanted(event) for event in events]
+        types = {
+            "op": pa.dictionary(pa.int8(), pa.string()) if fixed else pa.string(),
+            "edge_type": pa.string(),
+            "src": pa.string(),
+            "time": pa.int64(),
+            "weight": pa.float32(),
+            "attr": pa.list_(pa.float32(), 2) if fixed else pa.list_(pa.float64()),
+            "node_type": pa.large_string(),
+            "features": pa.list_(pa.float64()),
+        }
+        columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in types.items()}
+        # one column has one type: ids of both kinds travel in messages of their own
+        columns["dst"] = pa.array([row.get("dst") for row in rows])
+        columns["node"] = pa.array([row.get("node") for row in rows])
+        return arrow(columns)
+
+    alike = []
+    for events in messages:
+        for kind in (int, str):
+            some = [e for e in events if type(e.get("dst", e.get("node"))) is kind]
+            if some:
+                alike.append(some)
+    decoded = Decoder(SHOP).decode([table(events) for events in alike])
+    assert codes(decoded) == []
+    assert events_of(decoded.changes) == [wanted(event) for events in alike for event in events]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60) | st.text('[]{},:"\n e1nul', max_size=30).map(str.encode))
+def test_anything_may_come(payload):
+    good = json.dumps(KNOW).encode()
+    decoded = Decoder(SHOP).decode([good, payload, good])
+    assert {0, 2} <= set(decoded.payload.tolist())
+    assert {each.payload for each in decoded.refused} <= {1}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 255), st.booleans())
+def test_a_damaged_arrow_stream_takes_nothing_with_it(place, byte, cut):
+    payload = bytearray(arrow({"op": ["add_edge"] * 3, "src": [1, 2, 3], "dst": [4, 5, 6]}))
+    payload[place % len(payload)] = byte
+    if cut:
+        del payload[place % len(payload) :]
+    good = json.dumps({"op": "add_edge", "src": 1, "dst": 2}).encode()
+    decoded = Decoder(PLAIN).decode([good, bytes(payload), good])
+    assert {0, 2} <= set(decoded.payload.tolist())
+
+
+def test_types_may_be_left_out_where_there_is_one():
+    decoded = decode(
+        {"op": "add_edge", "src": 1, "dst": 2},
+        {"op": "set_features", "node": 1, "features": [1, 2]},
+        schema=PLAIN,
+    )
+    assert list(decoded.changes.edges) == ["node__to__node"]
+    assert list(decoded.changes.nodes) == ["node"]
+    decoded = decode(arrow({"op": ["add_edge"], "src": [1], "dst": [2]}), schema=PLAIN)
+    assert decoded.changes.edges["node__to__node"].src.tolist() == [1]
+
+
+def test_ids_and_times_are_told_for_each_event():
+    at = 1_700_000_000_123
+    decoded = decode(
+        {**KNOW, "id": "e-1", "at": at},
+        {**KNOW, "id": 17},
+        {**KNOW, "at": "2023-11-14T22:13:20.123Z"},
+        {**KNOW, "at": "2023-11-14T23:13:20.123+01:00"},
+        {**KNOW, "at": "2023-11-14T22:13:20.123"},
+        {**KNOW, "at": at + 0.9},
+        sent_ms=[1, 2, 3, 4, 5, 6],
+    )
+    assert list(decoded.changes.event_ids) == ["e-1", "17", "", "", "", ""]
+    assert decoded.changes.event_time_ms.tolist() == [at, 2, at, at, at, at]
+    assert decode(KNOW).changes.event_time_ms is None
+    assert decode(KNOW).changes.event_ids == []
+
+
+def test_arrow_takes_a_column_for_each_name():
+    table = {
+        "op": ["add_edge", "set_features"],
+        "edge_type": ["user__buys__item", None],
+        "node_type": [None, "user"],
+        "src": ["ann", None],
+        "dst": [7, None],
+        "node": [None, "bob"],
+        "time": [1, None],
+        "weight": [1.5, None],
+        "count": [1, None],
+        "price": [9.5, None],
+        "visits": [None, 3],
+        "age": [None, 1],
+        "spent": [None, 2.5],
+        "id": ["a", "b"],
+        "at": pa.array([5, None], pa.timestamp("us", "UTC")).cast(pa.timestamp("ms", "UTC"), safe=False),
+    }
+    decoded = decode(arrow(table))
+    assert codes(decoded) == []
+    buy, features = events_of(decoded.changes)
+    assert buy["attr"] == [9.5, 1.0]
+    assert features["features"] == [1.0, 2.5, 3.0]
+    assert list(decoded.changes.event_ids) == ["a", "b"]
+
+
+# What is wrong
+
+BAD_JSON = [
+    ("not JSON", b"{nope", "malformed", "JSON is malformed"),
+    ("empty", b"", "malformed", "truncated"),
+    ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
+    ("nested without end", b"[" * 100_000, "malformed", ""),
+    ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features"),
+    ("unknown op", {**KNOW, "op": "link"}, "malformed", "'link'"),
+    ("field misspelt", {**BUY, "wieght": 1}, "malformed", "wieght"),
+    ("a field of another operation", {**KNOW, "node": 1}, "malformed", "node"),
+    ("a field is missing", {"op": "add_edge", "src": 1}, "malformed", "dst"),
+    ("id of no kind", {**KNOW, "src": 1.5}, "malformed", "$.src"),
+    ("null in features", {**SET, "features": [1, None, 3]}, "malformed", "$.features[1]"),
+    ("too large for a float", json.dumps(SET).encode().replace(b"2.0", b"1e999"), "malformed", "range"),
+    ("time is no integer", {**BUY, "time": 1.5}, "malformed", "$.time"),
+    ("time beyond 64 bits", {**BUY, "time": 2**63}, "malformed", "64-bit"),
+    ("event time in words", {**KNOW, "at": "yesterday"}, "malformed", "$.at"),
+    ("event time before 1970", {**KNOW, "at": -1}, "malformed", "ms since 1970"),
+    ("event time in ns", {**KNOW, "at": 1_700_000_000_000_000_000}, "malformed", "ms since 1970"),
+    ("event time beyond 64 bits", {**KNOW, "at": 2**70}, "malformed", "ms since 1970"),
+    ("unknown edge type", {**KNOW, "edge_type": "user__eats__item"}, "unknown_type", "user__buys__item"),
+    ("edge type left out of several", {"op": "add_edge", "src": "a", "dst": "b"}, "unknown_type", "named"),
+    ("unknown node type", {**SET, "node_type": "shop"}, "unknown_type", "user, item"),
+    ("integer for a string id", {**KNOW, "dst": 5}, "bad_id", "strings here"),
+    ("string for an integer id", {**BUY, "dst": "7"}, "bad_id", "integers here"),
+    ("id beyond 64 bits", {**BUY, "dst": 2**63}, "bad_id", "64-bit"),
+    ("no time", {**BUY, "time": None}, "no_time", "needs a time"),
+    ("no weight", {**BUY, "weight": None}, "no_weight", "needs a weight"),
+    ("no attributes", {**BUY, "attr": None}, "no_attr", "needs attr"),
+    ("negative weight", {**BUY, "weight": -1}, "not_finite", ">= 0"),
+    ("weight too large for 32 bits", {**BUY, "weight": 1e39}, "not_finite", "32-bit"),
+    ("feature too large for 32 bits", {**SET, "features": [1e39, 0, 0]}, "not_finite", "32-bit"),
+    ("no features", {"op": "add_node", "node_type": "user", "node": "x"}, "bad_shape", "3 numbers"),
+    ("some features by name", {**SET, "features": {"age": 1}}, "bad_shape", "spent, visits"),
+    ("names without any", {**SET_ITEM, "features": {"a": 1.0}}, "bad_shape", "list of 2"),
+    ("more features", {**SET, "features": [1, 2, 3, 4]}, "schema_changed", "4 numbers; the graph has 3 ("),
+    ("other features", {**SET, "features": {"age": 1, "height": 2}}, "schema_changed", "not height"),
+    ("more attributes", {**BUY, "attr": [1, 2, 3]}, "schema_changed", "the graph has 2 (price, count)"),
+    ("attributes where there are none", {**KNOW, "attr": [1]}, "schema_changed", "the graph has 0"),
+    ("a time where there are none", {**KNOW, "time": 1}, "schema_changed", "has no times"),
+    ("a weight where there are none", {**KNOW, "weight": 1}, "schema_changed", "has no weights"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "reason"), [pytest.param(*each[1:], id=each[0]) for each in BAD_JSON]
+)
+def test_a_bad_event_is_refused_by_itself_and_says_why(event, code, reason):
+    text = event if isinstance(event, bytes) else json.dumps(event).encode()
+    lone = decode(KNOW, text, KNOW)
+    (refused,) = lone.refused
+    assert (refused.payload, refused.code) == (1, code)
+    assert reason in refused.reason
+    assert lone.changes.num_events == 2
+    assert original(text, refused.index) == text
+    if isinstance(event, dict):  # in the midst of a list it is found as well
+        listed = json.dumps([KNOW, {**event, "id": "x"}, KNOW]).encode()
+        decoded = decode(listed)
+        (refused,) = decoded.refused
+        assert (refused.payload, refused.index, refused.code) == (0, 1, code)
+        assert json.loads(original(listed, 1)) == {**event, "id": "x"}
+        assert decoded.index.tolist() == [0, 2]
+        assert refused.event_id == (
+            ""
+            if code == "malformed" and "64-bit" not in refused.reason and "1970" not in refused.reason
+            else "x"
+        )
+
+
+TABLE = {"op": ["add_edge"] * 2, "src": [1, 2], "dst": [3, 4]}
+BAD_ARROW = [
+    ("a column that the graph has not", {**TABLE, "colour": ["red", "blue"]}, "schema_changed", "colour"),
+    ("no op", {"src": [1], "dst": [2]}, "schema_changed", "op is missing"),
+    ("floats as ids", {**TABLE, "src": [1.0, 2.0]}, "schema_changed", "src is double"),
+    ("weight as text", {**TABLE, "weight": ["1", "2"]}, "schema_changed", "weight is string"),
+    ("features of text", {**TABLE, "features": [["a"], ["b"]]}, "schema_changed", "features is list"),
+    (
+        "both schemas are named",
+        {**TABLE, "colour": ["red", "blue"]},
+        "schema_changed",
+        "features of 'node': 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "reason"), [pytest.param(*each[1:], id=each[0]) for each in BAD_ARROW]
+)
+def test_an_arrow_message_of_other_columns_is_refused_whole(table, code, reason):
+    good = json.dumps({"op": "add_edge", "src": 1, "dst": 2}).encode()
+    decoded = decode(good, arrow(table), arrow(TABLE), good, schema=PLAIN)
+    (refused,) = decoded.refused
+    assert (refused.payload, refused.index, refused.code) == (1, -1, code)
+    assert reason in refused.reason
+    assert decoded.payload.tolist() == [0, 2, 2, 3]
+
+
+BAD_ROWS = [
+    ("no op", {"op": None}, "malformed"),
+    ("unknown op", {"op": "link"}, "malformed"),
+    ("no source", {"src": None}, "bad_id"),
+    ("event time before 1970", {"at": -5}, "malformed"),
+    ("unknown type", {"edge_type": "a__b__c"}, "unknown_type"),
+    ("NaN", {"op": "set_features", "node": 1, "features": [1.0, float("nan")]}, "not_finite"),
+    ("a null among numbers", {"op": "set_features", "node": 1, "features": [1.0, None]}, "not_finite"),
+    ("three features", {"op": "set_features", "node": 1, "features": [1.0, 2.0, 3.0]}, "schema_changed"),
+    ("no features", {"op": "add_node", "node": 1}, "bad_shape"),
+    ("a weight", {"weight": 1.0}, "schema_changed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bad", "code"), [pytest.param(*each[1:], id=each[0]) for each in BAD_ROWS])
+def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
+    good = {"op": "add_edge", "src": 1, "dst": 2}
+    names = dict.fromkeys([*good, *bad])
+    rows = [good, {**good, **bad}, good]
+    payload = arrow({name: [row.get(name) for row in rows] for name in names})
+    decoded = decode(payload, schema=PLAIN)
+    assert codes(decoded) == [(0, 1, code)]
+    assert decoded.index.tolist() == [0, 2]
+    again = pa.ipc.open_stream(original(payload, 1)).read_all().to_pylist()
+    assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
+
+
+def test_a_pretty_printed_list_is_a_list_and_so_is_one_with_a_bad_event():
+    assert decode(json.dumps([KNOW, KNOW], indent=2).encode()).changes.num_events == 2
+    assert codes(decode(json.dumps([KNOW, {}], indent=2).encode())) == [(0, 1, "malformed")]
+    assert codes(decode(json.dumps({}, indent=2).encode())) == [(0, -1, "malformed")]
+
+
+def test_parts_of_events_in_two_messages_are_no_event():
+    text = json.dumps(KNOW).encode()
+    decoded = Decoder(SHOP).decode([text[:20], text[20:], text + text, text])
+    assert codes(decoded) == [(0, -1, "malformed"), (1, -1, "malformed"), (2, -1, "malformed")]
+    assert decoded.payload.tolist() == [3]
+
+
+def test_arrow_without_pyarrow_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"hopline\[parquet\]"):
+        decode(b"\xff\xff\xff\xff1234")
+
+
+def test_features_of_a_type_without_any_cannot_be_set():
+    schema = type(PLAIN)({"node": type(PLAIN.node_types["node"])(0)}, {})
+    decoded = decode({"op": "set_features", "node": 1}, {"op": "add_node", "node": 2}, schema=schema)
+    assert codes(decoded) == [(0, 0, "schema_changed")]
+    assert decoded.changes.nodes["node"].features.shape == (1, 0)
+    assert np.asarray(decoded.changes.nodes["node"].ids).tolist() == [2]
