@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Fetch feature rows for all workers of this host.",
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
+    "batch": ("hopline.commands.batch", "batch", "Score a whole graph, into files or stores."),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),

@@ -138,6 +138,18 @@ def type_name(annotation: Any) -> str:
     )
 
 
+def read_size(text: str, what: str) -> int:
+    """Bytes of a size such as "512 MiB", for a flag that is no setting.
+
+    Raises:
+        ConfigError: not a size; the message starts with `what`.
+    """
+    size = _read_int(text, is_size=True)
+    if size is None:
+        raise ConfigError(f"{what}: {text!r} is not a size such as 1048576 or '512 MiB'")
+    return size
+
+
 def _read_int(value: Any, *, is_size: bool) -> int | None:
     if isinstance(value, bool):
         return None

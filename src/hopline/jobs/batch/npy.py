@@ -6,11 +6,10 @@ Written as `<folder>.partial`, synced, then renamed. String ids are stored as tw
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray
 
 TABLE = "table.json"
+_TOLD = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows", "exact", "classes")
 
 
 class NpyFolder:
@@ -30,16 +30,18 @@ class NpyFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._draft = folder.with_name(folder.name + ".partial")
         self._schema: TableSchema | None = None
-        self._arrays: dict[str, Any] = {}
-        self._ids: list[bytes] = []
+        self._files: dict[str, BinaryIO] = {}
+        self._offsets = [np.zeros(1, np.int64)]
+
+    @property
+    def _draft(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".partial")
 
     def open(self, schema: TableSchema) -> int:
-        """Make the files in their full size, so that a full disk shows early on most file systems."""
+        """Begin the files; an earlier attempt's are begun again."""
         if schema.part:
             self.folder = self.folder / schema.part
-            self._draft = self.folder.with_name(self.folder.name + ".partial")
         if self.folder.exists() and not (self.folder / TABLE).is_file():
             raise SinkError(f"{self.folder} exists and is no table of a batch run; choose another folder")
         self._schema = schema
@@ -47,67 +49,69 @@ class NpyFolder:
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft.mkdir(parents=True)
             for column in schema.columns:
-                shape = (schema.num_rows, column.width) if column.width else (schema.num_rows,)
-                self._make(column.name, column.dtype, shape)
-            if schema.id_kind != "string":
-                self._make(ID_COLUMN, "int64", (schema.num_rows,))
+                tail = (column.width,) if column.width else ()
+                self._begin(column.name, column.dtype, (schema.num_rows, *tail))
+            if schema.id_kind == "string":
+                self._files["id_blob"] = (self._draft / "id_blob").open("wb")
+            else:
+                self._begin(ID_COLUMN, "int64", (schema.num_rows,))
         except OSError as error:
-            raise SinkError(f"{self._draft} cannot be written: {error.strerror or error}") from error
+            raise self._failed(error) from error
         return 0
 
     def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
-        """Copy rows into the files."""
-        assert self._schema is not None
-        for name, values in columns.items():
-            if name == ID_COLUMN and isinstance(values, list):
-                self._ids += [text.encode("utf-8", "surrogatepass") for text in values]
-            else:
-                self._arrays[name][begin : begin + len(values)] = values
+        """Append rows."""
+        try:
+            for name, values in columns.items():
+                if isinstance(values, list):
+                    encoded = [text.encode("utf-8", "surrogatepass") for text in values]
+                    self._files["id_blob"].write(b"".join(encoded))
+                    ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+                    self._offsets.append(ends + self._offsets[-1][-1])
+                elif values.size:
+                    self._files[name].write(np.ascontiguousarray(values).data)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def commit(self) -> None:
         """Sync the files and rename the folder."""
         assert self._schema is not None
-        for array in self._arrays.values():
-            if isinstance(array, np.memmap):
-                array.flush()
-        self._arrays.clear()
-        if self._schema.id_kind == "string":
-            offsets = np.zeros(len(self._ids) + 1, np.int64)
-            np.cumsum([len(text) for text in self._ids], out=offsets[1:])
-            np.save(self._draft / "id_offsets.npy", offsets)
-            np.save(self._draft / "id_blob.npy", np.frombuffer(b"".join(self._ids), np.uint8))
-        described = {
-            name: getattr(self._schema, name)
-            for name in (
-                "model",
-                "version",
-                "model_hash",
-                "graph_version",
-                "node_type",
-                "num_rows",
-                "exact",
-            )
-        } | {"columns": [column.name for column in self._schema.columns], "classes": self._schema.classes}
-        (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=1))
-        for path in self._draft.iterdir():
-            sync_file(path)
-        publish_folder(self._draft, self.folder)
+        try:
+            self._close()
+            if self._schema.id_kind == "string":
+                blob = self._draft / "id_blob"
+                np.save(self._draft / "id_offsets.npy", np.concatenate(self._offsets))
+                np.save(self._draft / "id_blob.npy", np.fromfile(blob, np.uint8))
+                blob.unlink()
+            told = {name: getattr(self._schema, name) for name in _TOLD}
+            told["columns"] = [column.name for column in self._schema.columns]
+            (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+            for path in self._draft.iterdir():
+                sync_file(path)
+            publish_folder(self._draft, self.folder)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def abort(self) -> None:
         """Remove what was written."""
-        self._arrays.clear()
+        self._close()
         shutil.rmtree(self._draft, ignore_errors=True)
 
-    def _make(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        path = self._draft / f"{name}.npy"
-        if 0 in shape:
-            np.save(path, np.empty(shape, dtype))
-            self._arrays[name] = np.empty(shape, dtype)
-            return
-        self._arrays[name] = array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-        with path.open("r+b") as file:
-            # A page of a mapped file that the disk has no room for ends the process: ask for room first.
-            os.posix_fallocate(file.fileno(), 0, array.offset + array.nbytes)
+    def _begin(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._files[name] = file = (self._draft / f"{name}.npy").open("wb")
+        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _failed(self, error: OSError) -> SinkError:
+        return SinkError(
+            f"{self.folder} cannot be written: {error.strerror or error}; what is computed is kept: start "
+            "the same command again when that is mended"
+        )
 
 
 def from_address(address: str) -> NpyFolder:

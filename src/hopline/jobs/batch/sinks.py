@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from hopline.errors import SinkError
 from hopline.jobs.batch.sink import Sink
@@ -14,6 +15,9 @@ SINKS = {
 }
 #: File ending -> scheme, for addresses that are paths.
 ENDINGS: dict[str, str] = {".table": "table"}
+
+#: Scheme -> outputs that it is for, where none are named.
+OUTPUTS = {"table": ("state", "logits")}
 
 
 def scheme_of(address: str) -> str:
@@ -41,3 +45,16 @@ def open_sink(address: str) -> Sink:
     module, _, attribute = SINKS[scheme_of(address)].partition(":")
     sink: Sink = getattr(importlib.import_module(module), attribute)(address)
     return sink
+
+
+def work_folder(address: str, run: str) -> Path:
+    """Where a run keeps what is half done, unless it is told: beside a path, else here.
+
+    Args:
+        run: a name for it, where the address is no path.
+    """
+    if "://" in address:
+        return Path(f"{run}.run")
+    scheme, colon, rest = address.partition(":")
+    path = rest if colon and scheme in SINKS else address
+    return Path(path.rstrip("/") + ".run")

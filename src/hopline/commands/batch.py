@@ -1,0 +1,202 @@
+"""`hopline batch`: score all nodes of a graph, or those of a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from hopline.commands.serve import resolve_config
+from hopline.config import Config, needed_folder
+from hopline.errors import BadRequest, ConfigError, ModelNotFound
+from hopline.settings import read_size
+
+if TYPE_CHECKING:
+    from hopline.jobs.batch.report import Report
+
+
+def batch(
+    model: Annotated[str, typer.Option(help="Model to score with.")],
+    to: Annotated[str, typer.Option(help="Where results go; the guide lists the addresses.")],
+    version: Annotated[
+        str | None, typer.Option(help="Its version; else the newest.", show_default=False)
+    ] = None,
+    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
+    ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Of probabilities, label, embedding, logits, state; comma-separated.", show_default=False
+        ),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Read all neighbours, not the fanouts.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="Stay within it, such as 8GiB.", show_default=False)
+    ] = None,
+    threads: Annotated[int, typer.Option(help="0: one for each processor.", min=0)] = 0,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help="Score these ids only: one a line, or a .npy file.", show_default=False),
+    ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option(help="Work folder of an earlier run: compute what changed.", show_default=False),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the work folder for a later --since.")] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Work folder. Default: the address with .run added.", show_default=False),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away what an unfinished run left.")
+    ] = False,
+    checkpoint_s: Annotated[
+        float, typer.Option(help="Seconds of work that a kill can cost.", min=0.0)
+    ] = 5.0,
+    engine: Annotated[str, typer.Option(help="What computes: this process, or a cluster.")] = "local",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Score all nodes of a graph, every row of every level once, and publish the results as one."""
+    from hopline.graph import Graph
+    from hopline.jobs.batch.engines import open_engine
+    from hopline.jobs.batch.nodes_file import read_nodes
+    from hopline.jobs.batch.run import BatchOptions, BatchRun
+    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, work_folder
+
+    resolved = resolve_config(
+        config, {"graph.path": graph, "models.repository": repository}, settings or []
+    )
+    if resolved.features.store:
+        raise ConfigError(
+            "features.store: a batch run reads the features that lie in the graph folder; build the graph "
+            'with them and run with --set features.store=""'
+        )
+    graph_folder = needed_folder(resolved, "graph.path")
+    scheme = scheme_of(to)
+    folder, version = _model_folder(resolved, model, version)
+    asked = None
+    if nodes is not None:
+        asked = read_nodes(nodes, _id_kind(Graph.open(graph_folder), folder))
+    names = tuple(name.strip() for name in outputs.split(",") if name.strip()) if outputs else ()
+    options = BatchOptions(
+        outputs=names,
+        usual=OUTPUTS.get(scheme, ()),
+        exact=exact,
+        memory_bytes=read_size(memory, "--memory") if memory else 0,
+        threads=threads,
+        nodes=asked,
+        since=since,
+        keep=keep,
+        restart=restart,
+        checkpoint_s=checkpoint_s,
+    )
+    with _bars(quiet=as_json) as advance:
+        run = BatchRun(
+            folder,
+            graph_folder,
+            work or work_folder(to, f"batch-{model}-{version}"),
+            options,
+            engine=partial(open_engine, engine),
+            advance=advance,
+        )
+        report = run.run(lambda: open_sink(to))
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        show(report, to, Console())
+
+
+def _model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:
+    from hopline.rollout.repository import absent, configured_repository
+
+    repository = configured_repository(config)
+    versions = repository.versions(model)
+    if not versions:
+        raise ModelNotFound(absent(repository, model, version or "1"))
+    version = version or versions[-1]
+    return repository.fetch(model, version), version
+
+
+def _id_kind(graph: object, folder: Path) -> str:
+    from hopline.artifact import read_spec
+    from hopline.graph import Graph
+
+    assert isinstance(graph, Graph)
+    node_type = read_spec(folder, verify=False).head.node_type
+    if node_type not in graph.nodes:
+        raise BadRequest(f"the graph has no nodes of type {node_type!r}, which the model scores")
+    return graph.nodes[node_type].ids.kind
+
+
+def show(report: Report, to: str, console: Console) -> None:
+    """Print a report."""
+    table = Table("", "", box=None, show_header=False, pad_edge=False)
+    table.columns[1].justify = "right"
+    for name, value in (
+        ("rows", f"{report.rows:,}"),
+        ("rows computed, all levels", f"{report.recomputed:,}"),
+        ("seconds", f"{report.seconds:.1f}"),
+        ("rows per second", f"{report.rows_per_s:,.0f}"),
+        ("peak memory", f"{report.peak_rss_bytes / 2**20:,.0f} MiB"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    for level in report.levels:
+        way = f", {level.compact_edges:,} edges at once" if level.compact_edges else ""
+        copied = f", {level.copied:,} copied" if level.copied else ""
+        console.print(
+            f"level {level.level} of {level.node_type}: {level.computed:,} of {level.rows:,} rows computed"
+            f"{copied}, {level.edges:,} edges, {level.seconds:.1f} s{way}",
+            style="dim",
+            highlight=False,
+        )
+    if report.resumed:
+        console.print("Went on where an earlier attempt had stopped.", style="dim")
+    if report.duplicates:
+        console.print(f"{report.duplicates:,} ids were named again; each is one row.", style="dim")
+    console.print(f"Published: {to}", style="bold green", highlight=False)
+    if report.kept:
+        console.print(f"States are kept for --since: {report.kept}", style="dim", highlight=False)
+
+
+class _Rate(ProgressColumn):
+    """Rows a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of a task, once there is one."""
+        return Text(f"{task.speed:,.0f} rows/s" if task.speed else "", style="progress.data.speed")
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage, on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def advance(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total, completed=done)
+            bars.update(tasks[label], completed=done)  # type: ignore[arg-type]
+
+        yield advance

@@ -1,0 +1,57 @@
+"""A file of node ids: which nodes a run scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hopline.errors import BadRequest
+from hopline.types import ExternalIds
+
+
+def read_nodes(path: Path, id_kind: str) -> ExternalIds:
+    """Read ids, in the order of the file.
+
+    Args:
+        path: `.npy` (one dimension), or text with one id a line; empty lines are left out.
+        id_kind: "string", or else ids are integers.
+
+    Raises:
+        BadRequest: it cannot be read, is empty, or a line is no integer (the first such line is named).
+    """
+    try:
+        ids = _array(path) if path.suffix == ".npy" else _lines(path, id_kind)
+    except OSError as error:
+        raise BadRequest(f"--nodes {path}: {error.strerror or error}") from None
+    if not ids:
+        raise BadRequest(f"--nodes {path}: there are no ids in it")
+    return ids
+
+
+def _array(path: Path) -> ExternalIds:
+    try:
+        ids = np.load(path)
+    except ValueError as error:
+        raise BadRequest(f"--nodes {path}: not an array of ids: {error}") from None
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU":
+        raise BadRequest(f"--nodes {path}: {ids.dtype} {list(ids.shape)}; one dimension of ids is right")
+    listed: ExternalIds = ids.tolist()
+    return listed
+
+
+def _lines(path: Path, id_kind: str) -> ExternalIds:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"--nodes {path}: not UTF-8 text: {error}") from None
+    texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if id_kind == "string":
+        return [text for _, text in texts]
+    ids = []
+    for number, text in texts:
+        try:
+            ids.append(int(text))
+        except ValueError:
+            raise BadRequest(f"--nodes {path}, line {number}: {text!r} is no integer id") from None
+    return ids

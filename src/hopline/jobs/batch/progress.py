@@ -1,0 +1,12 @@
+"""How a batch run tells where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Called with a stage's label, rows done and rows in all.
+Advance = Callable[[str, int, int], None]
+
+
+def silent(label: str, done: int, total: int) -> None:
+    """The progress of those who do not ask."""

@@ -1,0 +1,213 @@
+"""Computes rows of one (level, node type) from dense rows of the level below.
+
+`compute_rows` is all that another engine needs; `RowComputer` is the same, kept open by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec, Stage, read_spec
+from hopline.engine.ego import EgoModel
+from hopline.engine.interner import Interner
+from hopline.engine.level import Level
+from hopline.engine.view import EdgeView
+from hopline.graph import Graph
+from hopline.jobs.batch.states import RowFile
+from hopline.sampling import Block
+from hopline.sampling.keyed import NO_CUT, frozen
+from hopline.types import FloatArray, IdArray
+
+#: Destinations, and sampled edges (unless one row alone has more), that are worked on at once.
+PIECE_ROWS, PIECE_EDGES = 1024, 1 << 18
+#: Bytes that numbering and sampling take for an edge, beside its source's row.
+EDGE_BYTES = 160
+
+_NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
+
+
+class Base(Protocol):
+    """Rows of one node type one level below: `RowFile`, or an array in memory (`Dense`)."""
+
+    @property
+    def array(self) -> FloatArray:
+        """float32 [N, d]."""
+        ...
+
+    def read(self, ids: IdArray, out: FloatArray) -> None:
+        """Copy rows of distinct ids."""
+        ...
+
+
+class Dense:
+    """An array as a base. Args: array: float32 [N, d], C-contiguous."""
+
+    def __init__(self, array: FloatArray) -> None:
+        self.array = frozen(array)
+
+    def read(self, ids: IdArray, out: FloatArray) -> None:
+        """Copy rows."""
+        out[: ids.shape[0]] = self.array[ids]
+
+
+def with_all_neighbors(spec: ModelSpec) -> ModelSpec:
+    """The model as it is asked for exact rows: every neighbour at every layer."""
+    fanouts = {key: (-1,) * len(hops) for key, hops in spec.fanouts.items()}
+    return msgspec.structs.replace(spec, fanouts=fanouts, max_degree=None)
+
+
+def below_of(stage: Stage, graph: Graph, node_type: str) -> set[str]:
+    """Node types whose rows one level below a stage reads."""
+    if stage.file is None:
+        return set()
+    types = {graph.edges[entry.edge_type].src for entry in stage.inputs if entry.edge_type}
+    if any(entry.kind == "self" or entry.reduce == "gcn" for entry in stage.inputs):
+        types.add(node_type)
+    return types
+
+
+class RowComputer:
+    """One (level, node type), ready to compute; for one thread.
+
+    Args:
+        folder, spec, graph: the model (for exact rows, `with_all_neighbors`) and its graph.
+        level, node_type: a stage with a file, or the only level of a model that is served whole.
+        below: node type -> rows one level below (raw features where that level has no file).
+        raw: this node type's raw features, float32 [N, d], for stages that read them.
+        compact_edges: 0 reads rows below where they lie; else so many of them, each once and in the
+            order of the file, are brought together for every piece of work.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        graph: Graph,
+        level: int,
+        node_type: str,
+        below: Mapping[str, Base],
+        raw: FloatArray = _NO_ROWS,
+        compact_edges: int = 0,
+    ) -> None:
+        self._node_type = node_type
+        self._below = below
+        self._raw = frozen(raw)
+        self._compact_edges = compact_edges
+        self._ego = EgoModel(folder, spec, graph, 1) if spec.runtime == "torch" else None
+        self._interners = {name: Interner() for name in below}
+        self._buffers: dict[str, FloatArray] = {}
+        if self._ego is None:
+            self._level = Level(folder, spec, graph, level, node_type, None, 1)
+            self._relations = list(self._level.relations.values())
+
+    def compute(self, ids: IdArray, out: FloatArray) -> int:
+        """Fill `out` float32 [n, state_dim] with the states of ids (int64 [n], distinct).
+
+        Returns: sampled edges.
+        """
+        if self._ego is not None:
+            out[:] = self._ego.final_states({self._node_type: ids})[self._node_type]
+            return 0
+        num_edges = 0
+        for a, b in self._pieces(ids):
+            num_edges += self._piece(ids[a:b], out[a:b])
+        return num_edges
+
+    def _pieces(self, ids: IdArray) -> Iterator[tuple[int, int]]:
+        most = self._compact_edges or PIECE_EDGES
+        bound = np.ones(ids.shape[0], np.int64)  # a row's own state
+        for relation in self._relations:
+            degrees = relation.adjacency.degree(ids)
+            fanout = relation.sampler.fanout
+            bound += degrees if fanout < 0 else np.minimum(degrees, fanout)
+        running = np.cumsum(bound)
+        a = 0
+        while a < ids.shape[0]:
+            before = int(running[a - 1]) if a else 0
+            b = int(np.searchsorted(running, before + most, side="right"))
+            b = min(max(b, a + 1), a + PIECE_ROWS if not self._compact_edges else ids.shape[0])
+            yield a, b
+            a = b
+
+    def _piece(self, ids: IdArray, out: FloatArray) -> int:
+        runner = self._level.runner
+        assert runner is not None
+        blocks = [relation.sampler.sample(ids, relation.buffers) for relation in self._relations]
+        if self._compact_edges:
+            bases, own_rows, rows = self._compact(ids, blocks)
+        else:
+            bases = {name: base.array for name, base in self._below.items()}
+            own_rows, rows = ids, [block.neighbors for block in blocks]
+        views: dict[str, EdgeView] = {}
+        for relation, block, sources in zip(self._relations, blocks, rows, strict=True):
+            base = bases.get(relation.source, _NO_ROWS)
+            views[relation.key] = relation.view(base, sources, ids, block, NO_CUT)
+        own = bases.get(self._node_type, _NO_ROWS)
+        runner.run(ids.shape[0], own, own_rows, self._raw, ids, views, out)
+        return sum(block.num_edges for block in blocks)
+
+    def _compact(
+        self, ids: IdArray, blocks: list[Block]
+    ) -> tuple[dict[str, FloatArray], IdArray, list[IdArray]]:
+        """Bring the rows together that a piece reads; ids become rows of what was brought."""
+        own = self._node_type if self._node_type in self._below else None
+        counts = dict.fromkeys(self._below, 0)
+        for relation, block in zip(self._relations, blocks, strict=True):
+            counts[relation.source] += block.num_edges
+        if own is not None:
+            counts[own] += ids.shape[0]
+        for name, interner in self._interners.items():
+            interner.start(max(1, counts[name]))
+        own_rows = self._interners[own].add(ids) if own is not None else ids
+        rows = [
+            self._interners[relation.source].add(block.neighbors)
+            for relation, block in zip(self._relations, blocks, strict=True)
+        ]
+        bases = {}
+        for name, base in self._below.items():
+            distinct = self._interners[name].distinct
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape[0] < distinct.shape[0]:
+                most = min(self._compact_edges, base.array.shape[0])
+                shape = (max(most, distinct.shape[0]), base.array.shape[1])
+                buffer = self._buffers[name] = np.empty(shape, np.float32)
+            base.read(distinct, buffer)
+            bases[name] = frozen(buffer)
+        return bases, own_rows, rows
+
+
+def compute_rows(
+    model_folder: Path,
+    graph: Graph,
+    level: int,
+    node_type: str,
+    begin: int,
+    end: int,
+    below_states: Mapping[str, FloatArray | Path],
+    out: FloatArray,
+    *,
+    exact: bool = False,
+) -> None:
+    """Compute the states of rows [begin, end) at one level, in one thread.
+
+    Args:
+        model_folder: `<repository>/<model>/<version>`.
+        level: 0 to num_layers; a level without a file is the raw features themselves.
+        below_states: node type -> float32 [N, d] rows of level - 1 (raw features where that level has no
+            file), or the path of a `.npy` file of them. Types that are not read may be absent.
+        out: float32 [end - begin, state_dim], filled.
+        exact: read all neighbours, not the model's fanouts.
+    """
+    spec = read_spec(model_folder, verify=False)
+    spec = with_all_neighbors(spec) if exact else spec
+    below = {
+        name: RowFile(rows) if isinstance(rows, Path) else Dense(rows)
+        for name, rows in below_states.items()
+    }
+    raw = np.ascontiguousarray(graph.nodes[node_type].features, np.float32)
+    RowComputer(model_folder, spec, graph, level, node_type, below, raw).compute(np.arange(begin, end), out)

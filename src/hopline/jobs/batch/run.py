@@ -1,0 +1,470 @@
+"""A batch run from start to end: levels into files, files into a sink.
+
+`BatchRun(...).run()` may be killed at any moment and started again with the same arguments; what was done
+for good (see `journal.py`) is not done again, and the tables are the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hopline.artifact import ModelSpec, TableSpec, read_artifact, sha256_of
+from hopline.engine.schema import check_schema
+from hopline.errors import BadRequest, BatchError, NodeNotFound
+from hopline.graph import Graph
+from hopline.jobs.batch import needed as needs
+from hopline.jobs.batch.budget import Reads, pace
+from hopline.jobs.batch.changes import Changes
+from hopline.jobs.batch.head import available_outputs, chosen_outputs, columns_of
+from hopline.jobs.batch.journal import Identity, Manifest, Mark, WorkFolder
+from hopline.jobs.batch.local import LocalEngine
+from hopline.jobs.batch.memory import peak_bytes
+from hopline.jobs.batch.previous import PreviousRun
+from hopline.jobs.batch.progress import Advance, silent
+from hopline.jobs.batch.raw import feature_file
+from hopline.jobs.batch.report import LevelReport, Report
+from hopline.jobs.batch.results import write_table
+from hopline.jobs.batch.rows import below_of, with_all_neighbors
+from hopline.jobs.batch.sink import Sink, TableSchema
+from hopline.jobs.batch.spans import Span, count, merged, missing
+from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
+from hopline.jobs.batch.work import Engine, LevelWork
+from hopline.types import ExternalIds, IdArray
+
+#: Unknown ids that a message lists.
+_NAMED = 20
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How a run is done.
+
+    Attributes:
+        outputs: columns of the table; () means `usual`.
+        usual: those that the sink is for; of them, the ones that the model has. () means what the server
+            answers.
+        exact: read all neighbours, not the model's fanouts.
+        memory_bytes: of resident memory; 0 means no limit.
+        threads: 0 means one for each processor.
+        nodes: external ids to score; None means all.
+        since: work folder of an earlier run of this model, kept with `keep`.
+        keep: leave the work folder, so that a later run can be `since` this one.
+        restart: throw away what an unfinished run left.
+        checkpoint_s: seconds of work that a kill can cost.
+    """
+
+    outputs: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
+    exact: bool = False
+    memory_bytes: int = 0
+    threads: int = 0
+    nodes: ExternalIds | None = None
+    since: Path | None = None
+    keep: bool = False
+    restart: bool = False
+    checkpoint_s: float = 5.0
+
+
+class BatchRun:
+    """Args:
+        model_folder: `<repository>/<model>/<version>`.
+        graph_folder: a saved graph.
+        work: folder for what is half done, on a disk with room for the states of two levels.
+        options: see there.
+        engine: makes the engine; None computes on threads of this process.
+        advance: told where the run is.
+        clock: seconds.
+
+    Raises:
+        BadRequest: a table model, or an output that the model has not.
+        NodeNotFound: ids that the graph has not.
+        SchemaMismatch, ArtifactError, GraphError: the model or graph cannot be used.
+        BatchError, RunMismatch: the run cannot start.
+    """
+
+    def __init__(
+        self,
+        model_folder: Path,
+        graph_folder: Path,
+        work: Path,
+        options: BatchOptions | None = None,
+        *,
+        engine: Callable[[Graph, ModelSpec, int], Engine] | None = None,
+        advance: Advance = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options or BatchOptions()
+        self._folder = model_folder
+        self._advance = advance
+        self._clock = clock
+        self._began = self._synced = clock()
+        spec = read_artifact(model_folder)
+        if isinstance(spec, TableSpec):
+            raise BadRequest(
+                f"{spec.name}/{spec.version} is a table model: it scores columns of a request, and there "
+                "are no nodes to score; a batch run takes graph models"
+            )
+        self._spec = spec
+        self._graph = Graph.open(graph_folder)
+        check_schema(spec, self._graph)
+        usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
+        self._outputs = chosen_outputs(spec, self._options.outputs or usual)
+        self._whole = spec.runtime == "torch"
+        self._types = needs.head_types(spec)
+        self._asked, self._duplicates = self._find_nodes()
+        self._previous = self._find_previous()
+        self._plan()
+        self._engine = (engine or LocalEngine)(self._graph, spec, self._options.threads)
+        try:
+            manifest = Manifest(self._identity, str(graph_folder.resolve()))
+            self._work = WorkFolder(work, manifest, restart=self._options.restart)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._pending: dict[tuple[int, str], list[Span]] = {}
+        self._reports: list[LevelReport] = []
+
+    def run(self, open_sink: Callable[[], Sink]) -> Report:
+        """Compute what is not done yet, and write the tables.
+
+        Args:
+            open_sink: makes a sink for each table.
+
+        Raises:
+            BatchError: the disk is full, or anything else that another start may mend.
+            SinkError: the results cannot be brought to the sink; the states are kept.
+        """
+        try:
+            for level in range(self._first_level(), len(self._needed)):
+                for node_type in self._needed[level]:
+                    self._compute(level, node_type)
+                self._end_level(level)
+            if self._options.keep:
+                self._finish_states()
+            num_rows = self._write(open_sink)
+            report = self._report(num_rows)
+            if self._options.keep:
+                self._work.close()
+            else:
+                self._work.remove()
+            return report
+        finally:
+            self._engine.close()
+            self._work.close()
+
+    # What there is to do.
+
+    def _plan(self) -> None:
+        """Levels, and the rows of each that are not all rows."""
+        spec = self._exact_spec
+        self._rows: dict[tuple[int, str], IdArray] = {}
+        self._changes: Changes | None = None
+        if self._whole:
+            if self._previous is not None:
+                raise BatchError(
+                    f"{spec.name}/{spec.version} is served whole and keeps no states: start without --since"
+                )
+            self._needed: list[list[str]] = [[], [spec.head.node_type]]
+            if self._asked is not None:
+                self._rows[1, spec.head.node_type] = np.sort(self._asked[spec.head.node_type])
+            return
+        self._needed = needs.needed_levels(spec, self._graph)
+        if self._asked is not None:
+            self._rows = needs.rows_for(spec, self._graph, self._needed, self._asked)
+        elif self._previous is not None:
+            self._previous.check(self._identity, self._needed)
+            self._changes = self._previous.changes(spec, self._graph)
+            self._rows = self._changes.rows(self._needed)
+
+    @property
+    def _exact_spec(self) -> ModelSpec:
+        return with_all_neighbors(self._spec) if self._options.exact else self._spec
+
+    def _find_nodes(self) -> tuple[dict[str, IdArray] | None, int]:
+        asked = self._options.nodes
+        if asked is None:
+            return None, 0
+        if self._options.since is not None:
+            raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
+        if len(self._types) > 1:
+            raise BadRequest(f"--nodes is for one node type; this model has {' and '.join(self._types)}")
+        ids = self._graph.nodes[self._types[0]].ids.lookup(asked)
+        unknown = [asked[k] for k in np.flatnonzero(ids < 0).tolist()]
+        if unknown:
+            listed = ", ".join(repr(name) for name in unknown[:_NAMED])
+            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+            raise NodeNotFound(f"the graph has no nodes {listed}{more}", unknown)
+        distinct, first = np.unique(ids, return_index=True)
+        in_order = ids[np.sort(first)]
+        return {self._types[0]: in_order}, len(asked) - distinct.shape[0]
+
+    def _find_previous(self) -> PreviousRun | None:
+        return PreviousRun(self._options.since) if self._options.since is not None else None
+
+    @property
+    def _identity(self) -> Identity:
+        nodes = ""
+        if self._asked is not None:
+            digest = hashlib.blake2b(digest_size=16)
+            for rows in self._asked.values():
+                digest.update(np.ascontiguousarray(rows).data)
+            nodes = digest.hexdigest()
+        return Identity(
+            model=self._spec.name,
+            version=self._spec.version,
+            model_hash=sha256_of(self._folder / "model.json"),
+            graph_version=self._graph.version,
+            exact=self._options.exact,
+            nodes=nodes,
+            since=self._previous.manifest.identity.run_id if self._previous is not None else "",
+        )
+
+    def _first_level(self) -> int:
+        """Below it everything is done: a level whose states are complete needs none of those before."""
+        for level in range(len(self._needed) - 1, 0, -1):
+            types = self._needed[level]
+            if types and all(self._work.is_marked(level, name, "complete") for name in types):
+                return level + 1
+        return 0
+
+    # Levels.
+
+    def _compute(self, level: int, node_type: str) -> None:
+        began = self._clock()
+        work, copied = self._prepare(level, node_type)
+        key = (level, node_type)
+        done = self._work.done(*key)
+        label = f"level {level}" if len(self._needed[level]) == 1 else f"level {level} of {node_type}"
+        counted = [count(done), 0]
+        before = counted[0]
+        self._advance(label, before, work.num_rows)
+
+        def span_done(span: Span, num_edges: int) -> None:
+            counted[0] += span[1] - span[0]
+            counted[1] += num_edges
+            self._pending.setdefault(key, []).append(span)
+            self._advance(label, counted[0], work.num_rows)
+            if self._clock() - self._synced >= self._options.checkpoint_s:
+                self._checkpoint()
+
+        try:
+            self._engine.run(work, missing(done, work.num_rows, work.span_rows), span_done)
+        except BaseException:
+            self._save_what_is_done()
+            raise
+        row_bytes = sum(rows_of(path)[1] for path in work.below.values()) * 4
+        self._reports.append(
+            LevelReport(
+                level=level,
+                node_type=node_type,
+                rows=work.num_rows,
+                computed=counted[0] - before,
+                copied=copied,
+                edges=counted[1],
+                gathered_bytes=(counted[1] + counted[0] - before) * row_bytes,
+                seconds=self._clock() - began,
+                compact_edges=work.compact_edges,
+            )
+        )
+
+    def _prepare(self, level: int, node_type: str) -> tuple[LevelWork, int]:
+        """The work of a level, its file made; rows copied of the previous run."""
+        num_nodes = self._graph.nodes[node_type].num_nodes
+        dim = self._dim(level, node_type)
+        out = state_path(self._work.folder, level, node_type)
+        rows = self._rows.get((level, node_type))
+        copied = 0
+        if not self._work.done(level, node_type) and not self._work.is_marked(level, node_type, "kept"):
+            if self._changes is not None and self._previous is not None:
+                anew = self._rows[level, node_type]
+                matched = self._changes.matched[node_type]
+                self._advance(f"copying level {level}", 0, num_nodes)
+                copied = self._previous.copy(out, level, node_type, matched, anew)
+                self._work.mark([Mark(level, node_type, kept=True)])
+            else:
+                create(out, num_nodes, dim, sparse=rows is not None)
+        elif not out.is_file():
+            raise BatchError(f"{out} is gone, though {self._work.folder} says it is done; give --restart")
+        elif rows is not None and self._changes is not None:
+            copied = num_nodes - rows.shape[0]
+        listed = None
+        if rows is not None:
+            listed = self._work.folder / "rows" / f"{out.name}"
+            listed.parent.mkdir(exist_ok=True)
+            np.save(listed, rows)
+        below, raw = self._below(level, node_type)
+        threads = self._engine.threads
+        work = LevelWork(
+            model_folder=self._folder,
+            graph_folder=Path(self._work.manifest.graph_path),
+            level=level,
+            node_type=node_type,
+            exact=self._options.exact,
+            below=below,
+            raw=raw,
+            out=out,
+            num_nodes=num_nodes,
+            dim=dim,
+            num_rows=num_nodes if rows is None else rows.shape[0],
+            rows=listed,
+            limit_bytes=self._options.memory_bytes,
+        )
+        if self._whole:
+            return work, copied
+        at_once = pace(self._reads(work), self._options.memory_bytes, threads)
+        return dataclasses.replace(work, **dataclasses.asdict(at_once)), copied
+
+    def _dim(self, level: int, node_type: str) -> int:
+        return self._spec.head.output_dim if self._whole else self._spec.levels[level][node_type].state_dim
+
+    def _below(self, level: int, node_type: str) -> tuple[dict[str, Path], Path | None]:
+        """Files of the rows one level below, and of the raw features, that a stage reads."""
+        if self._whole:
+            return {}, None
+        stage = self._spec.levels[level][node_type]
+        found = {}
+        if level:
+            for name in below_of(stage, self._graph, node_type):
+                if self._spec.levels[level - 1][name].file is None:
+                    found[name] = feature_file(self._graph, name, self._work.folder)
+                else:
+                    found[name] = state_path(self._work.folder, level - 1, name)
+        reads_raw = any(entry.kind == "features" for entry in stage.inputs)
+        raw = feature_file(self._graph, node_type, self._work.folder) if reads_raw else None
+        return found, raw
+
+    def _reads(self, work: LevelWork) -> Reads:
+        shapes = [rows_of(path) for path in work.below.values()]
+        fanout, usual = 1, 1.0
+        for sampler in needs.samplers_of(self._exact_spec, self._graph, work.level, work.node_type):
+            most = sampler.adjacency.max_degree
+            mean = sampler.adjacency.num_edges / max(1, work.num_nodes)
+            fanout += most if sampler.fanout < 0 else min(most, sampler.fanout)
+            usual += mean if sampler.fanout < 0 else min(mean, sampler.fanout)
+        inputs = self._spec.levels[work.level][work.node_type].inputs
+        return Reads(
+            what=f"level {work.level} of {work.node_type!r}",
+            base_bytes=sum(4 * rows * dim for rows, dim in shapes),
+            row_bytes=sum(4 * dim for _, dim in shapes),
+            out_bytes=4 * work.dim,
+            fanout=fanout,
+            usual=usual,
+            block=any(entry.kind == "positions" for entry in inputs),
+        )
+
+    # What is done for good.
+
+    def _checkpoint(self) -> None:
+        """Sync the rows of spans that are done, then say so."""
+        marks = []
+        for (level, node_type), spans in self._pending.items():
+            file = RowFile(state_path(self._work.folder, level, node_type), writable=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            marks += [Mark(level, node_type, a, b) for a, b in merged(spans)]
+        self._work.mark(marks)
+        self._pending.clear()
+        self._synced = self._clock()
+
+    def _save_what_is_done(self) -> None:
+        """After a failure: a full disk may still take a mark, and where it does not, only work is lost."""
+        try:
+            self._checkpoint()
+        except BatchError:
+            self._pending.clear()
+
+    def _end_level(self, level: int) -> None:
+        """In a run that takes long, mark the level and make room; a short one is over before that pays."""
+        types = self._needed[level]
+        if not types or self._clock() - self._began < self._options.checkpoint_s:
+            return
+        self._checkpoint()
+        self._work.mark([Mark(level, name, complete=True) for name in types])
+        if not self._options.keep:
+            for number in range(level):
+                for name in self._needed[number]:
+                    state_path(self._work.folder, number, name).unlink(missing_ok=True)
+
+    def _finish_states(self) -> None:
+        self._checkpoint()
+        self._work.mark(
+            [
+                Mark(level, name, complete=True)
+                for level, types in enumerate(self._needed)
+                for name in types
+                if not self._work.is_marked(level, name, "complete")
+            ]
+        )
+
+    # The tables.
+
+    def _write(self, open_sink: Callable[[], Sink]) -> int:
+        top = len(self._needed) - 1
+        num_rows = 0
+        for name in self._types:
+            schema = self._schema(name, name if len(self._types) > 1 else "")
+            states = RowFile(self._final_file(top, name))
+            threads = self._engine.threads
+            ids = self._graph.nodes[name].ids
+            write_table(open_sink(), schema, self._folder, self._spec, states, ids, threads, self._advance)
+            states.close()
+            num_rows += schema.num_rows
+        return num_rows
+
+    def _final_file(self, top: int, node_type: str) -> Path:
+        if not self._whole and self._spec.levels[top][node_type].file is None:
+            return feature_file(self._graph, node_type, self._work.folder)
+        return state_path(self._work.folder, top, node_type)
+
+    def _schema(self, node_type: str, part: str) -> TableSchema:
+        identity = self._work.manifest.identity
+        rows = None if self._asked is None else self._asked[node_type]
+        nodes = self._graph.nodes[node_type]
+        columns = columns_of(self._spec, self._outputs, self._dim(len(self._needed) - 1, node_type))
+        run = hashlib.blake2b(f"{identity.run_id} {self._outputs} {part}".encode(), digest_size=8)
+        return TableSchema(
+            run_id=run.hexdigest(),
+            model=identity.model,
+            version=identity.version,
+            model_hash=identity.model_hash,
+            graph_version=identity.graph_version,
+            node_type=node_type,
+            part=part,
+            num_rows=nodes.num_nodes if rows is None else rows.shape[0],
+            id_kind=nodes.ids.kind,
+            columns=columns,
+            rows=rows,
+            exact=identity.exact,
+            classes=self._spec.classes,
+        )
+
+    def _report(self, num_rows: int) -> Report:
+        seconds = self._clock() - self._began
+        identity = self._work.manifest.identity
+        return Report(
+            model=identity.model,
+            version=identity.version,
+            graph_version=identity.graph_version,
+            exact=identity.exact,
+            outputs=self._outputs,
+            tables=self._types,
+            rows=num_rows,
+            recomputed=sum(level.computed for level in self._reports),
+            resumed=self._work.resumed,
+            threads=self._engine.threads,
+            seconds=seconds,
+            rows_per_s=num_rows / seconds if seconds > 0 else 0.0,
+            peak_rss_bytes=peak_bytes(),
+            levels=tuple(self._reports),
+            duplicates=self._duplicates,
+            kept=str(self._work.folder) if self._options.keep else "",
+        )

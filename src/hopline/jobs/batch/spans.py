@@ -1,0 +1,35 @@
+"""Sets of rows as spans: sorted, disjoint [begin, end)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+Span = tuple[int, int]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Spans in order, those that touch or overlap made one; empty ones left out."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if begin >= end:
+            continue
+        if found and found[-1][1] >= begin:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def missing(done: Iterable[Span], num_rows: int, most: int) -> Iterator[Span]:
+    """What of [0, num_rows) is not done, in spans of at most `most` rows."""
+    at = 0
+    for begin, end in [*merged(done), (num_rows, num_rows)]:
+        while at < begin:
+            yield at, min(at + most, begin)
+            at = min(at + most, begin)
+        at = max(at, end)
+
+
+def count(spans: Iterable[Span]) -> int:
+    """Rows of disjoint spans."""
+    return sum(end - begin for begin, end in spans)

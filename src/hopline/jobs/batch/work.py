@@ -1,0 +1,150 @@
+"""The work of one level, told by paths alone: any thread, process or machine that sees them can do some.
+
+Rows are done in spans of the level's list of rows. How it is cut into spans, which of them is done by whom,
+and in which order, makes no difference to a byte of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hopline.artifact import ModelSpec, read_spec
+from hopline.graph import Graph
+from hopline.jobs.batch.memory import Guard, graph_arrays
+from hopline.jobs.batch.rows import Base, RowComputer, with_all_neighbors
+from hopline.jobs.batch.spans import Span
+from hopline.jobs.batch.states import RowFile
+from hopline.types import FloatArray, IdArray
+
+#: Rows of a span, unless memory asks for other ones.
+SPAN_ROWS = 4096
+
+_NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class LevelWork:
+    """One (level, node type) to compute. Pickles.
+
+    Attributes:
+        model_folder, graph_folder: what `read_spec` and `Graph.open` take.
+        level, node_type: whose rows.
+        exact: all neighbours, not the model's fanouts.
+        below: node type -> `.npy` file of rows one level below; that of the features where the level below
+            has no file.
+        raw: this node type's features as a `.npy` file of float32, where the stage reads them.
+        out: the file that rows go into; made by `states.create`.
+        num_nodes, dim: its shape.
+        num_rows: rows to compute.
+        rows: None means all; else a `.npy` file of ids, int64 [num_rows], ascending.
+        compact_edges: see `RowComputer`.
+        span_rows: rows of a span at most.
+        limit_bytes: of resident memory of a process that does spans; 0 means no limit.
+    """
+
+    model_folder: Path
+    graph_folder: Path
+    level: int
+    node_type: str
+    exact: bool
+    below: dict[str, Path]
+    raw: Path | None
+    out: Path
+    num_nodes: int
+    dim: int
+    num_rows: int
+    rows: Path | None = None
+    compact_edges: int = 0
+    limit_bytes: int = 0
+    span_rows: int = SPAN_ROWS
+
+
+class Worker:
+    """Does spans of one level; for one thread.
+
+    Args:
+        work: what to do.
+        graph, spec: where the caller has them open already (`spec` as in model.json).
+    """
+
+    def __init__(self, work: LevelWork, graph: Graph | None = None, spec: ModelSpec | None = None) -> None:
+        self.work = work
+        graph = graph if graph is not None else Graph.open(work.graph_folder)
+        spec = spec if spec is not None else read_spec(work.model_folder, verify=False)
+        spec = with_all_neighbors(spec) if work.exact else spec
+        self._files = {name: RowFile(path) for name, path in work.below.items()}
+        self._raw = RowFile(work.raw) if work.raw is not None else None
+        self._out = RowFile(work.out, writable=True)
+        self._rows: IdArray | None = None if work.rows is None else np.load(work.rows, mmap_mode="r")
+        self._buffer = np.empty((work.span_rows, work.dim), np.float32)
+        below: dict[str, Base] = dict(self._files)
+        self._computer = RowComputer(
+            work.model_folder,
+            spec,
+            graph,
+            work.level,
+            work.node_type,
+            below,
+            _NO_ROWS if self._raw is None else self._raw.array,
+            work.compact_edges,
+        )
+        self._guard: Guard | None = None
+        if work.limit_bytes:
+            mapped = [file.array for file in self._files.values()]
+            mapped += [] if self._raw is None else [self._raw.array]
+            self._guard = Guard(work.limit_bytes, [*mapped, *graph_arrays(graph)])
+
+    def do(self, begin: int, end: int) -> int:
+        """Compute rows [begin, end) of the list and put them into the file.
+
+        Args:
+            begin, end: at most `span_rows` apart.
+
+        Returns: sampled edges.
+        Raises:
+            BatchError: the disk is full.
+        """
+        ids = np.arange(begin, end) if self._rows is None else np.array(self._rows[begin:end], np.int64)
+        num_edges = self._computer.compute(ids, self._buffer[: end - begin])
+        self._out.write(ids, self._buffer[: end - begin])
+        if self._guard is not None:
+            self._guard.check()
+        return num_edges
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (*self._files.values(), self._out, self._raw):
+            if file is not None:
+                file.close()
+
+
+class Engine(Protocol):
+    """Does the spans of a level somewhere.
+
+    Attributes:
+        threads: that work at once in one process; each takes its share of `limit_bytes`.
+    """
+
+    threads: int
+
+    def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
+        """Do `spans`, in any order.
+
+        Args:
+            spans: each of at most `work.span_rows` rows.
+            done: called in the calling thread with a span and its sampled edges, after its rows are in
+                the file (where this process's sync finds them).
+
+        Raises:
+            HoplineError: a span failed; others may have been done.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of threads, processes or a cluster."""
+        ...
