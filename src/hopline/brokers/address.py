@@ -1,0 +1,252 @@
+"""The address of a topic at a broker, and the options that come with it.
+
+    kafka://[user:password@]host:port[,host:port …]/topic?group=g
+    redis://[user:password@]host:port/0?stream=s&group=g
+    nats://[user:password@]host:port[,host:port …]/stream?subject=s&durable=d
+
+An "s" at the end of the scheme (kafkas, rediss, natss) means TLS. Options that should not stand in a
+command line or a setting are in a TOML file that `options_file` names. This file knows the form; which
+options there are is each broker's to say. A password is in no message and in no repr.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from hopline.errors import ConfigError
+from hopline.settings import did_you_mean
+
+#: Of every broker.
+COMMON = (
+    "group",
+    "start",
+    "options_file",
+    "username",
+    "password",
+    "ca_file",
+    "cert_file",
+    "key_file",
+    "verify",
+)
+_SECRET = ("password", "token")
+_YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+_Choice = TypeVar("_Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a topic is.
+
+    Attributes:
+        scheme: in lower case, without the "s" of TLS.
+        encrypted: whether over TLS.
+        servers: (host, port), one or more.
+        path: what follows the servers, without slashes around it.
+        options: name -> value, from the query, the file and the login.
+        setting: where the address was written, for errors.
+    """
+
+    scheme: str
+    encrypted: bool
+    servers: tuple[tuple[str, int], ...]
+    path: str
+    options: Mapping[str, str] = field(repr=False)
+    setting: str
+
+    @classmethod
+    def parse(cls, text: str, setting: str, schemes: Iterable[str], default_port: int = 0) -> Address:
+        """Read an address.
+
+        Args:
+            text: as above.
+            setting: for errors.
+            schemes: without the "s".
+            default_port: where the address has none; 0 if there must be one.
+
+        Raises: ConfigError: beginning with the setting's name; never with a password.
+        """
+
+        def wrong(what: str) -> ConfigError:
+            return ConfigError(f"{setting}: {what}")
+
+        scheme, known = scheme_of(text), list(schemes)
+        encrypted = scheme not in known and scheme.removesuffix("s") in known
+        if not encrypted and scheme not in known:
+            raise wrong(
+                f"{shown(text)} is not the address of a broker{did_you_mean(scheme, known)}; "
+                f"it begins with {' or '.join(f'{name}://' for name in known)}"
+            )
+        try:
+            parts = urlsplit(text)
+            query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError as error:
+            raise wrong(f"{shown(text)} cannot be read: {error}") from None
+        login, _, hosts = parts.netloc.rpartition("@")
+        options: dict[str, str] = {}
+        for name, value in query:
+            if name in options:
+                raise wrong(f"option {name!r} is there twice")
+            options[name] = value
+        user, _, password = login.partition(":")
+        for name, value in (("username", user), ("password", password)):
+            if value:
+                options[name] = unquote(value)
+        if "options_file" in options:
+            options = {**_from_file(Path(options["options_file"]), setting), **options}
+        servers = tuple(_server(host, default_port, wrong) for host in hosts.split(","))
+        return cls(
+            scheme=scheme.removesuffix("s") if encrypted else scheme,
+            encrypted=encrypted,
+            servers=servers,
+            path=unquote(parts.path).strip("/"),
+            options=options,
+            setting=setting,
+        )
+
+    def wrong(self, what: str) -> ConfigError:
+        """The error to raise about this address."""
+        return ConfigError(f"{self.setting}: {what}")
+
+    def expect(self, own: Iterable[str], *, native: bool = False) -> None:
+        """Check the names of the options.
+
+        Args:
+            own: what this broker has beside `COMMON`.
+            native: names with a dot are the driver's own; let them pass.
+
+        Raises: ConfigError: an unknown one.
+        """
+        known = (*COMMON, *own)
+        for name in self.options:
+            if name not in known and not (native and "." in name):
+                raise self.wrong(
+                    f"unknown option {name!r} of {self.scheme}://{did_you_mean(name, known)}; "
+                    f"there are {', '.join(known)}"
+                )
+
+    def text(self, name: str, default: str = "") -> str:
+        """An option as it is."""
+        return self.options.get(name, default)
+
+    def required(self, name: str, example: str) -> str:
+        """An option that must be there. Raises: ConfigError: it is not, or is empty."""
+        value = self.text(name)
+        if not value:
+            raise self.wrong(f"{self.scheme}:// needs the option {name}, such as {example}")
+        return value
+
+    def choice(self, name: str, choices: tuple[_Choice, ...]) -> _Choice:
+        """One of some words, by default the first. Raises: ConfigError: another one."""
+        value = self.text(name, choices[0])
+        for known in choices:
+            if value == known:
+                return known
+        raise self.wrong(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}")
+
+    def number(self, name: str, default: float, minimum: float, maximum: float = 1e9) -> float:
+        """A number. Raises: ConfigError: none, or out of bounds."""
+        value = self.text(name, str(default))
+        try:
+            found = float(value)
+        except ValueError:
+            found = float("nan")
+        if not minimum <= found <= maximum:
+            raise self.wrong(f"{name} must be a number from {minimum:g} to {maximum:g}; got {value!r}")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Yes or no. Raises: ConfigError: neither."""
+        value = self.text(name, str(default)).lower()
+        if value not in _YES_NO:
+            raise self.wrong(f"{name} must be true or false; got {value!r}")
+        return _YES_NO[value]
+
+    def file(self, name: str) -> Path | None:
+        """A file that is there, None where none is named. Raises: ConfigError: it is not there."""
+        value = self.text(name)
+        if not value:
+            return None
+        if not Path(value).is_file():
+            raise self.wrong(f"{name}: {value!r} does not exist or is not a file")
+        return Path(value)
+
+    def hidden(self, text: str) -> str:
+        """A driver's words without this address's secrets."""
+        for name in _SECRET:
+            secret = self.text(name)
+            if secret:
+                text = text.replace(secret, "…")
+        return text
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to encrypt, None where it is not wanted. Raises: ConfigError: a file cannot be used."""
+        if not self.encrypted:
+            return None
+        ca, cert, key = (self.file(name) for name in ("ca_file", "cert_file", "key_file"))
+        try:
+            context = ssl.create_default_context(cafile=str(ca) if ca else None)
+            if not self.flag("verify", True):
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if cert is not None:
+                context.load_cert_chain(cert, key)
+        except (ssl.SSLError, OSError) as error:
+            raise self.wrong(f"the certificate files cannot be used: {error}") from None
+        return context
+
+    def __str__(self) -> str:
+        """For people: without options and login."""
+        hosts = ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
+        )
+        return f"{self.scheme}{'s' if self.encrypted else ''}://{hosts}/{self.path}"
+
+
+def scheme_of(text: str) -> str:
+    """What stands before the ://, in lower case; "" where there is none."""
+    head, found, _ = text.partition("://")
+    return head.lower() if found else ""
+
+
+def shown(text: str) -> str:
+    """An address without what may be a password, for errors."""
+    head, at, tail = text.partition("?")[0].rpartition("@")
+    return repr(f"{head.partition('://')[0]}://…@{tail}" if at else tail)
+
+
+def _server(text: str, default_port: int, wrong: Any) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]/@\s]+)(?::(\d+))?", text)
+    port = 0 if match is None else int(match[2] or default_port)
+    if match is None or port not in range(1, 65536):
+        needed = "host:port" if not default_port else "host or host:port"
+        raise wrong(f"{text!r} is not the address of a server; {needed} is")
+    return match[1].strip("[]"), port
+
+
+def _from_file(file: Path, setting: str) -> dict[str, str]:
+    """Options of a TOML file: a flat table of texts, numbers and booleans."""
+    try:
+        found = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{setting}: options_file: {str(file)!r} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{setting}: options_file: {str(file)!r} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{setting}: options_file: {str(file)!r}: {error.strerror}") from None
+    options = {}
+    for name, value in found.items():
+        if isinstance(value, dict | list):
+            raise ConfigError(
+                f"{setting}: options_file: {name!r} must be a text, a number or true or false; "
+                'names with dots need quotes, as in "sasl.mechanism" = "PLAIN"'
+            )
+        options[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return options

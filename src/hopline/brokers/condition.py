@@ -1,0 +1,80 @@
+"""How a connection is and since when, and how long to wait before the next try."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from hopline.brokers.base import Health
+
+log = logging.getLogger(__name__)
+
+
+class Condition:
+    """Is told of failures and of work that went well; every change is logged once.
+
+    Args:
+        what: the connection, for the log: "kafka://host:9092/edges".
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.time) -> None:
+        self._what = what
+        self._clock = clock
+        self._health = Health("not connected yet", clock())
+        self._left = False
+
+    def health(self) -> Health:
+        """As it is."""
+        return self._health
+
+    @property
+    def ok(self) -> bool:
+        """Whether the last that was heard was good."""
+        return not self._health.reason
+
+    def good(self) -> None:
+        """Something worked."""
+        if self._health.reason:
+            was, self._health = self._health, Health("", self._clock())
+            log.info("%s: connected after %.1f s", self._what, self._health.since_s - was.since_s)
+
+    def bad(self, reason: str) -> None:
+        """Something failed; `since_s` stays that of the first failure in a row."""
+        if self._left:
+            return
+        if self._health.ok or self._health.reason == "not connected yet":
+            log.warning("%s: %s", self._what, reason)
+        since_s = self._clock() if self._health.ok else self._health.since_s
+        self._health = Health(reason or "unknown failure", since_s)
+
+    def leave(self) -> None:
+        """The connection is given up: what ends from here on is no failure."""
+        self._left = True
+
+
+class Backoff:
+    """Waits that double from `first_s` to `longest_s`, each drawn from its upper half.
+
+    Args:
+        rng: numbers in [0, 1).
+    """
+
+    def __init__(
+        self, first_s: float = 0.05, longest_s: float = 2.0, rng: Callable[[], float] = random.random
+    ) -> None:
+        self._first_s = self._wait_s = first_s
+        self._longest_s = longest_s
+        self._rng = rng
+
+    def next(self) -> float:
+        """Seconds to wait before the next try."""
+        wait_s = self._wait_s * (0.5 + 0.5 * self._rng())
+        self._wait_s = min(self._longest_s, 2 * self._wait_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """A try went well."""
+        self._wait_s = self._first_s

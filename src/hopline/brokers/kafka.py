@@ -1,0 +1,138 @@
+"""What a Kafka source, queue and sink share: the driver's settings, and messages as it has them.
+
+Options with a dot in their name are librdkafka's own ("sasl.mechanism", "compression.type"); those that
+delivery depends on are Hopline's to set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError
+
+from hopline.brokers.address import Address
+from hopline.brokers.base import Message
+
+#: librdkafka's settings that Hopline sets itself.
+_OURS = (
+    "acks",
+    "auto.offset.reset",
+    "bootstrap.servers",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.idempotence",
+    "enable.partition.eof",
+    "group.id",
+)
+#: Seconds that a question about topics and offsets may take.
+ASK_S = 2.0
+
+_Result = TypeVar("_Result")
+
+
+def parse(text: str, setting: str, *own: str) -> Address:
+    """A Kafka address. Raises: ConfigError: see `Address.parse`; or it names no topic."""
+    address = Address.parse(text, setting, ["kafka"], 9092)
+    address.expect(own, native=True)
+    for name in address.options:
+        if name in _OURS:
+            raise address.wrong(f"{name} is set by Hopline; leave it out")
+    if not address.path or "/" in address.path:
+        raise address.wrong(f"{address} must name one topic, as in kafka://host:9092/edges")
+    return address
+
+
+def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
+    """librdkafka's settings for an address. Raises: ConfigError: a file is not there."""
+    login = "sasl" if address.text("username") else ""
+    settings: dict[str, Any] = {
+        "bootstrap.servers": ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.servers
+        ),
+        "security.protocol": "_".join(filter(None, (login, "ssl" if address.encrypted else "plaintext"))),
+        "client.id": "hopline",
+        "error_cb": on_error,
+        "log_level": 2,  # what matters comes through error_cb
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 2000,
+        "socket.keepalive.enable": True,
+    }
+    if login:
+        settings["sasl.mechanism"] = "PLAIN"
+        settings["sasl.username"] = address.text("username")
+        settings["sasl.password"] = address.text("password")
+    if address.encrypted:
+        names = {"ca_file": "ca", "cert_file": "certificate", "key_file": "key"}
+        for name, theirs in names.items():
+            file = address.file(name)
+            if file is not None:
+                settings[f"ssl.{theirs}.location"] = str(file)
+        settings["enable.ssl.certificate.verification"] = address.flag("verify", True)
+    settings.update({name: value for name, value in address.options.items() if "." in name})
+    return settings
+
+
+def consumer_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
+    """The same for a consumer, which commits only what it is told to."""
+    return driver_settings(address, on_error) | {
+        "group.id": address.text("group", "hopline"),
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": False,
+        "fetch.error.backoff.ms": 100,
+    }
+
+
+def message_of(raw: Any, partition: str, offset: int) -> Message:
+    """A message of the driver's.
+
+    Args:
+        raw: confluent_kafka.Message without an error.
+        partition: its name.
+        offset: its own.
+    """
+    key, headers, stamp = raw.key(), raw.headers(), raw.timestamp()
+    return Message(
+        raw.value() or b"",
+        partition,
+        offset + 1,
+        _text(key) if key else "",
+        {name: _text(value or b"") for name, value in headers} if headers else {},
+        stamp[1] if stamp[0] else 0,
+    )
+
+
+def words(error: KafkaError, address: Address) -> str:
+    """An error for people."""
+    return address.hidden(f"{error.str()} ({error.name()})")
+
+
+class Caller:
+    """One thread in which a driver's blocking calls are made, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._pending: asyncio.Future[Any] | None = None
+
+    async def call(self, work: Callable[..., _Result], *values: Any) -> _Result:
+        """The result of `work(*values)`."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
+
+    async def resumed(self, work: Callable[..., _Result], *values: Any) -> _Result:
+        """As `call`; where an earlier one was cancelled, its result instead of a new call's."""
+        if self._pending is None:
+            self._pending = asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
+        result: _Result = await asyncio.shield(self._pending)
+        self._pending = None
+        return result
+
+    def close(self) -> None:
+        """End the thread once it is idle."""
+        self._pool.shutdown(wait=False)
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")

@@ -1,0 +1,158 @@
+"""Messages to Kafka: idempotent, and acknowledged by all replicas that are in step."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from hopline.brokers import kafka
+from hopline.brokers.base import Health, Outgoing
+from hopline.brokers.condition import Condition
+from hopline.errors import BrokerError, BrokerUnavailable
+
+_SLICE_S = 0.1
+_FULL_S = 0.005
+_PASSING = (
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+)
+
+
+class KafkaSink:
+    """A producer; see `Sink`.
+
+    Args:
+        text: kafka://host:port/topic?timeout_s=30; the topic is for messages that name none.
+        setting: where it was written, for errors.
+    """
+
+    def __init__(self, text: str, setting: str) -> None:
+        self._address = kafka.parse(text, setting, "timeout_s")
+        self._timeout_s = self._address.number("timeout_s", 30.0, 0.1)
+        self._condition = Condition(str(self._address))
+        self._producer: Any = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    async def open(self) -> None:
+        """As `Sink.open`."""
+        self._start()
+        self._thread = threading.Thread(target=self._serve, name="hopline-kafka-sink", daemon=True)
+        self._thread.start()
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        """As `Sink.send`."""
+        if not messages:
+            return
+        batch = _Batch(len(messages), asyncio.get_running_loop())
+        for message in messages:
+            while not batch.failed:
+                try:
+                    self._produce(message, batch)
+                    break
+                except BufferError:  # the driver's queue is full
+                    await asyncio.sleep(_FULL_S)
+            else:
+                batch.done(None, None)
+        await batch.wait()
+        error, raw = batch.first()
+        if error is None:
+            self._condition.good()
+            return
+        self._raise(error, raw)
+
+    def health(self) -> Health:
+        """As `Sink.health`."""
+        return self._condition.health()
+
+    async def close(self) -> None:
+        """As `Sink.close`."""
+        self._closing = True
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._producer = None
+
+    def _start(self) -> None:
+        settings = kafka.driver_settings(self._address, self._on_error) | {
+            "enable.idempotence": True,
+            "acks": "all",
+            "delivery.timeout.ms": round(1000 * self._timeout_s),
+        }
+        settings.setdefault("linger.ms", 1)
+        try:
+            self._producer = Producer(settings)
+        except KafkaException as error:
+            raise self._address.wrong(kafka.words(error.args[0], self._address)) from None
+
+    def _serve(self) -> None:
+        while not self._closing:
+            self._producer.poll(_SLICE_S)  # calls `_Batch.done`
+
+    def _produce(self, message: Outgoing, batch: _Batch) -> None:
+        try:
+            self._producer.produce(
+                message.topic or self._address.path,
+                message.payload,
+                key=_bytes(message.key) if message.key else None,
+                headers=[(name, _bytes(value)) for name, value in message.headers.items()],
+                on_delivery=batch.done,
+            )
+        except KafkaException as error:
+            batch.failed = True
+            batch.refused = error.args[0], message.topic or self._address.path
+            batch.done(None, None)
+
+    def _raise(self, error: KafkaError, topic: str) -> None:
+        told = f"{self._address}: a message to {topic!r} was not taken: {kafka.words(error, self._address)}"
+        if error.fatal():
+            # The driver's producer is of no use from here on; what it still has fails as well.
+            useless = self._producer
+            self._start()
+            useless.purge()
+            useless.poll(0)
+        if error.fatal() or error.retriable() or error.code() in _PASSING:
+            self._condition.bad(told)
+            raise BrokerUnavailable(told)
+        raise BrokerError(told)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._condition.bad(kafka.words(error, self._address))
+
+
+class _Batch:
+    """Messages that are sent together; `done` is called from the sink's thread, or from the loop."""
+
+    def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._left = size
+        self._loop = loop
+        self._end = asyncio.Event()
+        self._lock = threading.Lock()
+        self.failed = False
+        self.refused: tuple[KafkaError, str] | None = None
+
+    def done(self, error: KafkaError | None, raw: Any) -> None:
+        with self._lock:
+            if error is not None and self.refused is None:
+                self.failed = True
+                self.refused = error, raw.topic()
+            self._left -= 1
+            last = not self._left
+        if last and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end.set)
+
+    async def wait(self) -> None:
+        await self._end.wait()
+
+    def first(self) -> tuple[KafkaError | None, str]:
+        return self.refused or (None, "")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,240 @@
+"""A Kafka topic, followed from offsets that the reader keeps.
+
+All partitions are assigned by hand: a source has the whole topic, so that there is nothing to rebalance.
+Offsets are committed to the group as well, for people and lag monitors; they are never read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from hopline.brokers import kafka
+from hopline.brokers.base import Gap, Health, Message, Position
+from hopline.brokers.condition import Backoff, Condition
+from hopline.errors import BrokerUnavailable
+
+#: A wait is cut into pieces of this length, so that `close` need not wait long.
+_SLICE_S = 0.1
+#: How often a topic is asked for partitions that were added.
+_LOOK_S = 30.0
+_MOVED = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE)
+
+
+class KafkaSource:
+    """A topic of a Kafka cluster; see `Source`.
+
+    Args:
+        text: kafka://host:port/topic?group=g&start=earliest
+        setting: where it was written, for errors.
+        clock: seconds, for waits and the search for new partitions.
+    """
+
+    def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address = kafka.parse(text, setting)
+        self._topic = self._address.path
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._prefix = f"kafka/{self._topic}/"
+        self._condition = Condition(str(self._address))
+        self._backoff = Backoff()
+        self._clock = clock
+        self._caller = kafka.Caller("hopline-kafka-source")
+        self._consumer: Any = None
+        #: partition -> offset of the next message; OFFSET_… where that is not known yet.
+        self._next: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._wanted: dict[int, int] = {}
+        self._gaps: list[Gap] = []
+        self._assigned = self._closing = False
+        self._look_at = self._try_at = 0.0
+
+    async def open(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.open`."""
+        for name, position in positions.items():
+            if not name.startswith(self._prefix):
+                continue
+            number = name.removeprefix(self._prefix)
+            if not number.isdecimal() or not isinstance(position, int) or position < 0:
+                raise self._address.wrong(
+                    f"position {position!r} of {name!r} is none of Kafka's: an offset, 0 or more, is"
+                )
+            self._wanted[int(number)] = position
+        settings = kafka.consumer_settings(self._address, self._on_error)
+        # Not the driver's to decide: an offset that is gone is a gap, to be told of.
+        settings["auto.offset.reset"] = "error"
+        try:
+            self._consumer = Consumer(settings)
+        except KafkaException as error:
+            raise self._address.wrong(kafka.words(error.args[0], self._address)) from None
+
+    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
+        """As `Source.poll`."""
+        return await self._caller.resumed(self._poll, max_messages, max_wait_s)
+
+    async def acknowledge(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.acknowledge`."""
+        offsets = [
+            TopicPartition(self._topic, int(name.removeprefix(self._prefix)), int(position))
+            for name, position in positions.items()
+            if name.startswith(self._prefix)
+        ]
+        if not offsets or not self._assigned:
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._condition.bad(kafka.words(error.args[0], self._address))
+
+    async def lag(self) -> dict[str, int]:
+        """As `Source.lag`; as of the last messages that came."""
+        return await self._caller.call(self._lag)
+
+    def health(self) -> Health:
+        """As `Source.health`."""
+        return self._condition.health()
+
+    def take_gaps(self) -> list[Gap]:
+        """As `Source.take_gaps`."""
+        gaps, self._gaps = self._gaps, []
+        return gaps
+
+    async def close(self) -> None:
+        """As `Source.close`."""
+        self._closing = True
+        if self._consumer is not None:
+            await self._caller.call(self._consumer.close)
+        self._caller.close()
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._condition.bad(kafka.words(error, self._address))
+
+    def _poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
+        end = self._clock() + max_wait_s
+        while not self._closing:
+            now = self._clock()
+            if now >= self._try_at and (
+                not self._assigned or not self._condition.ok or now > self._look_at
+            ):
+                self._connect(now)
+            wait_s = max(0.0, min(_SLICE_S, end - self._clock()))
+            raws = self._consumer.consume(1, wait_s)
+            if raws:
+                # The driver would wait until it has as many as asked for, so it is asked without a wait.
+                raws += self._consumer.consume(max_messages - 1, 0) if max_messages > 1 else []
+                messages = self._taken(raws)
+                if messages:
+                    return messages
+            if self._clock() >= end:
+                break
+        return []
+
+    def _taken(self, raws: list[Any]) -> list[Message]:
+        following, names, taken = self._next, self._names, []
+        for raw in raws:
+            error = raw.error()
+            if error is not None:
+                self._failed(raw, error)
+                continue
+            number, offset = raw.partition(), raw.offset()
+            # What was on its way when the source went somewhere else.
+            if offset < following.get(number, 0):
+                continue
+            taken.append(kafka.message_of(raw, names[number], offset))
+            following[number] = offset + 1
+        if taken:
+            self._condition.good()
+        return taken
+
+    def _failed(self, raw: Any, error: KafkaError) -> None:
+        if error.code() in _MOVED and raw.partition() in self._next:
+            self._skip(raw.partition())
+        else:
+            self._on_error(error)
+
+    def _connect(self, now: float) -> None:
+        """Learn the topic's partitions, and take those that are new."""
+        try:
+            numbers = self._partitions()
+            new = [number for number in numbers if number not in self._next]
+            for number in new:
+                self._names[number] = f"{self._prefix}{number}"
+                self._next[number] = self._wanted.get(number, self._begin(number))
+            if new:
+                self._assign()
+        except (KafkaException, BrokerUnavailable) as error:
+            known = isinstance(error, KafkaException)
+            self._condition.bad(kafka.words(error.args[0], self._address) if known else str(error))
+            self._try_at = now + self._backoff.next()
+            return
+        self._condition.good()
+        self._backoff.reset()
+        self._look_at = now + _LOOK_S
+
+    def _partitions(self) -> list[int]:
+        topic = self._consumer.list_topics(self._topic, timeout=kafka.ASK_S).topics[self._topic]
+        if topic.error is not None:
+            raise BrokerUnavailable(f"topic {self._topic!r}: {topic.error.str()}")
+        return sorted(topic.partitions)
+
+    def _begin(self, number: int) -> int:
+        # A partition that was added since is read from its first message.
+        if self._start == "earliest" or self._assigned:
+            return int(OFFSET_BEGINNING)
+        _, high = self._offsets(number)
+        return high
+
+    def _offsets(self, number: int) -> tuple[int, int]:
+        found: tuple[int, int] | None = self._consumer.get_watermark_offsets(
+            TopicPartition(self._topic, number), timeout=kafka.ASK_S
+        )
+        if found is None:
+            raise BrokerUnavailable("the offsets of the topic did not come in time")
+        return found
+
+    def _assign(self) -> None:
+        self._consumer.assign(
+            [TopicPartition(self._topic, number, offset) for number, offset in self._next.items()]
+        )
+        self._assigned = True
+
+    def _skip(self, number: int) -> None:
+        """The offset is not there: go to the oldest that is, and tell of it."""
+        wanted = self._next[number]
+        try:
+            low, high = self._offsets(number)
+        except (KafkaException, BrokerUnavailable):
+            low, high = -1, -1
+        if 0 <= low <= wanted <= high:
+            # Back already: it was a broker that had not caught up.
+            self._assign()
+            return
+        if low < 0:
+            # Ask again: assigning brings the same error back once the broker answers.
+            self._try_at = self._clock() + self._backoff.next()
+            self._assign()
+            return
+        if wanted < low:
+            lost, why = low - wanted, "were deleted by the broker before they were read"
+        else:
+            lost, why = None, f"the topic ends at {high}: it was made anew, or lost what it had"
+        self._gaps.append(Gap(self._names[number], wanted, lost, f"offsets {wanted} to {low}: {why}"))
+        self._next[number] = low
+        self._assign()
+
+    def _lag(self) -> dict[str, int]:
+        found = {}
+        for number, offset in self._next.items():
+            ends = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)
+            if ends is not None and ends[1] >= 0 and offset not in (OFFSET_BEGINNING, OFFSET_END):
+                found[self._names[number]] = max(0, ends[1] - offset)
+        return found

@@ -1,0 +1,143 @@
+"""Messages to JetStream, each acknowledged by the stream that took it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from hopline.brokers import nats_stream
+from hopline.brokers.base import Health, Outgoing
+from hopline.brokers.condition import Backoff, Condition
+from hopline.errors import BrokerError, BrokerUnavailable
+
+_AT_ONCE = 1000
+
+
+class _Refusal(msgspec.Struct):
+    code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct):
+    """What a stream answers to a message."""
+
+    error: _Refusal | None = None
+
+
+class NatsSink:
+    """Publishes; see `Sink`.
+
+    Args:
+        text: nats://host:port/stream?subject=s&timeout_s=10; the subject is for messages that name none.
+        setting: where it was written, for errors.
+        clock: seconds, for the wait before a connection is tried again.
+    """
+
+    def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address = nats_stream.parse(text, setting, "timeout_s")
+        self._timeout_s = self._address.number("timeout_s", 10.0, 0.1)
+        self._condition = Condition(str(self._address))
+        self._backoff = Backoff()
+        self._clock = clock
+        self._try_at = 0.0
+        self._client: Any = None
+        self._connecting = asyncio.Lock()
+        self._inbox = ""
+        self._sent = 0
+        self._answers: dict[str, asyncio.Future[Any]] = {}
+
+    async def open(self) -> None:
+        """As `Sink.open`."""
+        self._address.tls()  # tells what is wrong with the files
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        """As `Sink.send`."""
+        for first in range(0, len(messages), _AT_ONCE):
+            await self._send(messages[first : first + _AT_ONCE])
+
+    def health(self) -> Health:
+        """As `Sink.health`."""
+        return self._condition.health()
+
+    async def close(self) -> None:
+        """As `Sink.close`."""
+        self._condition.leave()
+        await nats_stream.end(self._client)
+
+    async def _send(self, messages: Sequence[Outgoing]) -> None:
+        waiting: dict[str, asyncio.Future[Any]] = {}
+        subject = ""
+        try:
+            await self._connect()
+            async with asyncio.timeout(self._timeout_s):
+                for message in messages:
+                    subject = message.topic or self._address.text("subject") or self._address.path
+                    await self._publish(message, subject, waiting)
+                for message, answer in zip(messages, waiting.values(), strict=True):
+                    subject = message.topic or self._address.text("subject") or self._address.path
+                    self._check(await answer, subject)
+        except nats_stream.FAILURES as error:
+            raise self._failed(error, subject) from None
+        finally:
+            for token in waiting:
+                self._answers.pop(token, None)
+        self._condition.good()
+
+    async def _publish(self, message: Outgoing, subject: str, waiting: dict[str, Any]) -> None:
+        self._sent += 1
+        token = f"{self._inbox}.{self._sent}"
+        future = asyncio.get_running_loop().create_future()
+        self._answers[token] = waiting[token] = future
+        headers = nats_stream.headers_of(message.key, message.headers)
+        await self._client.publish(subject, message.payload, reply=token, headers=headers)
+
+    def _check(self, raw: Any, subject: str) -> None:
+        if raw is None:
+            raise nats.errors.ConnectionClosedError
+        if (raw.headers or {}).get("Status") == "503":
+            raise BrokerError(f"{self._address}: no stream takes messages of the subject {subject!r}")
+        error = msgspec.json.decode(raw.data, type=_Ack).error
+        if error is None:
+            return
+        told = f"{self._address}: a message to {subject!r} was not taken: {error.description}"
+        raise BrokerUnavailable(told) if error.code >= 500 else BrokerError(told)
+
+    def _failed(self, error: BaseException, subject: str) -> BrokerError:
+        told = f"{self._address}: {nats_stream.words(error, self._address)}"
+        lasting = nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.BadHeaderError
+        if isinstance(error, lasting):
+            return BrokerError(f"{told} (a message to {subject!r})")
+        self._condition.bad(told)
+        return BrokerUnavailable(told)
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self._client is not None and not self._client.is_closed:
+                return
+            if self._clock() < self._try_at:
+                raise nats.errors.NoServersError
+            try:
+                self._client = await nats_stream.connect(self._address, self._condition, self._give_up)
+            except nats_stream.FAILURES:
+                self._try_at = self._clock() + self._backoff.next()
+                raise
+            self._backoff.reset()
+            self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+            await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+
+    def _give_up(self) -> None:
+        """The connection ended: nobody will answer what was sent over it."""
+        for future in self._answers.values():
+            if not future.done():
+                future.set_result(None)
+
+    async def _answered(self, raw: Any) -> None:
+        future = self._answers.get(raw.subject)
+        if future is not None and not future.done():
+            future.set_result(raw)

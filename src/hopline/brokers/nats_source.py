@@ -1,0 +1,198 @@
+"""A JetStream stream, followed from sequence numbers that the reader keeps.
+
+Every `open`, and every new connection, makes the consumer anew from the number at which the reader is, so
+that nothing that an earlier connection was sent can come again, or in another order. Its sequence numbers
+have no holes: one that does not follow means that a delivery was lost on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nats.js import api
+from nats.js.errors import NotFoundError
+
+from hopline.brokers import nats_stream
+from hopline.brokers.base import Gap, Health, Message, Position
+from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.nats_stream import Pull, Receipt
+
+_SLICE_S = 0.5
+_ACK_WAIT_S = 300.0
+
+
+class NatsSource:
+    """A stream; see `Source`.
+
+    Args:
+        text: nats://host:port/stream?subject=edges.>&durable=d&start=earliest
+        setting: where it was written, for errors.
+        clock: seconds, for waits.
+    """
+
+    def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address = nats_stream.parse(text, setting)
+        self._stream = self._address.path
+        self._subject = self._address.text("subject") or None
+        self._durable = nats_stream.durable_name(self._address)
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._partition = f"nats/{self._stream}"
+        self._condition = Condition(str(self._address))
+        self._backoff = Backoff()
+        self._clock = clock
+        self._client: Any = None
+        self._pull: Pull | None = None
+        #: Number of the next message; 0 until it is known.
+        self._next = 0
+        self._expected = 1
+        self._pending: int | None = None
+        #: (number, reply) of deliveries that are not acknowledged.
+        self._open: deque[tuple[int, str]] = deque()
+        self._each = False
+        self._gaps: list[Gap] = []
+
+    async def open(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.open`."""
+        position = positions.get(self._partition, 0)
+        if not isinstance(position, int) or position < 0:
+            raise self._address.wrong(
+                f"position {position!r} of {self._partition!r} is none of NATS's: "
+                "a sequence number, 1 or more, is"
+            )
+        self._next = position
+        self._address.tls()  # tells what is wrong with the files
+
+    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
+        """As `Source.poll`."""
+        end = self._clock() + max_wait_s
+        while True:
+            left_s = max(0.0, end - self._clock())
+            try:
+                if (
+                    self._client is None
+                    or self._client.is_closed
+                    or self._pull is None
+                    or self._pull.broken
+                ):
+                    await self._connect()
+                assert self._pull is not None
+                await self._pull.wait(max_messages, min(left_s, _SLICE_S))
+                messages = self._taken(self._pull, max_messages)
+                if messages or self._clock() >= end:
+                    return messages
+            except nats_stream.FAILURES as error:
+                self._condition.bad(nats_stream.words(error, self._address))
+                await asyncio.sleep(min(self._backoff.next(), left_s))
+                if self._clock() >= end:
+                    return []
+
+    async def acknowledge(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.acknowledge`."""
+        position = positions.get(self._partition)
+        if position is None or self._client is None:
+            return
+        replies = []
+        while self._open and self._open[0][0] < int(position):
+            replies.append(self._open.popleft()[1])
+        try:
+            # One speaks for all before it, but in a work queue.
+            for reply in replies if self._each else replies[-1:]:
+                await self._client.publish(reply, b"+ACK")
+        except nats_stream.FAILURES as error:
+            self._condition.bad(nats_stream.words(error, self._address))
+
+    async def lag(self) -> dict[str, int]:
+        """As `Source.lag`; as of the last message that came."""
+        if self._pending is None:
+            return {}
+        waiting = len(self._pull.waiting) if self._pull is not None else 0
+        return {self._partition: self._pending + waiting}
+
+    def health(self) -> Health:
+        """As `Source.health`."""
+        return self._condition.health()
+
+    def take_gaps(self) -> list[Gap]:
+        """As `Source.take_gaps`."""
+        gaps, self._gaps = self._gaps, []
+        return gaps
+
+    async def close(self) -> None:
+        """As `Source.close`."""
+        self._condition.leave()
+        await nats_stream.end(self._client)
+
+    async def _connect(self) -> None:
+        if self._client is None or self._client.is_closed:
+            self._client = await nats_stream.connect(self._address, self._condition)
+        self._pull = None
+        self._open.clear()
+        stream = self._client.jetstream(timeout=2)
+        told = await stream.stream_info(self._stream)
+        self._find(told.state.first_seq, told.state.last_seq)
+        self._each = told.config.retention == api.RetentionPolicy.WORK_QUEUE
+        with contextlib.suppress(NotFoundError):
+            await stream.delete_consumer(self._stream, self._durable)
+        config = api.ConsumerConfig(
+            durable_name=self._durable,
+            # A work queue has what nobody acknowledged, and nothing else.
+            deliver_policy=api.DeliverPolicy.ALL if self._each else api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=None if self._each else self._next,
+            ack_policy=api.AckPolicy.EXPLICIT if self._each else api.AckPolicy.ALL,
+            ack_wait=_ACK_WAIT_S,
+            filter_subject=self._subject,
+            max_ack_pending=-1,
+        )
+        made = await stream.add_consumer(self._stream, config)
+        self._pending, self._expected = made.num_pending, 1
+        pull = Pull(self._client, self._stream, self._durable, self._clock)
+        await pull.open()
+        self._pull = pull
+        self._condition.good()
+        self._backoff.reset()
+
+    def _find(self, first: int, last: int) -> None:
+        """Check the next number against what the stream has."""
+        first = max(1, first)
+        if not self._next:
+            self._next = first if self._start == "earliest" else last + 1
+        elif self._next > last + 1:
+            self._gap(None, f"the stream ends at {last}: it was made anew, or lost what it had", first)
+        elif self._next < first:
+            # With a subject, they may have been others' messages.
+            lost = None if self._subject else first - self._next
+            self._gap(
+                lost, f"messages {self._next} to {first - 1} were deleted before they were read", first
+            )
+
+    def _gap(self, lost: int | None, why: str, first: int) -> None:
+        self._gaps.append(Gap(self._partition, self._next, lost, why))
+        self._next = first
+
+    def _taken(self, pull: Pull, max_messages: int) -> list[Message]:
+        taken: list[Message] = []
+        while pull.waiting and len(taken) < max_messages:
+            raw = pull.waiting.popleft()
+            try:
+                receipt = Receipt.read(raw.reply)
+            except ValueError:
+                continue  # none of JetStream's: somebody else's message to our inbox
+            if receipt.consumer_seq != self._expected:
+                pull.broken = "a delivery was lost on its way"
+                pull.waiting.clear()
+                break
+            self._expected += 1
+            self._pending = receipt.pending
+            if receipt.stream_seq < self._next:
+                if self._each:  # durable already: it is still to be acknowledged
+                    self._open.append((receipt.stream_seq, raw.reply))
+                continue
+            self._next = receipt.stream_seq + 1
+            self._open.append((receipt.stream_seq, raw.reply))
+            taken.append(nats_stream.message_of(raw, receipt, self._partition))
+        return taken

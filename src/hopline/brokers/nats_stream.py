@@ -1,0 +1,247 @@
+"""What a source, a queue and a sink of NATS JetStream share: the connection, pulls, headers.
+
+A connection that ended is made anew by Hopline, with all that hangs on it, rather than by the driver: then
+there is one way to begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import nats
+import nats.errors
+import nats.js.errors
+
+from hopline.brokers.address import Address
+from hopline.brokers.base import Message
+from hopline.brokers.condition import Condition
+
+_CONNECT_S = 2
+#: A server that is silent for two of these is gone.
+_PING_S = 2
+#: How long the server keeps a pull that it has no messages for.
+_PULL_S = 5.0
+_KEY = "key"
+#: Is there where names and values are percent-encoded: NATS has neither control characters nor bytes.
+_QUOTED = "hopline-quoted"
+_PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+#: Characters that stay as they are.
+_SAFE = " !#$&'()*+,/:;=?@[]~"
+
+FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
+
+
+def parse(text: str, setting: str, *own: str) -> Address:
+    """The address of a stream. Raises: ConfigError: see `Address.parse`; or no stream is named."""
+    address = Address.parse(text, setting, ["nats"], 4222)
+    address.expect(("subject", "durable", "token", "credentials_file", "nkey_seed_file", *own))
+    if not re.fullmatch(r"[^\s.*>/\\]+", address.path):
+        raise address.wrong(f"{address} must name one stream, as in nats://host:4222/EDGES")
+    for name in ("durable", "group"):
+        if re.search(r"[\s.*>/\\]", address.text(name)):
+            raise address.wrong(
+                f"{name} must have no spaces and none of . * > / \\; got {address.text(name)!r}"
+            )
+    return address
+
+
+def durable_name(address: Address) -> str:
+    """The name of the consumer at the server."""
+    return address.text("durable") or address.text("group", "hopline")
+
+
+async def connect(
+    address: Address, condition: Condition, on_lost: Callable[[], None] = lambda: None
+) -> Any:
+    """A client; it ends when its connection does, and says so. Raises: FAILURES, ConfigError."""
+
+    async def on_error(error: Exception) -> None:
+        told.append(error)
+
+    async def on_end() -> None:
+        on_lost()
+        condition.bad("the connection ended" + (f": {words(told[-1], address)}" if told else ""))
+
+    told: list[Exception] = []
+    login: dict[str, Any] = {}
+    if address.text("username"):
+        login = {"user": address.text("username"), "password": address.text("password")}
+    if address.text("token"):
+        login["token"] = address.text("token")
+    for name, theirs in (("credentials_file", "user_credentials"), ("nkey_seed_file", "nkeys_seed")):
+        file = address.file(name)
+        if file is not None:
+            login[theirs] = str(file)
+    scheme = "tls" if address.encrypted else "nats"
+    if address.encrypted:
+        login["tls"] = address.tls()
+    return await nats.connect(
+        [
+            f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+            for host, port in address.servers
+        ],
+        name="hopline",
+        error_cb=on_error,
+        closed_cb=on_end,
+        disconnected_cb=on_end,
+        allow_reconnect=False,
+        connect_timeout=_CONNECT_S,
+        ping_interval=_PING_S,
+        max_outstanding_pings=2,
+        **login,
+    )
+
+
+async def end(client: Any) -> None:
+    """Close a client, whatever state it is in."""
+    if client is not None and not client.is_closed:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await client.close()
+        except FAILURES:
+            return  # it was to go away
+
+
+class Receipt(NamedTuple):
+    """What the reply subject of a delivery says.
+
+    Attributes:
+        delivered: how often, this time included.
+        stream_seq, consumer_seq: places in the stream, and in what the consumer was sent.
+        timestamp_ms: when the stream took it.
+        pending: messages that are still to come.
+    """
+
+    delivered: int
+    stream_seq: int
+    consumer_seq: int
+    timestamp_ms: int
+    pending: int
+
+    @classmethod
+    def read(cls, reply: str) -> Receipt:
+        """$JS.ACK.[domain.account.]stream.consumer.delivered.stream_seq.consumer_seq.time.pending[.token]"""
+        words = reply.split(".")
+        first = 4 if len(words) == 9 else 6
+        delivered, stream_seq, consumer_seq, time_ns, pending = words[first : first + 5]
+        return cls(int(delivered), int(stream_seq), int(consumer_seq), int(time_ns) // 10**6, int(pending))
+
+
+class Pull:
+    """Asks a consumer for messages and keeps those that came.
+
+    Args:
+        client: connected.
+        stream, consumer: names.
+        clock: seconds.
+    """
+
+    def __init__(self, client: Any, stream: str, consumer: str, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._clock = clock
+        self._arrived = asyncio.Event()
+        self._left = 0
+        self._until = 0.0
+        #: Deliveries in the order in which they came.
+        self.waiting: deque[Any] = deque()
+        #: Why the consumer must be set up anew; "" while it need not.
+        self.broken = ""
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        await self._client.subscribe(
+            self._inbox, cb=self._take, pending_msgs_limit=2**31, pending_bytes_limit=2**40
+        )
+
+    async def wait(self, max_messages: int, wait_s: float) -> None:
+        """Ask, if nothing was asked for, and wait until something is there or the time is up."""
+        if self.waiting or self.broken:
+            return
+        now = self._clock()
+        if self._left <= 0 or now > self._until:
+            self._left, self._until = max_messages, now + _PULL_S + 1
+            asked = {"batch": max_messages, "expires": round(_PULL_S * 1e9)}
+            await self._client.publish(self._subject, json.dumps(asked).encode(), reply=self._inbox)
+        self._arrived.clear()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    async def _take(self, raw: Any) -> None:
+        status = (raw.headers or {}).get("Status")
+        if raw.reply.startswith("$JS.ACK.") and status is None:
+            self._left -= 1
+            self.waiting.append(raw)
+        elif status in ("404", "408"):  # nothing came in time
+            self._left = 0
+        elif status != "100":
+            self._left = 0
+            self.broken = (raw.headers or {}).get("Description") or "the consumer is gone"
+        self._arrived.set()
+
+
+def message_of(raw: Any, receipt: Receipt, partition: str) -> Message:
+    """The message of a delivery."""
+    headers, key = {}, ""
+    if raw.headers:
+        headers = {
+            name: value for name, value in raw.headers.items() if name != _QUOTED and name[:5] != "Nats-"
+        }
+        if _QUOTED in raw.headers:
+            headers = {_unquoted(name): _unquoted(value) for name, value in headers.items()}
+        key = headers.pop(_KEY, "")
+    return Message(
+        bytes(raw.data),
+        partition,
+        receipt.stream_seq + 1,
+        key,
+        headers,
+        receipt.timestamp_ms,
+        num_deliveries=receipt.delivered,
+    )
+
+
+def headers_of(key: str, headers: dict[str, str]) -> dict[str, str] | None:
+    """Headers as NATS can carry them."""
+    found = {**headers, _KEY: key} if key else headers
+    if not found:
+        return None
+    if all(_PLAIN_NAME.fullmatch(name) and _PLAIN.fullmatch(value) for name, value in found.items()):
+        return found
+    quoted = {_quoted(name, ""): _quoted(value, _SAFE) for name, value in found.items()}
+    return {**quoted, _QUOTED: "1"}
+
+
+def words(error: BaseException, address: Address) -> str:
+    """A failure for people."""
+    if isinstance(error, nats.js.errors.NotFoundError):
+        return f"the stream {address.path!r} does not exist"
+    if isinstance(error, nats.errors.NoServersError | ConnectionRefusedError):
+        return "no server accepts the connection"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return address.hidden(str(error) or type(error).__name__)
+
+
+def _quoted(text: str, safe: str) -> str:
+    found = quote(text, safe=safe, errors="surrogateescape")
+    if found.strip() != found:  # NATS takes spaces from both ends
+        found = quote(text, safe="", errors="surrogateescape")
+    # Nothing at all is no header.
+    return found.replace("~", "%7E") if not safe else found or "%"
+
+
+def _unquoted(text: str) -> str:
+    return "" if text == "%" else unquote(text, errors="surrogateescape")

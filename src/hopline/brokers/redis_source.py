@@ -1,0 +1,232 @@
+"""A Redis stream, followed from an entry that the reader keeps.
+
+A position is "<id>@<n>": the last entry that is done, and how many entries were added to the stream up to
+and with it. The number is how entries that were trimmed unread (MAXLEN) are noticed and counted; a position
+without it is taken as well. The group is told of what is durable, which makes its lag right in XINFO
+GROUPS; what it holds is never read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from hopline.brokers import redis_stream
+from hopline.brokers.base import Gap, Health, Message, Position
+from hopline.brokers.condition import Backoff, Condition
+
+#: Longest wait for an entry in one command, so that a dead connection is noticed.
+_BLOCK_S = 1.0
+_FIRST = "0-0"
+
+
+class RedisSource:
+    """A stream; see `Source`.
+
+    Args:
+        text: redis://host:port/0?stream=s&group=g&start=earliest
+        setting: where it was written, for errors.
+        clock: seconds, for waits.
+    """
+
+    def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address = redis_stream.parse(text, setting)
+        self._entries = redis_stream.Entries(self._address)
+        self._group = self._address.text("group", "hopline")
+        self._start = self._address.choice("start", ("earliest", "latest"))
+        self._condition = Condition(f"{self._address}?stream={self._entries.stream}")
+        self._backoff = Backoff()
+        self._clock = clock
+        self._connection: redis_stream.Connection | None = None
+        self._last = ""
+        #: Entries that were ever added up to and with `_last`; None where that is not known.
+        self._count: int | None = None
+        self._gaps: list[Gap] = []
+        self._has_group = False
+
+    async def open(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.open`."""
+        position = positions.get(self._entries.partition)
+        if position is not None:
+            match = re.fullmatch(r"(\d+-\d+)(?:@(\d+))?", str(position))
+            if match is None:
+                raise self._address.wrong(
+                    f"position {position!r} of {self._entries.partition!r} is none of Redis Streams': "
+                    '"1700000000000-0@1" is'
+                )
+            self._last, self._count = match[1], None if match[2] is None else int(match[2])
+        self._connection = redis_stream.Connection(self._address)
+
+    async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
+        """As `Source.poll`."""
+        end = self._clock() + max_wait_s
+        while True:
+            try:
+                messages = await self._read(max_messages)
+                self._condition.good()
+                self._backoff.reset()
+                left_s = end - self._clock()
+                if messages or left_s <= 0:
+                    return messages
+                # Only to be woken: what is there is read together with the stream's counts.
+                await self._call(
+                    *("XREAD", "COUNT", 1, "BLOCK", max(1, round(1000 * min(left_s, _BLOCK_S)))),
+                    *("STREAMS", self._entries.stream, self._last),
+                    wait_s=min(left_s, _BLOCK_S),
+                )
+            except redis_stream.FAILURES as error:
+                self._condition.bad(redis_stream.words(error, self._address))
+                wait_s = self._backoff.next()
+                if self._clock() + wait_s >= end:
+                    await asyncio.sleep(max(0.0, end - self._clock()))
+                    return []
+                await asyncio.sleep(wait_s)
+
+    async def acknowledge(self, positions: Mapping[str, Position]) -> None:
+        """As `Source.acknowledge`."""
+        position = positions.get(self._entries.partition)
+        if position is None or not self._condition.ok:
+            return
+        last, _, count = str(position).partition("@")
+        command = ["XGROUP", "SETID", self._entries.stream, self._group, last]
+        try:
+            if not self._has_group:
+                await self._make_group()
+            await self._call(*command, *(["ENTRIESREAD", count] if count else []))
+        except ResponseError:
+            self._has_group = False  # the stream is gone; the next one makes the group anew
+        except redis_stream.FAILURES as error:
+            self._condition.bad(redis_stream.words(error, self._address))
+
+    async def lag(self) -> dict[str, int]:
+        """As `Source.lag`."""
+        if self._count is None:
+            return {}
+        try:
+            info = redis_stream.info_of(await self._call("XINFO", "STREAM", self._entries.stream))
+        except redis_stream.FAILURES:
+            return {}
+        added = info.get("entries-added")
+        return {} if added is None else {self._entries.partition: max(0, added - self._count)}
+
+    def health(self) -> Health:
+        """As `Source.health`."""
+        return self._condition.health()
+
+    def take_gaps(self) -> list[Gap]:
+        """As `Source.take_gaps`."""
+        gaps, self._gaps = self._gaps, []
+        return gaps
+
+    async def close(self) -> None:
+        """As `Source.close`."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _call(self, *words: Any, wait_s: float = 0.0) -> Any:
+        assert self._connection is not None
+        return await self._connection.call(*words, wait_s=wait_s)
+
+    async def _read(self, max_messages: int) -> list[Message]:
+        assert self._connection is not None
+        stream = self._entries.stream
+        if not self._last:
+            await self._begin()
+        reply, told = await self._connection.several(
+            [
+                ("XREAD", "COUNT", max_messages, "STREAMS", stream, self._last),
+                ("XINFO", "STREAM", stream),
+            ],
+            atomic=True,
+        )
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(told, Exception):  # no such stream yet
+            return []
+        info = redis_stream.info_of(told)
+        self._check(info)
+        entries = redis_stream.entries_of(reply)
+        messages = []
+        for entry_id, fields in entries:
+            self._last = entry_id.decode()
+            if self._count is not None:
+                self._count += 1
+            messages.append(self._entries.message(entry_id, fields, self._position()))
+        if len(entries) < max_messages and "entries-added" in info:
+            self._count = info["entries-added"]
+        return messages
+
+    def _position(self) -> str:
+        return self._last if self._count is None else f"{self._last}@{self._count}"
+
+    async def _begin(self) -> None:
+        """Where a reader begins that has no position."""
+        self._last, self._count = _FIRST, None
+        if self._start == "earliest":
+            return
+        try:
+            info = redis_stream.info_of(await self._call("XINFO", "STREAM", self._entries.stream))
+        except ResponseError:  # no such stream yet: all that will come is new
+            return
+        except redis_stream.FAILURES:
+            self._last = ""
+            raise
+        self._last, self._count = info["last-generated-id"].decode(), info.get("entries-added")
+
+    def _check(self, info: dict[str, Any]) -> None:
+        """Whether entries after `_last` are gone."""
+        added, length = info.get("entries-added"), info["length"]
+        first_entry = info["first-entry"]
+        removed = None if added is None else added - length
+        if self._last == _FIRST:
+            if self._count is None:
+                self._count = removed
+            return
+        last = _number(self._last)
+        if _number(info["last-generated-id"].decode()) < last:
+            if self._count is not None:
+                why = "the stream ends before it, made anew or cut short; what it has is not read"
+                self._gap(None, why)
+                self._count = None
+            return
+        if first_entry and _number(first_entry[0].decode()) <= last:
+            return
+        if removed is None:  # before Redis 7, which counts
+            if first_entry and not self._gaps:
+                self._gap(
+                    None, "the entry is not there any more; some after it may have been trimmed as well"
+                )
+            return
+        if self._count is None:
+            if removed and first_entry:
+                self._gap(
+                    None, "the entry is not there any more; some after it may have been trimmed as well"
+                )
+            self._count = removed
+        elif removed > self._count:
+            lost = removed - self._count
+            self._gap(lost, f"{lost} entries after it were trimmed or deleted before they were read")
+            self._count = removed
+
+    def _gap(self, lost: int | None, why: str) -> None:
+        self._gaps.append(
+            Gap(self._entries.partition, self._position(), lost, f"after {self._last}: {why}")
+        )
+
+    async def _make_group(self) -> None:
+        try:
+            await self._call("XGROUP", "CREATE", self._entries.stream, self._group, "0", "MKSTREAM")
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._has_group = True
+
+
+def _number(entry_id: str) -> tuple[int, int]:
+    head, _, tail = entry_id.partition("-")
+    return int(head), int(tail)

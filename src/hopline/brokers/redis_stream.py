@@ -1,0 +1,194 @@
+"""What a source, a queue and a sink of Redis Streams share: the connection, and entries as messages.
+
+An entry's field `payload` (another by the option `field`) is the payload and `key` the key; every other
+field is a header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import redis.asyncio as driver
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from hopline.brokers.address import Address
+from hopline.brokers.base import Message, Position
+
+#: Seconds that an answer may take, beyond what was asked to be waited.
+REPLY_S = 2.0
+_CONNECT_S = 2.0
+#: Failures that pass, of those that Redis or its driver tell.
+PASSING = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OutOfMemoryError,
+    TimeoutError,
+    OSError,
+)
+FAILURES = (RedisError, OSError, TimeoutError)
+
+_Result = TypeVar("_Result")
+
+
+def parse(text: str, setting: str, *own: str) -> Address:
+    """The address of a stream. Raises: ConfigError: see `Address.parse`; no stream, or a bad database."""
+    address = Address.parse(text, setting, ["redis"], 6379)
+    address.expect(("stream", "field", *own))
+    address.required("stream", "redis://host:6379/0?stream=edges")
+    if len(address.servers) > 1:
+        raise address.wrong(f"{address}: a stream is in one server; name that")
+    if not (address.path or "0").isdecimal():
+        raise address.wrong(f"{address}: the database must be a number; got {address.path!r}")
+    return address
+
+
+class Connection:
+    """One connection, made when it is needed; a failed call leaves it to be made anew.
+
+    Args:
+        address: of the stream.
+
+    Raises: ConfigError: a file cannot be used.
+    """
+
+    def __init__(self, address: Address) -> None:
+        host, port = address.servers[0]
+        options: dict[str, Any] = {}
+        if address.encrypted:
+            address.tls()  # tells what is wrong with the files
+            options = {
+                "ssl": True,
+                "ssl_cert_reqs": "required" if address.flag("verify", True) else "none",
+                "ssl_check_hostname": address.flag("verify", True),
+                "ssl_ca_certs": address.text("ca_file") or None,
+                "ssl_certfile": address.text("cert_file") or None,
+                "ssl_keyfile": address.text("key_file") or None,
+            }
+        self._redis: Any = driver.Redis(
+            host=host,
+            port=port,
+            db=int(address.path or "0"),
+            username=address.text("username") or None,
+            password=address.text("password") or None,
+            socket_connect_timeout=_CONNECT_S,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **options,
+        )
+
+    async def call(self, *words: Any, wait_s: float = 0.0, **options: Any) -> Any:
+        """One command. Raises: RedisError, OSError, TimeoutError (no answer in time)."""
+        return await _in_time(self._redis.execute_command(*words, **options), wait_s)
+
+    async def several(self, commands: list[tuple[Any, ...]], *, atomic: bool) -> list[Any]:
+        """Commands in one round trip; errors of single ones are among the results."""
+        async with self._redis.pipeline(transaction=atomic) as pipe:
+            for words in commands:
+                pipe.execute_command(*words)
+            results: list[Any] = await _in_time(pipe.execute(raise_on_error=False), 0.0)
+        return results
+
+    async def close(self) -> None:
+        """End it."""
+        await self._redis.aclose()
+
+
+class Entries:
+    """Makes messages of a stream's entries.
+
+    Args:
+        address: of the stream.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.stream = address.text("stream")
+        self.partition = f"redis/{self.stream}"
+        self._field = address.text("field", "payload").encode()
+
+    def message(
+        self, entry_id: bytes, fields: Mapping[bytes, bytes], position: Position, num_deliveries: int = 0
+    ) -> Message:
+        """The message of one entry."""
+        payload = fields.get(self._field)
+        key = fields.get(b"key", b"")
+        headers = {
+            _text(name): _text(value)
+            for name, value in fields.items()
+            if name != self._field and name != b"key"
+        }
+        problem = ""
+        if payload is None:
+            there = ", ".join(sorted(_text(name) for name in fields))
+            problem = f"the entry has no field {_text(self._field)!r}; its fields are: {there}"
+        return Message(
+            payload or b"",
+            self.partition,
+            position,
+            _text(key),
+            headers,
+            int(entry_id.partition(b"-")[0]),
+            problem,
+            num_deliveries,
+        )
+
+    def fields(self, payload: bytes, key: str, headers: Mapping[str, str]) -> list[bytes]:
+        """Names and values in turn, for XADD."""
+        found = [self._field, payload]
+        if key:
+            found += [b"key", to_bytes(key)]
+        for name, value in headers.items():
+            found += [to_bytes(name), to_bytes(value)]
+        return found
+
+
+def pairs(raw: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+    """(id, fields) of entries as the driver has them; no fields where the entry was deleted since."""
+    return [(entry_id, fields or {}) for entry_id, fields in raw]
+
+
+def entries_of(reply: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+    """Those of XREAD and XREADGROUP of one stream."""
+    return pairs(reply[0][1]) if reply else []
+
+
+def info_of(reply: list[Any]) -> dict[str, Any]:
+    """XINFO's names and values in turn, by name."""
+    return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+
+def words(error: BaseException, address: Address) -> str:
+    """A failure for people."""
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        return "no answer in time"
+    if isinstance(error, AuthenticationError):
+        return "the server refuses the username or password"
+    return address.hidden(str(error) or type(error).__name__)
+
+
+def to_bytes(text: str) -> bytes:
+    """UTF-8, surrogate-escaped bytes as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+async def _in_time(work: Awaitable[_Result], wait_s: float) -> _Result:
+    # The driver drops a connection whose answer nobody waited for.
+    async with asyncio.timeout(REPLY_S + wait_s):
+        return await work

@@ -1,0 +1,111 @@
+"""From the scheme of an address to a broker's classes; only those asked for are imported."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from hopline.brokers.address import scheme_of, shown
+from hopline.brokers.base import Queue, Sink, Source
+from hopline.errors import ConfigError
+from hopline.settings import did_you_mean
+
+#: Packages add schemes of their own under this name: scheme = "module:attr", a `Broker`.
+ENTRY_POINTS = "hopline.brokers"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker's classes, each "module:attr"; called with the address and the name of its setting.
+
+    Attributes:
+        extra: what `pip install 'hopline[…]'` needs for it; "" for nothing.
+    """
+
+    source: str
+    queue: str
+    sink: str
+    extra: str = ""
+
+
+_KAFKA = Broker(
+    "hopline.brokers.kafka_source:KafkaSource",
+    "hopline.brokers.kafka_queue:KafkaQueue",
+    "hopline.brokers.kafka_sink:KafkaSink",
+    "kafka",
+)
+_REDIS = Broker(
+    "hopline.brokers.redis_source:RedisSource",
+    "hopline.brokers.redis_queue:RedisQueue",
+    "hopline.brokers.redis_sink:RedisSink",
+    "redis-streams",
+)
+_NATS = Broker(
+    "hopline.brokers.nats_source:NatsSource",
+    "hopline.brokers.nats_queue:NatsQueue",
+    "hopline.brokers.nats_sink:NatsSink",
+    "nats",
+)
+BROKERS: dict[str, Broker] = {
+    "kafka": _KAFKA,
+    "kafkas": _KAFKA,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "nats": _NATS,
+    "natss": _NATS,
+}
+
+
+def open_source(address: str, setting: str) -> Source:
+    """The source at an address. Nothing is connected to before `open()`.
+
+    Args:
+        address: "kafka://host:9092/edges?group=g" …; see `brokers/address.py`.
+        setting: where the address was written, for errors.
+
+    Raises:
+        ConfigError: an unknown scheme, an address that the broker cannot use, or a package that is
+            not installed.
+    """
+    return cast(Source, _make("source", address, setting))
+
+
+def open_queue(address: str, setting: str) -> Queue:
+    """The queue at an address; as `open_source`."""
+    return cast(Queue, _make("queue", address, setting))
+
+
+def open_sink(address: str, setting: str) -> Sink:
+    """The sink at an address; as `open_source`."""
+    return cast(Sink, _make("sink", address, setting))
+
+
+def _make(what: str, address: str, setting: str) -> Any:
+    scheme = scheme_of(address)
+    broker = BROKERS.get(scheme) or _plugged_in(scheme)
+    if broker is None:
+        known = [*BROKERS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
+        raise ConfigError(
+            f"{setting}: {shown(address)} is not the address of a broker{did_you_mean(scheme, known)}; "
+            f"it begins with one of {', '.join(f'{name}://' for name in known)}"
+        )
+    module, _, attribute = str(getattr(broker, what)).partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if not broker.extra or (error.name or "").startswith("hopline"):
+            raise
+        raise ConfigError(
+            f"{setting}: {scheme}:// needs {error.name}; install it with: "
+            f"pip install 'hopline[{broker.extra}]'"
+        ) from None
+    return made(address, setting)
+
+
+def _plugged_in(scheme: str) -> Broker | None:
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == scheme:
+            return cast(Broker, point.load())
+    return None
