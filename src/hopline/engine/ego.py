@@ -20,6 +20,7 @@ from hopline.engine.schema import check_schema
 from hopline.engine.table import Table
 from hopline.errors import BadRequest
 from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -38,7 +39,7 @@ class EgoModel:
         watch: tells sampling from computing.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, threads: int = 1) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
         from hopline.runtimes.torch import WholeModel
 
         check_schema(spec, graph)

@@ -8,6 +8,7 @@ from hopline.engine.level import Level, Relation
 from hopline.engine.need import Need
 from hopline.engine.plan import Plan
 from hopline.runtimes.onnx import CHUNK_ROWS
+from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray, IdArray
 
@@ -48,13 +49,13 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool
     own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
     if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
         relation, below = level.links[0]
-        base, rows = _base(relation, below, features, need.rows[0])
+        base, rows = _base(relation, below, features, need.rows[0], need.blocks[0])
         offsets = need.blocks[0].offsets
         out = level.runner.run_pair(num_rows, own, own_rows, base, rows, offsets)
     else:
         views = {}
         for (relation, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
-            base, base_rows = _base(relation, below, features, rows)
+            base, base_rows = _base(relation, below, features, rows, block)
             views[relation.key] = relation.view(base, base_rows, need.compute, block, as_of)
         out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
         level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out)
@@ -67,11 +68,11 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool
 
 
 def _base(
-    relation: Relation, below: Level | None, features: dict[str, FloatArray], rows: IdArray
+    relation: Relation, below: Level | None, features: dict[str, FloatArray], rows: IdArray, block: Block
 ) -> tuple[FloatArray, IdArray]:
     """States that a relation reads, and the rows of its sources among them."""
     if below is not None:
         return below.state, rows
     if relation.source_slots is not None:
-        rows = relation.source_slots.slots(rows)
+        rows = relation.source_slots.slots(rows[: block.num_edges])  # the rest is room
     return features[relation.source], rows

@@ -18,6 +18,7 @@ from hopline.engine.level import Level, Relation
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.graph import Adjacency, Graph
+from hopline.graph.live.view import LiveAdjacency, LiveView
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
 
@@ -56,7 +57,7 @@ class InlineNodes:
 
 
 def parse_inline(
-    graph: Graph,
+    graph: Graph | LiveView,
     node_type: str,
     nodes: Sequence[InlineNode],
     max_neighbors: int,
@@ -262,7 +263,7 @@ def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     return offsets, np.concatenate(picked)
 
 
-def _features(graph: Graph, node_type: str, nodes: Sequence[InlineNode]) -> FloatArray:
+def _features(graph: Graph | LiveView, node_type: str, nodes: Sequence[InlineNode]) -> FloatArray:
     dim = graph.nodes[node_type].features.shape[1]
     rows = np.empty((len(nodes), dim), np.float32)
     for i, node in enumerate(nodes):
@@ -295,7 +296,10 @@ def _edge_type(key: str, incoming: Mapping[str, Any], where: str, node_type: str
 
 
 def _resolve(
-    graph: Graph, adjacency: Adjacency, lists: list[list[ExternalId]], names: dict[ExternalId, int]
+    graph: Graph | LiveView,
+    adjacency: Adjacency | LiveAdjacency,
+    lists: list[list[ExternalId]],
+    names: dict[ExternalId, int],
 ) -> tuple[IdArray, list[ExternalId]]:
     """Neighbour ids as InlineEdges.neighbors has them, and those that nobody knows."""
     flat = [name for ids in lists for name in ids]

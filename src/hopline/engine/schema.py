@@ -7,9 +7,10 @@ import msgspec
 from hopline.artifact import ModelSpec
 from hopline.errors import SchemaMismatch
 from hopline.graph import Graph, GraphSchema
+from hopline.graph.live.view import LiveView
 
 
-def check_schema(spec: ModelSpec, graph: Graph) -> None:
+def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
     """Check that a model fits a graph.
 
     Raises:

@@ -33,6 +33,7 @@ from hopline.types import AnyArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.graph import Adjacency
+    from hopline.graph.live.view import LiveAdjacency
 
 U64 = np.uint64
 GOLDEN = U64(0x9E3779B97F4A7C15)
@@ -311,7 +312,7 @@ class Sampler:
 
     def __init__(
         self,
-        adjacency: Adjacency,
+        adjacency: Adjacency | LiveAdjacency,
         fanout: int,
         mode: str,
         key: np.uint64,

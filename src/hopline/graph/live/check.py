@@ -171,7 +171,7 @@ def _check_nodes(
             lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
         )  # fmt: skip
         return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32)), {}
-    finite = np.isfinite(values).all(axis=1)
+    finite = np.asarray(np.isfinite(values).all(axis=1))
     reject(
         ~finite, order, "not_finite", lambda at: f"features of node {_shown(nodes.ids[at])} are not finite"
     )

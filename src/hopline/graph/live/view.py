@@ -5,6 +5,7 @@ One reader, one view: models that run side by side pin versions of their own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -244,8 +245,9 @@ class LiveView:
     def num_bytes(self) -> int:
         """Bytes of its arrays, where all room is used."""
         total = 0
-        for part in (*self.memory.nodes.values(), *self.memory.edges.values()):
-            total += sum(getattr(part, name).nbytes for name in part.__slots__)
+        parts: list[NodeMemory | EdgeMemory] = [*self.memory.nodes.values(), *self.memory.edges.values()]
+        for part in parts:
+            total += sum(getattr(part, field.name).nbytes for field in dataclasses.fields(part))
         return total
 
     def snapshot(self) -> Graph:

@@ -1,0 +1,239 @@
+"""Answers on a live graph: those of a model on a graph that is built from the final edges, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from hopline.arena import Arena, create_shared
+from hopline.artifact import read_spec
+from hopline.engine.model import Model, TablePlan
+from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
+from hopline.graph.live.memory import LiveMemory
+from hopline.graph.live.plan import make_plan
+from hopline.graph.live.view import LiveView
+from hopline.graph.live.writer import LiveWriter
+from hopline.sampling.keyed import NO_CUT
+
+NAMES = ["sage", "plain", "gcn", "gat", "hetero", "link"]
+
+
+class Live:
+    """A case of the zoo on a graph that changes."""
+
+    def __init__(
+        self, case, seed: int, *, num_levels: int = 4, reads_degrees: bool = True, fd=None
+    ) -> None:
+        self.case, self.rng = case, np.random.default_rng(seed)
+        graph = case.graph
+        plan = make_plan(
+            graph, lineage=graph.version, sequence=0, spare_nodes=50, spare_edges=5_000,
+            num_levels=num_levels, reads_degrees=reads_degrees,
+        )  # fmt: skip
+        memory = LiveMemory.create(plan, fd)
+        self.ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
+        self.writer = LiveWriter(memory, graph.schema, self.ids, lambda: 0)
+        self.writer.fill(graph)
+        self.view = LiveView(memory, graph.schema, self.ids)
+        self.added = 0
+
+    def model(self, tables: bool = True, view: LiveView | None = None) -> Model:
+        view = view or self.view
+        spec = read_spec(self.case.folder)
+        plan = TablePlan(spec, view, 2**26 if tables else 0, final=True)
+        return Model(self.case.folder, spec, view, plan.build(Arena(plan.num_bytes)))
+
+    def change(self, size: int) -> None:
+        """Apply random events of all kinds."""
+        rng, graph = self.rng, self.case.graph
+        edges, nodes, order = {}, {}, 0
+        for name, part in self.view.nodes.items():
+            with self.view:
+                count = part.num_nodes
+            dim = part.features.shape[1]
+            rows = rng.integers(0, count, size // 4)
+            known = part.ids.external(rows)
+            features = rng.standard_normal((len(rows) + 1, dim)).astype(np.float32)
+            new = f"added{self.added}" if part.ids.kind == "string" else 100_000 + self.added
+            self.added += 1
+            listed = [*list(known), new]
+            ids = listed if part.ids.kind == "string" else np.array(listed, np.int64)
+            add = np.array([False] * len(rows) + [True])
+            nodes[name] = NodeChanges(ids, add, features, np.arange(order, order + len(listed)))
+            order += len(listed)
+        for key, schema in graph.schema.edge_types.items():
+            remove = rng.random(size) < 0.3
+            ends = []
+            for end in (schema.src, schema.dst):
+                part = self.view.nodes[end]
+                with self.view:
+                    picked = rng.integers(0, part.num_nodes, size)
+                ends.append(part.ids.external(picked))
+            snapshot = self.view.snapshot().edges[key]
+            if snapshot.num_edges:
+                at = rng.integers(0, snapshot.num_edges, size)
+                dst = np.searchsorted(snapshot.indptr, at, side="right") - 1
+                for end, rows in ((0, snapshot.indices[at].astype(np.int64)), (1, dst)):
+                    part = self.view.nodes[(schema.src, schema.dst)[end]]
+                    known = part.ids.external(rows)
+                    ends[end] = [
+                        b if gone else a for a, b, gone in zip(ends[end], known, remove, strict=True)
+                    ]
+                    if part.ids.kind != "string":
+                        ends[end] = np.array(ends[end], np.int64)
+            edges[key] = EdgeChanges(
+                *ends,
+                remove,
+                np.arange(order, order + size),
+                time=rng.integers(0, 120, size) if schema.has_time else None,
+                has_time=~remove if schema.has_time else None,
+                weight=rng.random(size).astype(np.float32) + 0.1 if schema.has_weight else None,
+                attr=rng.standard_normal((size, schema.attr_dim)).astype(np.float32)
+                if schema.attr_dim
+                else None,
+            )
+            order += size
+        applied = self.writer.apply(Changes(edges, nodes, order))
+        assert not [one for one in applied.rejected if one.code != "no_edge"]
+
+    def fresh(self) -> Model:
+        """The model without tables on a snapshot of what there is now."""
+        return dataclasses.replace(self.case, graph=self.view.snapshot()).model(tables=False)
+
+
+def scores(model: Model, ids: np.ndarray, as_of: int = NO_CUT) -> np.ndarray:
+    with model.graph if isinstance(model.graph, LiveView) else np.errstate():
+        found = model.final_states({model.spec.head.node_type: ids}, as_of)
+        return found[model.spec.head.node_type].copy()
+
+
+def everyone(live: Live) -> np.ndarray:
+    with live.view:
+        return np.arange(live.view.nodes[live.model(False).spec.head.node_type].num_nodes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tables", [False, True])
+def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, tables):
+    live = Live(cases[name], seed=11)
+    model = live.model(tables)
+    for round_ in range(6):
+        ids = everyone(live)
+        fresh = live.fresh()
+        np.testing.assert_array_equal(scores(model, ids), scores(fresh, ids))
+        some = live.rng.permutation(ids)[:7]
+        np.testing.assert_array_equal(scores(model, some), scores(fresh, some))
+        one = some[:1]
+        np.testing.assert_array_equal(scores(model, one), scores(fresh, one))
+        live.change(1 + 4 * round_)
+
+
+@pytest.mark.parametrize("name", ["sage", "gat"])
+def test_as_of_still_holds(cases, name):
+    live = Live(cases[name], seed=12)
+    model = live.model()
+    for _ in range(3):
+        live.change(20)
+        fresh, ids = live.fresh(), everyone(live)
+        for as_of in (0, 40, 90):
+            np.testing.assert_array_equal(scores(model, ids, as_of), scores(fresh, ids, as_of))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_sees_one_version_whatever_comes_meanwhile(cases, name):
+    live = Live(cases[name], seed=13)
+    model = live.model()
+    late = live.view.another()
+    other = live.model(view=late)
+    ids = everyone(live)
+    with live.view:
+        before = scores(live.fresh(), ids)
+        for _ in range(5):
+            live.change(6)
+            # Another reader keeps rows of the newer version meanwhile.
+            other_ids = ids[:20]
+            with late:
+                scores(other, other_ids)
+        np.testing.assert_array_equal(scores(model, ids), before)
+    np.testing.assert_array_equal(scores(model, ids), scores(live.fresh(), ids))
+
+
+def test_rows_that_did_not_change_are_not_computed_again(cases):
+    live = Live(cases["sage"], seed=14)
+    model = live.model()
+    ids = everyone(live)
+    scores(model, ids)
+    top = model.tables[model.spec.num_layers, "node"]
+    top.num_misses = top.num_hits = 0
+    edges = live.view.edges["node__to__node"]
+    with live.view:
+        quiet = int(np.flatnonzero(edges.degree(ids) == 0)[0])
+    name = live.ids["node"].external(np.array([quiet]))
+    changes = NodeChanges(name, np.array([False]), np.ones((1, 6), np.float32), np.array([0]))
+    live.writer.watch()
+    live.writer.apply(Changes({}, {"node": changes}, 1))
+    affected = live.writer.take_affected()[model.spec.num_layers]["node"]
+    scores(model, ids)
+    assert top.num_misses == len(affected) < len(ids)
+
+
+def test_a_graph_without_account_of_degrees_keeps_no_rows_of_models_that_read_them(cases):
+    live = Live(cases["gcn"], seed=15, reads_degrees=False)
+    model = live.model(tables=True)
+    assert not model.tables
+    live.change(20)
+    ids = everyone(live)
+    np.testing.assert_array_equal(scores(model, ids), scores(live.fresh(), ids))
+
+
+def test_two_processes_share_rows_while_a_third_changes_the_graph(cases, tmp_path):
+    """Readers in forked processes; each answer must be that of some version between two looks."""
+    case = cases["sage"]
+    fd = create_shared()
+    live = Live(case, seed=16, fd=fd)
+    spec = read_spec(case.folder)
+    table_fd = create_shared()
+    ids = everyone(live)
+    pids = []
+    versions = {0: scores(live.fresh(), ids)}
+    for worker in range(2):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                memory = LiveMemory.attach(fd)
+                assert memory is not None
+                view = LiveView(memory, case.graph.schema, live.ids)
+                plan = TablePlan(spec, view, 2**26, 2, final=True)
+                model = Model(case.folder, spec, view, plan.build(Arena(plan.num_bytes, table_fd), worker))
+                rng = np.random.default_rng(worker)
+                with open(tmp_path / str(worker), "wb") as out:
+                    last = -1
+                    while last < 40:
+                        some = rng.permutation(ids)[: rng.integers(1, 60)]
+                        with view:
+                            last = view.clock.version
+                            found = scores(model, some)
+                        np.save(out, np.array([last]))
+                        np.save(out, some)
+                        np.save(out, found)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    for version in range(1, 41):
+        live.change(2)
+        versions[version] = scores(live.fresh(), ids)
+    seen = set()
+    for worker, pid in enumerate(pids):
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with open(tmp_path / str(worker), "rb") as file:
+            while file.peek(1):
+                version = int(np.load(file)[0])
+                some, found = np.load(file), np.load(file)
+                np.testing.assert_array_equal(found, versions[version][some])
+                seen.add(version)
+    assert len(seen) > 3
