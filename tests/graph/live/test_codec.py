@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, NodeChanges, Rejected
+from hopline.graph.live.entry import Entry, decode_entry, encode_entry
 from tests.graph.live.batches import INTS, STRINGS, added_edges, batches, same
 
 
@@ -128,3 +129,27 @@ def test_malformed_outcomes_are_refused(junk: bytes) -> None:
     for data in (junk, b"\x94\x01\x01\xc4" + junk, b"\xdd\xff\xff\xff\xff" + junk):
         with contextlib.suppress(BadRequest):
             assert isinstance(codec.decode_applied(data), Applied)
+
+
+@given(batches(), st.data())
+@settings(deadline=None)
+def test_an_entry_of_the_log_comes_back_or_is_refused(batch: Changes, data: st.DataObject) -> None:
+    skip = np.array(
+        data.draw(st.lists(st.booleans(), min_size=batch.num_events, max_size=batch.num_events))
+    )
+    packed = encode_entry(Entry(batch, skip.astype(np.bool_), 123))
+    found = decode_entry(packed)
+    assert same(found.changes, batch)
+    assert (found.skip.tolist(), found.through_ms) == (skip.tolist(), 123)
+    assert all(
+        group.src.flags.aligned
+        for group in found.changes.edges.values()
+        if isinstance(group.src, np.ndarray)
+    )
+    with pytest.raises(BadRequest):
+        decode_entry(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    damaged = bytearray(packed)
+    at = data.draw(st.integers(8, len(packed) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(BadRequest):
+        decode_entry(bytes(damaged))

@@ -114,6 +114,11 @@ class Log:
         return made
 
     @property
+    def first(self) -> int:
+        """Sequence that the oldest file begins with."""
+        return segment.list_segments(self._folder)[0][0]
+
+    @property
     def num_bytes(self) -> int:
         """Of all files."""
         found = 0
@@ -167,6 +172,17 @@ class Log:
             self._abandon(error)
         self.synced, self._synced_end = self.last, self._end
 
+    def drop_unsynced(self) -> None:
+        """Take back what was appended since `sync`, after a later record of the same group was refused."""
+        if self.last == self.synced or self._fd < 0:
+            return
+        self._end, self.last = self._synced_end, self.synced
+        try:
+            os.ftruncate(self._fd, self._end)
+            self._allocated = self._end
+        except OSError:
+            self._let_go()  # void once another file begins with their first sequence
+
     def replay(self, from_sequence: int) -> Iterator[tuple[int, bytes]]:
         """As `replay.replay`."""
         return replay(self._folder, from_sequence, self._lineage)
@@ -183,7 +199,7 @@ class Log:
             for path in old:  # oldest first: what is left has no gap
                 path.unlink()
             if old:
-                _sync_folder(self._folder)
+                sync_folder(self._folder)
         except OSError as error:
             raise GraphError(f"the log in {self._folder} cannot be shortened: {error}") from error
         return len(old)
@@ -216,7 +232,7 @@ class Log:
         os.ftruncate(self._fd, end)
         # A process that was killed may have left records that are not on the disk yet.
         os.fsync(self._fd)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         self._path, self._header = path, header
         self._end = self._synced_end = self._allocated = end
         self.last = self.synced = sequence - 1
@@ -235,7 +251,7 @@ class Log:
             _write(fd, header.encode(), 0)
             os.fdatasync(fd)
             draft.rename(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -331,7 +347,8 @@ def _write(fd: int, data: bytes, at: int) -> None:
         left, at = left[written:], at + written
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have on the disk which files there are. Raises: OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

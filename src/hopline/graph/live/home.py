@@ -1,0 +1,213 @@
+"""The folder of a live graph: what there is to start from, and how a snapshot takes the log's place.
+
+    <live>/
+      live.json                      which snapshots there are (manifest.py)
+      writer.lock                    held by the one process that writes (lock.py)
+      log/<first sequence>.wal       all changes since the older snapshot (log.py)
+      snapshots/<sequence>/graph/    a graph folder
+      snapshots/<sequence>/state.bin what belongs to it (state.py)
+
+The graph is a snapshot and the changes that the log has after it. Two snapshots are kept, and the log from
+the older one on, so that one damaged snapshot costs time and nothing else. Before there are two, the graph
+that it all began with stands for the older one: sequence 0, wherever its folder is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopline.errors import GraphError, LogDamaged
+from hopline.graph import storage
+from hopline.graph.live.lock import WriterLock
+from hopline.graph.live.log import SEGMENT_BYTES, Log, sync_folder
+from hopline.graph.live.manifest import Manifest, SnapshotEntry, read_manifest, write_manifest
+from hopline.graph.live.segment import ADVICE
+from hopline.graph.live.state import State, read_state, write_state
+from hopline.graph.snapshot import Graph
+
+log = logging.getLogger(__name__)
+
+_KEPT = 2
+_STATE = "state.bin"
+_GRAPH = "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a writer starts from: a graph, its state, and the log from `state.sequence` + 1 on."""
+
+    graph: Graph
+    state: State
+
+
+class LiveHome:
+    """Made by `open`; its process is the folder's only writer until `close`.
+
+    Attributes:
+        folder: see the module.
+        lineage: snapshot id of the graph that it all began with.
+        start: the newest snapshot that is whole, or that graph.
+        log: open to be written.
+    """
+
+    def __init__(self, folder: Path, lineage: str, lock: WriterLock, manifest: Manifest) -> None:
+        self.folder = folder
+        self.lineage = lineage
+        self.start: Start
+        self.log: Log
+        self._lock = lock
+        self._manifest = manifest
+
+    @classmethod
+    def open(
+        cls, folder: Path, base: Graph, *, segment_bytes: int = SEGMENT_BYTES, verify: bool = True
+    ) -> LiveHome:
+        """Take the folder over, or make it.
+
+        Args:
+            base: the graph that it all began with.
+            segment_bytes: as for `Log.open`.
+            verify: read the whole snapshot and compare its hashes, before it is built upon.
+        Raises:
+            Conflict: another process writes there.
+            LogDamaged: the manifest, all snapshots or the log are damaged; names the file and what to do.
+            GraphError: the folder belongs to another graph, or cannot be written.
+            LogFull, LogFailed: the disk refuses.
+        """
+        lock = WriterLock(folder / "writer.lock")
+        lock.take()
+        try:
+            _sweep(folder)
+            manifest = read_manifest(folder)
+            if manifest is None:
+                manifest = _derived(folder, base)
+                write_manifest(folder, manifest)
+            if manifest.lineage != base.version:
+                raise GraphError(
+                    f"{folder} belongs to graph {manifest.lineage} ({manifest.base}); this one is "
+                    f"{base.version} ({base.path}): serve that graph, or name another live folder"
+                )
+            home = cls(folder, base.version, lock, manifest)
+            home._begin(base, verify, segment_bytes)
+        except OSError as error:
+            lock.give_back()
+            if isinstance(error, GraphError):
+                raise
+            raise GraphError(f"{folder} cannot be used: {error}") from error
+        except BaseException:
+            lock.give_back()
+            raise
+        return home
+
+    @property
+    def snapshots(self) -> tuple[SnapshotEntry, ...]:
+        """Newest first."""
+        return self._manifest.snapshots
+
+    def publish(self, graph: Graph, state: State) -> SnapshotEntry:
+        """Make a snapshot the one to start from, and drop what only older ones need.
+
+        May run in a thread while changes are appended to the log.
+
+        Args:
+            graph: the version `state.sequence`, whose changes are on the disk.
+        Raises: GraphError: it cannot be written; the older ones are kept.
+        """
+        name = f"{state.sequence:020d}"
+        folder = self.folder / "snapshots"
+        entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{name}")
+        if any(known.sequence == state.sequence for known in self.snapshots):
+            return entry
+        scratch = folder / f".{name}.tmp"
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            graph.save(scratch / _GRAPH)
+            write_state(scratch / _STATE, state)
+            sync_folder(scratch)
+            shutil.rmtree(folder / name, ignore_errors=True)  # damaged, and of no use any more
+            scratch.rename(folder / name)
+            sync_folder(folder)
+            kept = (entry, *(known for known in self.snapshots if known.sequence < state.sequence))[:_KEPT]
+            manifest = Manifest(self.lineage, self._manifest.base, kept)
+            write_manifest(self.folder, manifest)
+        except OSError as error:
+            raise GraphError(f"snapshot {folder / name} cannot be written: {error}") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._manifest = manifest
+        for path in folder.iterdir():
+            if f"snapshots/{path.name}" not in {known.folder for known in kept}:
+                shutil.rmtree(path, ignore_errors=True)
+        self.log.truncate_before(kept[-1].sequence + 1 if len(kept) == _KEPT else 1)
+        return entry
+
+    def close(self) -> None:
+        """Let go of log and lock. Raises: LogFailed: as `Log.sync`."""
+        try:
+            self.log.close()
+        finally:
+            self._lock.give_back()
+
+    def _begin(self, base: Graph, verify: bool, segment_bytes: int) -> None:
+        """Choose the newest snapshot that is whole, and open the log that must have all changes since."""
+        problems: list[str] = []
+        start: Start | None = None
+        whole: list[SnapshotEntry] = []
+        for entry in self.snapshots:
+            try:
+                # An older one is to fall back upon: not read now.
+                start = start or _opened(self.folder / entry.folder, self.lineage, verify)
+                whole.append(entry)
+            except GraphError as error:
+                problems.append(str(error))
+                log.error("snapshot %s cannot be used: %s", entry.folder, error)
+        self.start = start or Start(base, State(self.lineage, 0))
+        sequence = self.start.state.sequence
+        newest = max((entry.sequence for entry in self.snapshots), default=0)
+        self.log = Log.open(
+            self.folder / "log", self.lineage, next_sequence=sequence + 1, segment_bytes=segment_bytes
+        )
+        if self.log.first > sequence + 1 or self.log.last < newest:
+            have = f"{self.log.first} to {self.log.last}"
+            wanted = f"{sequence + 1} to {max(newest, self.log.first - 1)}"
+            problems.append(f"the log has changes {have}, wanted are {wanted} as well")
+            self.log.close()
+            raise LogDamaged(f"{self.folder}: nothing whole to start from: {'; '.join(problems)}; {ADVICE}")
+        if problems:
+            log.warning("starting from sequence %d and the log after it", sequence)
+            self._manifest = Manifest(self.lineage, self._manifest.base, tuple(whole))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a writer was writing when it died. Raises: OSError."""
+    (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    for path in (folder / "snapshots").glob(".*.tmp"):
+        shutil.rmtree(path)
+        log.warning("%s was being written when its writer ended, and is removed", path)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "live.json.draft").unlink()
+
+
+def _derived(folder: Path, base: Graph) -> Manifest:
+    """What `live.json` would say: the folder is new, or has lost it."""
+    entries = []
+    for path in sorted((folder / "snapshots").iterdir(), reverse=True):
+        with contextlib.suppress(GraphError):
+            state = read_state(path / _STATE)
+            if state.lineage == base.version:
+                version = storage.read(path / _GRAPH).version
+                entries.append(SnapshotEntry(state.sequence, version, f"snapshots/{path.name}"))
+    return Manifest(base.version, "" if base.path is None else str(base.path), tuple(entries[:_KEPT]))
+
+
+def _opened(folder: Path, lineage: str, verify: bool) -> Start:
+    """A snapshot. Raises: GraphError: it is damaged, or of another graph."""
+    state = read_state(folder / _STATE)
+    if state.lineage != lineage:
+        raise LogDamaged(f"{folder} is about graph {state.lineage}, not {lineage}")
+    return Start(Graph.open(folder / _GRAPH, verify=verify), state)

@@ -1,0 +1,247 @@
+"""A live graph that outlives its process: batches are judged, made durable, and only then seen.
+
+    batches ─► seen before? ─► LiveWriter.prepare ─► Log.append … sync ─► LiveWriter.publish ─► outcomes
+                               where nobody looks    all of them at once  all of them at once
+
+A batch whose record could not be made durable is dropped and leaves nothing: its events may come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged
+from hopline.graph.live.changes import Applied, Changes
+from hopline.graph.live.entry import Entry, decode_entry, encode_entry
+from hopline.graph.live.home import LiveHome
+from hopline.graph.live.manifest import SnapshotEntry
+from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed
+from hopline.graph.live.segment import ADVICE
+from hopline.graph.live.state import State
+from hopline.graph.live.view import LiveView
+from hopline.graph.live.writer import LiveWriter, Prepared
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A snapshot that was begun.
+
+    Attributes:
+        view: holds the version until it is written.
+        state: what belongs to it.
+        num_bytes: of the log's records that it takes the place of.
+    """
+
+    view: LiveView
+    state: State
+    num_bytes: int
+
+
+class Keeper:
+    """Used by one thread; `write_snapshot` may run in another one.
+
+    Args:
+        home: just opened.
+        writer: of memory that is empty, or that an earlier writer of this home filled.
+        view: makes a reader of the memory, for snapshots.
+        now_ms: the clock, ms since 1970.
+        capacity: event ids that are remembered.
+
+    Attributes:
+        positions: source -> the position that follows its last event in the graph.
+        sequence: of the newest durable version.
+    """
+
+    def __init__(
+        self,
+        home: LiveHome,
+        writer: LiveWriter,
+        view: Callable[[], LiveView],
+        now_ms: Callable[[], int],
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.home = home
+        self.writer = writer
+        self._view = view
+        self._now_ms = now_ms
+        self._seen = SeenWindow(capacity)
+        self.positions: dict[str, Any] = {}
+        self._snapshot_sequence = home.start.state.sequence
+        self._snapshot_bytes = 0
+
+    @property
+    def sequence(self) -> int:
+        """See above."""
+        return self.home.log.synced
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """Of the log's records that a start would have to read again."""
+        return self._snapshot_bytes
+
+    def recover(self) -> int:
+        """Take up the snapshot and the log; to be called first.
+
+        Returns: changes of the log that were applied.
+        Raises:
+            LogDamaged: the log is not what was written, or does not fit the snapshot.
+            GraphError: the memory has no room for all changes.
+        """
+        start, writer = self.home.start, self.writer
+        if writer.memory.is_filled:
+            writer.attach()
+        else:
+            writer.fill(start.graph, start.state.marks, start.state.through_ms)
+        self._seen.add(start.state.seen)
+        self.positions = dict(start.state.positions)
+        count = 0
+        for sequence, payload in self.home.log.replay(start.state.sequence + 1):
+            try:
+                entry = decode_entry(payload)
+            except BadRequest as error:
+                raise LogDamaged(f"{self.home.folder}: record {sequence}: {error}; {ADVICE}") from None
+            self._take_note(entry.changes, entry.skip, _keys([entry.changes])[0])
+            self._snapshot_bytes += len(payload)
+            if sequence <= writer.sequence:  # the memory has it already
+                continue
+            prepared = writer.prepare(entry.changes, entry.skip)
+            if any(each.code == "full" for each in prepared.applied.rejected):
+                raise GraphError(
+                    f"{self.home.folder}: the changes up to sequence {sequence} do not fit into the live "
+                    "graph's memory; give it more (live.spare_*)"
+                )
+            if prepared.applied.sequence != sequence or prepared.applied.rejected:
+                raise LogDamaged(
+                    f"{self.home.folder}: record {sequence} does not fit the graph: it makes version "
+                    f"{prepared.applied.sequence}, {prepared.applied.rejected[:1]}; {ADVICE}"
+                )
+            writer.publish([prepared], entry.through_ms)
+            count += 1
+        if writer.sequence != self.home.log.last:
+            raise LogDamaged(
+                f"{self.home.folder}: the log ends with sequence {self.home.log.last}, the memory has "
+                f"{writer.sequence}: restart the server, which makes its memory anew"
+            )
+        return count
+
+    def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+        """Apply batches in order, durable and visible together when this returns.
+
+        Raises: LogFull, LogFailed: nothing of the batch at which it happened, nor of those after it, was
+            kept. Those before it were not either, unless one of them did not fit into the memory.
+        """
+        outcomes = self._commit(batches)
+        if outcomes is None:
+            outcomes = [outcome for each in batches for outcome in self._commit([each]) or ()]
+        return outcomes
+
+    def _commit(self, batches: Sequence[Changes]) -> list[Applied] | None:
+        """All of them in one step; None where one of several does not fit into the memory: then one by one,
+        since giving up that one gives up what was prepared before it.
+        """
+        keys = _keys(batches)
+        new = self._seen.which_are_new(np.concatenate(keys)) if keys else np.empty(0, np.bool_)
+        through_ms = _through(batches, self._now_ms())
+        prepared: list[Prepared] = []
+        size, begin = 0, 0
+        try:
+            for changes, own in zip(batches, keys, strict=True):
+                skip = np.zeros(changes.num_events, np.bool_)
+                if len(own):
+                    skip = ~new[begin : begin + len(own)]
+                    begin += len(own)
+                one = self.writer.prepare(changes, skip)
+                prepared.append(one)
+                if len(batches) > 1 and any(each.code == "full" for each in one.applied.rejected):
+                    self._undo()
+                    return None
+                if one.applied.num_applied:
+                    payload = encode_entry(Entry(changes, one.skip, through_ms))
+                    self.home.log.append(one.applied.sequence, payload)
+                    size += len(payload)
+            self.home.log.sync()
+        except HoplineError:
+            self._undo()
+            raise
+        self._snapshot_bytes += size
+        self.writer.publish(prepared, through_ms)
+        for one, own in zip(prepared, keys, strict=True):
+            self._take_note(one.changes, one.skip, own)
+        return [one.applied for one in prepared]
+
+    def begin_snapshot(self) -> Draft | None:
+        """Hold the present version; None where there is a snapshot of it already."""
+        if self.sequence == self._snapshot_sequence:
+            return None
+        view = self._view()
+        view.__enter__()
+        marks = {name: nodes.marks[:, : nodes.num_nodes].copy() for name, nodes in view.nodes.items()}
+        state = State(
+            self.home.lineage,
+            view.clock.version,
+            view.through_ms,
+            dict(self.positions),
+            self._seen.to_array(),
+            marks,
+        )
+        draft = Draft(view, state, self._snapshot_bytes)
+        self._snapshot_sequence, self._snapshot_bytes = state.sequence, 0
+        return draft
+
+    def write_snapshot(self, draft: Draft) -> SnapshotEntry:
+        """Write what `begin_snapshot` holds, and shorten the log. May run in a thread.
+
+        Raises: GraphError: it cannot be written; older snapshots and the log are kept.
+        """
+        try:
+            return self.home.publish(draft.view.snapshot(), draft.state)
+        except BaseException:
+            self._snapshot_sequence = -1
+            self._snapshot_bytes += draft.num_bytes
+            raise
+        finally:
+            draft.view.__exit__()
+            draft.view.close()
+
+    def close(self) -> None:
+        """Let go of the folder. Raises: LogFailed: as `Log.sync`."""
+        self.home.close()
+
+    def _undo(self) -> None:
+        """Back to the version that is published."""
+        self.home.log.drop_unsynced()
+        self.writer.drop()
+
+    def _take_note(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
+        """Remember which events are in the graph, and where their sources stand.
+
+        An event that was rejected may come again under its id, once what it lacked is there.
+        """
+        if len(keys):
+            self._seen.add(keys[~skip])
+        self.positions |= changes.positions
+
+
+def _keys(batches: Sequence[Changes]) -> list[NDArray[np.uint64]]:
+    """Hashes of event ids, none for a batch without."""
+    return [hashed(changes.event_ids) for changes in batches]
+
+
+def _through(batches: Sequence[Changes], now_ms: int) -> int:
+    """Until when everything that happened is in the batches: now, or as late as sources have told of."""
+    times = [
+        changes.event_time_ms
+        for changes in batches
+        if changes.event_time_ms is not None and len(changes.event_time_ms)
+    ]
+    if not times:
+        return now_ms
+    return min(now_ms, max(int(each.max()) for each in times))

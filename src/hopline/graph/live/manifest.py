@@ -1,0 +1,89 @@
+"""`live.json`: what a live folder is about and which snapshots it has. Replaced whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from hopline.errors import LogDamaged
+from hopline.graph.live.log import sync_folder
+
+FORMAT = 1
+NAME = "live.json"
+
+
+class SnapshotEntry(msgspec.Struct, frozen=True):
+    """A snapshot of the graph.
+
+    Attributes:
+        sequence: the version that it is.
+        graph: snapshot id of its graph, 16 hex digits.
+        folder: below the live folder.
+    """
+
+    sequence: int
+    graph: str
+    folder: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The whole file.
+
+    Attributes:
+        lineage: snapshot id of the graph that all began with.
+        base: folder of that graph, as it was named then; for people.
+        snapshots: newest first.
+    """
+
+    lineage: str
+    base: str
+    snapshots: tuple[SnapshotEntry, ...] = ()
+    format: int = FORMAT
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The content; None where there is no file.
+
+    Raises: LogDamaged: it is not what was written, or was written by a newer Hopline.
+    """
+    path = folder / NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LogDamaged(f"{path} cannot be read: {error.strerror}") from error
+    digest, _, body = data.partition(b"\n")
+    if digest != _digest(body):
+        raise LogDamaged(
+            f"{path}: its checksum differs; restore it from a copy, or delete it: it is made anew from the "
+            "snapshots and the log beside it"
+        )
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise LogDamaged(f"{path} is malformed: {error}; was it written by a newer Hopline?") from None
+    if manifest.format > FORMAT:
+        raise LogDamaged(
+            f"{path} has format {manifest.format}, this Hopline reads {FORMAT}; upgrade hopline"
+        )
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the file. Raises: OSError: the old one is there still."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    draft = folder / (NAME + ".draft")
+    with draft.open("wb") as file:
+        file.write(_digest(body) + b"\n" + body)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / NAME)
+    sync_folder(folder)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).hexdigest().encode()
