@@ -324,6 +324,34 @@ class DriftConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveConfig:
+    """A graph that changes while it is served."""
+
+    enabled: bool = setting(False, "take changes to the graph, from HTTP and from `hopline stream`")
+    folder: Path | None = setting(
+        None, "where changes are kept; by default the graph's folder with `.live` behind its name"
+    )
+    socket: Path | None = setting(
+        None, "Unix socket on which the writer takes changes; by default `writer.sock` in live.folder"
+    )
+    spare_nodes: int = setting(1_000_000, "nodes of each type that can be added", minimum=0)
+    spare_edges: int = setting(10_000_000, "edges of each type that can be added", minimum=0)
+    levels: int = setting(
+        4, "message-passing layers of the deepest model whose rows are kept, plus one", minimum=1
+    )
+    degrees: bool = setting(
+        False, "keep account of changed degrees of neighbours: rows of GCN models are kept only with it"
+    )
+    remembered_events: int = setting(
+        1_000_000, "event ids by which events that come again are known", minimum=1
+    )
+    snapshot_bytes: int = setting(
+        256 * 2**20, "bytes of changes after which a snapshot takes their place", minimum=1
+    )
+    snapshot_s: float = setting(3600.0, "seconds after which a snapshot takes their place", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the supervisor tells its workers; not for people."""
 
@@ -332,6 +360,7 @@ class WorkerConfig:
     metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
     table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
     rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
+    live_fd: int = setting(-1, "memfd of the live graph; -1 where the graph is a snapshot", hidden=True)
     model_factory: str = setting(
         "", '"module:attribute" that opens models in processes of their own; empty: as usual', hidden=True
     )
@@ -357,6 +386,7 @@ class Config:
     cost: CostConfig = field(default_factory=CostConfig)
     prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
+    live: LiveConfig = field(default_factory=LiveConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
     def replace(self, **settings: Any) -> Config:
