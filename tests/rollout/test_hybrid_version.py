@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from hopline.artifact import read_spec
 from hopline.config import load_config
 from hopline.errors import (
     BadRequest,
@@ -91,6 +90,14 @@ def at_once(service, request):
     found = []
     service.submit(request, found.append)
     return found
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")
 
 
 def same(a, b):
@@ -184,12 +191,16 @@ async def test_changed_and_new_nodes_are_computed(places, tmp_path):
 
 
 async def test_pairs_use_states_of_the_table(places, tmp_path):
-    pairs = ScoreRequest("link", pairs=(["n1", "n2", "n1"], ["n4", "n1", "n90"]), outputs=("logits", "label"))
+    pairs = ScoreRequest(
+        "link", pairs=(["n1", "n2", "n1"], ["n4", "n1", "n90"]), outputs=("logits", "label")
+    )
     file = table(places, tmp_path, "link", rows=np.arange(50))
-    async with Running(config(places, models="link")) as plain:
-        async with Running(config(places, file, models="link")) as hybrid:
-            same(await plain.score(pairs), await hybrid.score(pairs))
-            assert (rows(hybrid, "looked_up", "link"), rows(hybrid, "absent", "link")) == (5, 1)
+    async with (
+        Running(config(places, models="link")) as plain,
+        Running(config(places, file, models="link")) as hybrid,
+    ):
+        same(await plain.score(pairs), await hybrid.score(pairs))
+        assert (rows(hybrid, "looked_up", "link"), rows(hybrid, "absent", "link")) == (5, 1)
 
 
 @pytest.mark.parametrize(
@@ -267,15 +278,9 @@ async def test_serving_toml_names_the_table(places, tmp_path):
         ({"model_hash": "0" * 64}, r"artifact 000000000000…; the one that is loaded is"),
         ({"graph_version": "aaaa"}, r"graph aaaa; sage is served on"),
         ({"exact": True}, "over all neighbours"),
-        ({"node_type": "item"}, None),
     ],
 )
 async def test_a_table_that_does_not_fit_is_refused_and_says_why(places, tmp_path, changes, message):
-    if message is None:
-        file = table(places, tmp_path)
-        raw = file.read_bytes()
-        assert b'"node_type":"node"' in raw
-        return
     file = table(places, tmp_path, **changes)
     with pytest.raises(TableFileError, match=message):
         async with Running(config(places, file)):
@@ -322,9 +327,7 @@ async def test_stale_rows_of_nodes_with_other_numbers_are_computed(places, tmp_p
     edges = zoo.homogeneous(1)
     x = np.array(old.nodes["node"].features)
     ids = [f"n{i}" for i in range(N)]
-    other = Graph.from_edges(
-        (np.zeros(0, np.int64), np.zeros(0, np.int64)), x, ids=[ids[i] for i in order]
-    )
+    other = Graph.from_edges((np.zeros(0, np.int64), np.zeros(0, np.int64)), x, ids=[ids[i] for i in order])
     assert edges.num_nodes == other.num_nodes
     file = table(places, tmp_path, graph_version="older")
     from hopline.engine.table_file import TableFile
@@ -344,18 +347,14 @@ async def test_a_replaced_file_is_taken_up(places, tmp_path, monkeypatch):
         request = ScoreRequest("sage", nodes=["n9"])
         assert at_once(service, request) == []
         table(places, tmp_path)
-        async with asyncio.timeout(10):
-            while not at_once(service, request):
-                await asyncio.sleep(0.01)
+        await until(lambda: at_once(service, request))
 
 
 async def test_a_replacement_that_does_not_fit_changes_nothing(places, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("hopline.rollout.hybrid_version._LOOK_S", 0.01)
     async with Running(config(places, table(places, tmp_path))) as service:
         table(places, tmp_path, graph_version="newer")
-        async with asyncio.timeout(10):
-            while "keeps the table that it has" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "keeps the table that it has" in caplog.text)
         assert len(at_once(service, REQUESTS[0])) == 1
 
 
@@ -390,7 +389,10 @@ class Disk:
 
 
 async def test_cold_rows_are_read_on_a_thread(places, tmp_path, monkeypatch):
-    async with Running(config(places)) as plain, Running(config(places, table(places, tmp_path))) as service:
+    async with (
+        Running(config(places)) as plain,
+        Running(config(places, table(places, tmp_path))) as service,
+    ):
         disk = Disk(service, monkeypatch)
         asked = asyncio.ensure_future(service.score(REQUESTS[4]))
         await asyncio.sleep(0)  # the loop is free
@@ -455,5 +457,30 @@ async def test_requests_whose_rows_are_read_outlive_a_close(places, tmp_path, mo
         assert [outcome.version for outcome in found] == ["1", "1"]
 
 
-def test_the_spec_of_the_zoo_samples(places):
-    assert min(min(f) for f in read_spec(places / "models" / "sage" / "1").fanouts.values()) >= 0
+async def test_rows_that_are_pinned_are_never_cold(places, tmp_path, monkeypatch):
+    file = table(places, tmp_path)
+    hot = tmp_path / "hot.txt"
+    hot.write_text("n3\nn1\ngone\nn3\n")
+    settings = {"table.pin_bytes": 6000, "table.pin_file": hot}
+    async with Running(config(places)) as plain, Running(config(places, file, **settings)) as service:
+        disk = Disk(service, monkeypatch)
+        for nodes in (["n1"], ["n3", "n1"]):
+            request = ScoreRequest("sage", nodes=nodes, outputs=("embedding", "label"))
+            (found,) = at_once(service, request)
+            same(found, await plain.score(request))
+        assert at_once(service, ScoreRequest("sage", nodes=["n2"])) == []
+        assert at_once(service, ScoreRequest("sage", nodes=["n1", "n2"])) == []
+        disk.may_read.set()
+        both = ScoreRequest("sage", nodes=["n2", "n3"])
+        same(await service.score(both), await plain.score(both))
+
+
+async def test_a_whole_table_is_pinned_where_there_is_room(places, tmp_path):
+    async with Running(config(places, table(places, tmp_path), **{"table.pin_bytes": "1 MiB"})) as service:
+        assert len(at_once(service, REQUESTS[0])) == 1
+
+
+async def test_what_to_pin_must_be_said_where_not_all_can_be(places, tmp_path):
+    with pytest.raises(ConfigError, match=r"table.pin_bytes: 5000 bytes do not hold"):
+        async with Running(config(places, table(places, tmp_path), **{"table.pin_bytes": 5000})):
+            pass

@@ -19,32 +19,13 @@ from typing import Any, Final
 
 from hopline.engine.answer import STALE
 from hopline.engine.ego import EgoModel
-from hopline.engine.final_rows import FOUND, FinalRows, no_counts
+from hopline.engine.final_rows import FOUND, Cold, FinalRows, no_counts
 from hopline.engine.model import Model
-from hopline.engine.table_file.header import Section
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError
 from hopline.types import IdArray, ScoreRequest, ScoreResult
 
 #: Nodes of the largest request that is answered so; larger ones are batches by themselves.
 MAX_NODES = 256
-
-
-class Cold:
-    """What a disk has to be asked for before a request can be answered without waiting.
-
-    Attributes:
-        parts: (table, sections, global ids) each.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[tuple[FinalRows, tuple[Section, ...], IdArray]]) -> None:
-        self.parts = parts
-
-    def bring(self) -> None:
-        """Read it; for a thread."""
-        for rows, sections, ids in self.parts:
-            rows.residency.bring(sections, ids)
 
 
 class DirectAnswers:
@@ -86,9 +67,8 @@ class DirectAnswers:
         self._default_outputs = default_outputs
         self._output_names = frozenset(output_names)
 
-    def answer(self, request: ScoreRequest, now: float) -> ScoreResult | Cold | None:
-        """The answer; `Cold` where a disk has to be asked for rows of it; None where it is not wholly a
-        look-up.
+    def answer(self, request: ScoreRequest, now: float) -> ScoreResult | list[Cold] | None:
+        """The answer; a list of what a disk has to be asked for first; None: it is no whole look-up.
 
         Args:
             request: of present, known nodes or of pairs of them, as far as can be seen.
@@ -104,7 +84,7 @@ class DirectAnswers:
         if self._live is not None:
             self._live.close()
 
-    def _answer(self, request: ScoreRequest, now: float) -> ScoreResult | Cold | None:
+    def _answer(self, request: ScoreRequest, now: float) -> ScoreResult | list[Cold] | None:
         try:
             if self._is_link:
                 return None if request.pairs is None else self._cold_pairs(request.pairs, now)
@@ -123,16 +103,17 @@ class DirectAnswers:
             row = int(ids[0])
             if not 0 <= row < rows.num_rows:
                 return None
-            sections = rows.sections(names)
-            if not rows.residency.near_row(sections, row, now):
-                return Cold([(rows, sections, ids)])
+            if not rows.near_row(names, row, now):
+                cold = rows.cold(names, ids, now)
+                if cold is not None:
+                    return [cold]
             if not rows.holds(row):
                 return None
             key = slice(row, row + 1)
         else:
-            cold = self._cold(rows, rows.sections(names), ids, now)
+            cold = rows.cold(names, ids, now)
             if cold is not None:
-                return Cold([cold])
+                return [cold]
             if ids.shape[0] > MAX_NODES or ids.min() < 0 or not rows.good(ids).all():
                 return None
             key = ids
@@ -146,29 +127,17 @@ class DirectAnswers:
             STALE if rows.is_stale else (),
         )
 
-    def _cold_pairs(self, pairs: Sequence[Any], now: float) -> Cold | None:
+    def _cold_pairs(self, pairs: Sequence[Any], now: float) -> list[Cold] | None:
         """Pairs are for the head to compute; what it needs of the disk is brought before."""
         found = []
         for node_type, external in zip(self._types, pairs, strict=False):
             rows = self._tables.get(node_type)
             if rows is not None and len(external):
                 ids = self._graph.nodes[node_type].ids.lookup(external)
-                cold = self._cold(rows, rows.sections(("embedding",)), ids, now)
+                cold = rows.cold(("embedding",), ids, now)
                 if cold is not None:
                     found.append(cold)
-        return Cold(found) if found else None
-
-    @staticmethod
-    def _cold(
-        rows: FinalRows, sections: tuple[Section, ...], ids: IdArray, now: float
-    ) -> tuple[FinalRows, tuple[Section, ...], IdArray] | None:
-        """Ids that the table has, where some of their rows are not in memory."""
-        if rows.residency.is_locked:
-            return None
-        held = ids[(ids >= 0) & (ids < rows.num_rows)]
-        if not held.shape[0] or rows.residency.near_rows(sections, held, now):
-            return None
-        return rows, sections, held
+        return found or None
 
 
 class Bringing:
@@ -185,7 +154,7 @@ class Bringing:
 
     def __init__(
         self,
-        cold: Cold,
+        cold: Sequence[Cold],
         deadline: float,
         executor: Executor | None,
         again: Callable[[], Any],
@@ -200,7 +169,7 @@ class Bringing:
         #: Of the ordinary way, once it goes on there.
         self._next: Any = None
         self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
-        loop.run_in_executor(executor, cold.bring).add_done_callback(self._brought)
+        loop.run_in_executor(executor, _bring_all, cold).add_done_callback(self._brought)
 
     def cancel(self) -> None:
         """Withdraw the request."""
@@ -225,6 +194,11 @@ class Bringing:
     def _close(self) -> None:
         self._is_open = False
         self._timer.cancel()
+
+
+def _bring_all(cold: Sequence[Cold]) -> None:
+    for each in cold:
+        each.bring()
 
 
 class Answered:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
-from hopline.engine.final_rows import FinalRows
-from hopline.errors import HoplineError, TableFileError, Unavailable
+from hopline.engine.final_rows import Cold, FinalRows
+from hopline.errors import HoplineError, Unavailable
 from hopline.observe.metrics import Counter
-from hopline.rollout.direct import ANSWERED, Bringing, Cold, DirectAnswers
+from hopline.rollout.direct import ANSWERED, Bringing, DirectAnswers
 from hopline.rollout.queued import take
 from hopline.rollout.served import Ran
 from hopline.rollout.table_files import replaced
@@ -154,8 +154,8 @@ class HybridVersion(ServedVersion):
             return ANSWERED
         if result is None or not may_bring:
             return self._queued(request, deliver, is_new=may_bring)
-        assert isinstance(result, Cold)
-        return self._bring(request, deliver, direct, result)
+        assert isinstance(result, list)
+        return self._bring(request, deliver, result)
 
     def _queued(self, request: ScoreRequest, deliver: Deliver, *, is_new: bool) -> Any:
         if self._closing and is_new:
@@ -174,9 +174,7 @@ class HybridVersion(ServedVersion):
         self._tell([request], [error], [0.0], 0.0)
         raise error
 
-    def _bring(
-        self, request: ScoreRequest, deliver: Deliver, direct: DirectAnswers, cold: Cold
-    ) -> Bringing:
+    def _bring(self, request: ScoreRequest, deliver: Deliver, cold: list[Cold]) -> Bringing:
         """Have the rows read, then go on."""
         began = time.monotonic()
         deadline = request.deadline
@@ -233,7 +231,7 @@ class HybridVersion(ServedVersion):
                 continue
             try:
                 tables = await asyncio.to_thread(reopen)
-            except TableFileError as error:
+            except HoplineError as error:
                 log.error("%s/%s keeps the table that it has: %s", self.name, self.version, error)
                 await asyncio.sleep(30 * _LOOK_S)
                 continue

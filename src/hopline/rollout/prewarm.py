@@ -13,8 +13,9 @@ import numpy as np
 from hopline.config import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, Overlay, RowsAbsent
-from hopline.errors import ConfigError, HoplineError
+from hopline.errors import HoplineError
 from hopline.features.answer import Reason
+from hopline.rollout.listed_nodes import listed_nodes
 from hopline.rollout.version import ServedVersion
 from hopline.types import IdArray
 
@@ -118,20 +119,7 @@ def most_read(model: Model, count: int) -> IdArray:
 
 
 def _listed(model: Model, config: Config) -> IdArray:
-    file = config.features.prewarm_file
-    assert file is not None
-    try:
-        lines = file.read_text().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"features.prewarm_file: cannot read {file}: {error}") from None
+    settings = config.features
+    assert settings.prewarm_file is not None
     index = model.graph.nodes[model.spec.head.node_type].ids
-    try:
-        wanted: list[int] | list[str] = lines if index.kind == "string" else [int(line) for line in lines]
-    except ValueError as error:
-        raise ConfigError(f"features.prewarm_file: {file}: node ids are integers here: {error}") from None
-    limit = config.features.prewarm_nodes or len(wanted)
-    ids = index.lookup(wanted[:limit]) if wanted else np.empty(0, np.int64)
-    # Ids of an old log that the graph no longer has are no reason not to start.
-    _, first = np.unique(ids, return_index=True)
-    ids = ids[np.sort(first)]
-    return ids[ids >= 0]
+    return listed_nodes(settings.prewarm_file, index, "features.prewarm_file", settings.prewarm_nodes)

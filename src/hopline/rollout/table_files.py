@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.config import TableConfig
 from hopline.engine.final_rows import FinalRows, Unchanged
+from hopline.engine.model import has_marks
 from hopline.engine.table_file import TableFile, model_hash
 from hopline.engine.table_file.header import TablePlan
 from hopline.engine.table_file.identity import hashes_of_nodes
 from hopline.engine.table_file.reader import read_header
 from hopline.errors import ConfigError, TableFileError
+from hopline.rollout.listed_nodes import listed_nodes
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ def tables_of(
         _check_shape(path, plan, spec, graph)
         rows, misfit = _fitted(path, file, spec, graph, settings)
         if rows is not None:
+            _pin(path, rows, graph, settings)
             found[plan.node_type] = rows
         else:
             misfits.append(misfit)
@@ -138,14 +141,32 @@ def _fitted(
     return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
 
 
+def _pin(path: Path, rows: FinalRows, graph: Any, settings: TableConfig) -> None:
+    """Keep in memory what the settings say."""
+    num_bytes = rows.file.pages.shape[0]
+    if not settings.pin_bytes:
+        return
+    hot: IdArray | None = None
+    if num_bytes > settings.pin_bytes:
+        if settings.pin_file is None:
+            raise ConfigError(
+                f"table.pin_bytes: {settings.pin_bytes} bytes do not hold {path}, which has {num_bytes}: "
+                "say in table.pin_file which nodes are asked for most"
+            )
+        hot = listed_nodes(settings.pin_file, graph.nodes[rows.node_type].ids, "table.pin_file")
+        hot = hot[hot < rows.num_rows]
+    if not rows.pin(settings.pin_bytes, hot):
+        log.warning("%s cannot be locked in memory (RLIMIT_MEMLOCK); it was read, and may be evicted", path)
+
+
 def _same_graph(plan: TablePlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:
     """Whether rows of a table hold on a graph, but for those that the second result says have changed."""
     if not getattr(graph, "is_live", False):
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
-    # What changed before its memory was filled, a live graph does not know.
-    if lineage != live.lineage or since < live.sequence:
+    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
+    if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
         return False, None
     marks = graph.nodes[plan.node_type].marks[spec.num_layers]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,10 +43,22 @@ class Section(msgspec.Struct, frozen=True):
         """Bytes of the array."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+class Strip(NamedTuple):
+    """Where the rows of an array lie, for whoever looks at single ones.
+
+    Attributes:
+        offset: of row 0. width: bytes of a row.
+    """
+
+    offset: int
+    width: int
+
+    @staticmethod
+    def of(section: Section) -> Strip:
+        """The rows of a section."""
+        width = int(np.prod(section.shape[1:], dtype=np.int64)) * np.dtype(section.dtype).itemsize
+        return Strip(section.offset, width)
 
 
 class TablePlan(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.engine.table_file.header import Section
+from hopline.engine.table_file.header import Strip
 from hopline.types import IdArray
 
 #: Seconds for which a page is taken to be there once it was.
@@ -67,8 +67,8 @@ class Residency:
             ctypes.c_int(_MADV_POPULATE_READ),
         )
 
-    def near_row(self, sections: Sequence[Section], row: int, now: float) -> bool:
-        """Whether a row of all these sections can be read at once.
+    def near_row(self, strips: Sequence[Strip], row: int, now: float) -> bool:
+        """Whether a row of all these strips can be read at once.
 
         Args:
             now: seconds, monotonic.
@@ -78,23 +78,25 @@ class Residency:
         if now >= self._until:
             self._forget(now)
         known = self._known
-        for section in sections:
-            width = section.row_bytes
-            first = section.offset + row * width
-            last = (first + width - 1) // _PAGE
-            for page in range(first // _PAGE, last + 1):
+        for offset, width in strips:
+            first = offset + row * width
+            page, last = first // _PAGE, (first + width - 1) // _PAGE
+            if not known[page] and not self._is_there(page):
+                return False
+            while page < last:
+                page += 1
                 if not known[page] and not self._is_there(page):
                     return False
         return True
 
-    def near_rows(self, sections: Sequence[Section], rows: IdArray, now: float) -> bool:
+    def near_rows(self, strips: Sequence[Strip], rows: IdArray, now: float) -> bool:
         """The same of many rows."""
         if self.is_locked:
             return True
         if now >= self._until:
             self._forget(now)
-        for section in sections:
-            unknown = self._pages_of(section, rows)
+        for strip in strips:
+            unknown = self._pages_of(strip, rows)
             unknown = unknown[~self._known_view[unknown]]
             if unknown.shape[0] > 1:
                 unknown = np.unique(unknown)
@@ -105,10 +107,10 @@ class Residency:
                     return False
         return True
 
-    def bring(self, sections: Sequence[Section], rows: IdArray) -> None:
+    def bring(self, strips: Sequence[Strip], rows: IdArray) -> None:
         """Have rows read from the disk; for a thread beside the event loop. Releases the interpreter."""
-        for section in sections:
-            pages = np.unique(self._pages_of(section, rows))
+        for strip in strips:
+            pages = np.unique(self._pages_of(strip, rows))
             # All reads are begun before the first is waited for.
             for advice in (mmap.MADV_WILLNEED, _MADV_POPULATE_READ):
                 for page in pages.tolist():
@@ -118,10 +120,10 @@ class Residency:
                         ctypes.c_int(advice),
                     )
 
-    def _pages_of(self, section: Section, rows: IdArray) -> IdArray:
+    def _pages_of(self, strip: Strip, rows: IdArray) -> IdArray:
         """The pages that rows lie on, with repetitions."""
-        width = section.row_bytes
-        first = section.offset + rows * width
+        offset, width = strip
+        first = offset + rows * width
         begin, end = first // _PAGE, (first + width - 1) // _PAGE
         most = int((end - begin).max()) if rows.shape[0] else 0
         columns = [np.minimum(begin + step, end) for step in range(most + 1)]

@@ -82,10 +82,12 @@ class TableWriter:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TableFileError(f"{self.path} is being written by another run; let that end") from None
-        with self._writing():
-            if os.fstat(self._handle).st_ino != os.stat(self._draft).st_ino:
-                # The other run ended between both steps: what is open here is its finished table.
-                raise TableFileError(f"{self.path} was written by another run just now; begin again")
+        try:
+            is_ours = os.path.samestat(os.fstat(self._handle), os.stat(self._draft))
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:  # the other run ended between both steps: what is open here is its finished table
+            raise TableFileError(f"{self.path} was written by another run just now; begin again")
         if self._run and os.fstat(self._handle).st_size == self._file_bytes:
             with contextlib.suppress(TableFileError):  # of another run, or torn: begin anew
                 head = os.pread(self._handle, self._begin, 0)
