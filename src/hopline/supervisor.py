@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from hopline.config import Config
 from hopline.errors import HoplineError
@@ -30,7 +31,10 @@ logger = logging.getLogger(__name__)
 #: Seconds before a worker that died is started again: doubled at each death up to the last one, and back
 #: to the first once a worker has lived for `_STEADY_S`.
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S, _STEADY_S = 0.1, 10.0, 30.0
+#: Number of the process that changes the live graph; it is kept alive as workers are.
+_WRITER = -1
 _WORKER = (sys.executable, "-P", "-c", "from hopline.supervisor import worker_main; worker_main()")
+_WRITER_COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import writer_main; writer_main()")
 
 
 def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
@@ -45,7 +49,7 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     """
     settings = config.server
     http = reserve(settings.host, settings.http_port, "server.http_port")
-    changes = {"server__http_port": http.getsockname()[1]}
+    changes: dict[str, Any] = {"server__http_port": http.getsockname()[1]}
     grpc = None
     if settings.grpc_port >= 0:
         grpc = reserve(settings.host, settings.grpc_port, "server.grpc_port")
@@ -53,6 +57,11 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     # Empty: the first worker that knows how much it takes makes it so large.
     tables = os.memfd_create("hopline-tables", 0)
     rows = os.memfd_create("hopline-rows", 0)
+    live = -1
+    if config.live.enabled:
+        # Its writer makes it so large. Named by path, so that processes of processes can open it.
+        live = os.memfd_create("hopline-live", os.MFD_CLOEXEC)
+        changes["worker__live_memory"] = f"/proc/{os.getpid()}/fd/{live}"
     try:
         with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
             shared = config.replace(
@@ -64,8 +73,9 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
             )
             return asyncio.run(Supervisor(shared, service, (tables, rows)).run())
     finally:
-        os.close(tables)
-        os.close(rows)
+        for descriptor in (tables, rows, live):
+            if descriptor >= 0:
+                os.close(descriptor)
         http.close()
         if grpc is not None:
             grpc.close()
@@ -94,7 +104,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._roll)
-        await asyncio.gather(*(self._keep(slot) for slot in range(self._config.server.workers)))
+        slots = list(range(self._config.server.workers))
+        if self._config.live.enabled:
+            slots.insert(0, _WRITER)
+        await asyncio.gather(*(self._keep(slot) for slot in slots))
         return 1 if self._failed else 0
 
     def _stop(self) -> None:
@@ -137,13 +150,13 @@ class Supervisor:
                 continue
             if not self._announced and not was_ready:
                 # Nothing has ever worked: a second try would only hide the reason.
-                logger.error("worker %d could not start (exit code %s)", slot, code)
+                logger.error("%s could not start (exit code %s)", _named(slot), code)
                 self._failed = True
                 self._stop()
                 return
             if time.monotonic() - started > _STEADY_S:
                 backoff_s = _FIRST_BACKOFF_S
-            logger.error("worker %d ended (exit code %s), restarting in %.1f s", slot, code, backoff_s)
+            logger.error("%s ended (exit code %s), restarting in %.1f s", _named(slot), code, backoff_s)
             try:
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
             except TimeoutError:
@@ -153,12 +166,12 @@ class Supervisor:
         """One life of a worker; returns its exit code."""
         read_end, write_end = os.pipe()
         orders = {
-            "config": self._config.replace(worker__index=slot).to_json(),
+            "config": self._config.replace(worker__index=max(0, slot)).to_json(),
             "service": self._service,
             "ready": write_end,
         }
         worker = await asyncio.create_subprocess_exec(
-            *_WORKER,
+            *(_WRITER_COMMAND if slot == _WRITER else _WORKER),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(write_end, *self._descriptors),
             # A terminal's Ctrl-C goes to the whole group; workers are told by the supervisor.
@@ -200,7 +213,7 @@ class Supervisor:
             asyncio.get_running_loop().remove_reader(read_end)
             return
         self._ready.add(slot)
-        if len(self._ready) < self._config.server.workers:
+        if len(self._ready) < self._config.server.workers + self._config.live.enabled:
             return
         self._whole.set()
         if not self._announced:
@@ -208,6 +221,10 @@ class Supervisor:
             settings = self._config.server
             grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
             print(ready_line(self._config, settings.http_port, grpc_port), flush=True)
+
+
+def _named(slot: int) -> str:
+    return "the writer of the live graph" if slot == _WRITER else f"worker {slot}"
 
 
 def worker_main() -> None:

@@ -63,3 +63,10 @@ def degrees(indptr, records, version, nodes, out):  # type: ignore[no-untyped-de
     for i in range(nodes.shape[0]):
         start, end = extent(indptr, records, version, nodes[i])
         out[i] = end - start
+
+
+@njit(nogil=True, cache=True)
+def starts(indptr, records, version, nodes, out):  # type: ignore[no-untyped-def]
+    """out[i] = first position of the list of nodes[i]: int64 [n]."""
+    for i in range(nodes.shape[0]):
+        out[i] = extent(indptr, records, version, nodes[i])[0]

@@ -83,6 +83,10 @@ class Adjacency:
         ids = np.asarray(global_ids, np.int64)
         return self.indptr[ids + 1] - self.indptr[ids]
 
+    def starts(self, global_ids: IdArray) -> IdArray:
+        """Where the lists of destinations begin in the edge arrays, int64 [n]."""
+        return self.indptr[np.asarray(global_ids, np.int64)]
+
     @property
     def records(self) -> IdArray:
         """None: lists lie where `indptr` says; see `extent.py`."""

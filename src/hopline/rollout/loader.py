@@ -24,6 +24,7 @@ from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError
 from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.hybrid_version import HybridVersion
@@ -64,7 +65,7 @@ class Ground:
         users: units that stand on it.
     """
 
-    graph: Graph
+    graph: Graph | LiveView
     sources: Sources | None = None
     users: set[str] = field(default_factory=set)
 
@@ -283,13 +284,15 @@ class Loader:
         files = self._table_files(limits)
 
         def build() -> ServedVersion:
+            # each model pins versions of a live graph of its own
+            graph = ground.graph.another() if isinstance(ground.graph, LiveView) else ground.graph
             plan, arena = self._regions.take(
-                self._keep_key(model, unit, spec, ground.graph),
+                self._keep_key(model, unit, spec, graph),
                 self._share,
-                lambda share: TablePlan(spec, ground.graph, share, self.config.worker.count),
+                lambda share: TablePlan(spec, graph, share, self.config.worker.count),
             )
             tables = plan.build(arena, self.config.worker.index)
-            loaded = load_model(folder, spec, ground.graph, tables, self.config.compute.threads, near)
+            loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
             return (HybridVersion if files else ServedVersion)(
                 loaded,
                 self.config,
@@ -304,9 +307,10 @@ class Loader:
 
         return await asyncio.to_thread(build)
 
-    def _keep_key(self, model: str, unit: Unit, spec: ModelSpec, graph: Graph) -> str:
+    def _keep_key(self, model: str, unit: Unit, spec: ModelSpec, graph: Graph | LiveView) -> str:
         """What the unit's tables are kept under: another artifact in the same folder has other rows."""
-        digest = hashlib.sha256(msgspec.json.encode(spec) + graph.version.encode()).hexdigest()[:16]
+        version = f"live {graph.memory.plan.lineage}" if isinstance(graph, LiveView) else graph.version
+        digest = hashlib.sha256(msgspec.json.encode(spec) + version.encode()).hexdigest()[:16]
         key = self._keys[model, unit.id] = f"{model}/{unit.id}/{digest}"
         return key
 
@@ -324,11 +328,16 @@ class Loader:
         if ground is None:
             graph = await asyncio.to_thread(self._open_graph, unit)
             ground = self._grounds[key] = Ground(graph)
-            ground.sources = await self._open_sources(graph, unit)
-            await asyncio.to_thread(prefault, graph, features=ground.sources is None)
+            if not isinstance(graph, LiveView):
+                ground.sources = await self._open_sources(graph, unit)
+                await asyncio.to_thread(prefault, graph, features=ground.sources is None)
         return ground
 
-    def _open_graph(self, unit: Unit) -> Graph:
+    def _open_graph(self, unit: Unit) -> Graph | LiveView:
+        if self.config.worker.live_memory and not unit.graph:
+            from hopline.rollout.live_graph import open_live_graph
+
+            return open_live_graph(self.config)
         if unit.graph:
             folder = Path(unit.graph)
             if not folder.is_dir():
@@ -384,8 +393,10 @@ class Loader:
 
     async def _prewarm(self, served: ServedVersion) -> None:
         settings = self.config.features
-        if isinstance(served.model, Model) and (
-            settings.prewarm_nodes or settings.prewarm_file is not None
+        if (
+            isinstance(served.model, Model)
+            and not isinstance(served.model.graph, LiveView)
+            and (settings.prewarm_nodes or settings.prewarm_file is not None)
         ):
             from hopline.rollout.prewarm import prewarm
 

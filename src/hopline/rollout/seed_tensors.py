@@ -18,18 +18,24 @@ from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreReque
 
 if TYPE_CHECKING:
     from hopline.features.near import NearRows
+    from hopline.graph import Graph
+    from hopline.graph.live.view import LiveRows, LiveView
 
 #: Rows of one request.
 _MOST_ROWS = 64
 
 
 def seed_tensors(
-    model: Model | EgoModel, near: Mapping[str, NearRows], request: ScoreRequest
+    model: Model | EgoModel,
+    graph: Graph | LiveView,
+    near: Mapping[str, NearRows],
+    request: ScoreRequest,
 ) -> dict[str, AnyArray]:
     """Feature rows and in-degrees of a request's first nodes.
 
     Args:
         model: that answered it.
+        graph: what it answers about; a live one is pinned.
         near: node type -> rows kept near, for types whose features lie in a store.
         request: answered, so that its ids are well-formed.
 
@@ -40,10 +46,12 @@ def seed_tensors(
     head = model.spec.head
     found: dict[str, AnyArray] = {}
     if request.pairs is None:
-        found |= _side("nodes", model, near, head.node_type, request.nodes)
+        found |= _side("nodes", model, graph, near, head.node_type, request.nodes)
     else:
-        found |= _side("sources", model, near, head.node_type, request.pairs[0])
-        found |= _side("targets", model, near, head.dst_node_type or head.node_type, request.pairs[1])
+        found |= _side("sources", model, graph, near, head.node_type, request.pairs[0])
+        found |= _side(
+            "targets", model, graph, near, head.dst_node_type or head.node_type, request.pairs[1]
+        )
     if request.inline:
         found["inline.features"] = np.array(
             [np.asarray(node.features, np.float32) for node in request.inline[:_MOST_ROWS]]
@@ -52,26 +60,33 @@ def seed_tensors(
 
 
 def _side(
-    side: str, model: Model | EgoModel, near: Mapping[str, NearRows], node_type: str, asked: ExternalIds
+    side: str,
+    model: Model | EgoModel,
+    graph: Graph | LiveView,
+    near: Mapping[str, NearRows],
+    node_type: str,
+    asked: ExternalIds,
 ) -> dict[str, AnyArray]:
     if not len(asked):
         return {}
-    nodes = model.graph.nodes[node_type]
+    nodes = graph.nodes[node_type]
     ids = nodes.ids.lookup(asked[:_MOST_ROWS])
     known = ids >= 0
     found: dict[str, AnyArray] = {
         f"{side}.{node_type}.features": _features(nodes.features, near.get(node_type), ids, known)
     }
     for key in model.spec.fanouts:
-        adjacency = model.graph.edges[key]
+        adjacency = graph.edges[key]
         if adjacency.dst == node_type:
             degrees = np.full(ids.shape[0], -1, np.int64)
-            degrees[known] = adjacency.indptr[ids[known] + 1] - adjacency.indptr[ids[known]]
+            degrees[known] = adjacency.degree(ids[known])
             found[f"{side}.{key}.degree"] = degrees
     return found
 
 
-def _features(stored: AnyArray, near: NearRows | None, ids: IdArray, known: AnyArray) -> FloatArray:
+def _features(
+    stored: AnyArray | LiveRows, near: NearRows | None, ids: IdArray, known: AnyArray
+) -> FloatArray:
     rows: FloatArray = np.full(
         (ids.shape[0], stored.shape[1] if near is None else near.group.dim), np.nan, np.float32
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.limits import ModelLimits
@@ -98,6 +100,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             turnstile=turnstile,
         )
         self.model = model
+        self._live = model.graph if isinstance(model.graph, LiveView) else None
         self._max_nodes = config.limits.max_nodes_per_request
         self._is_link = model.spec.head.kind == "link"
         self.output_names = model.output_names
@@ -130,7 +133,9 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             else:
                 request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
             # with what there is: the store's rows come with the first requests
-            for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
+            with self._live or contextlib.nullcontext():
+                outcomes = self._answerer.answer_supplied([request], [Supply(is_last=True)])
+            for outcome in outcomes:
                 if isinstance(outcome, HoplineError):
                     raise outcome
 
@@ -223,8 +228,18 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             [items[at].away_s for at in here],
         )
 
+    async def release(self) -> None:
+        """The same, and read the live graph no more."""
+        await super().release()
+        if self._live is not None:
+            self._live.close()
+
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         self.model.watch.start()
+        if self._live is not None:
+            with self._live:  # one version for the whole batch
+                self.graph_version = self._live.version
+                return self._answerer.answer([item.request for item in batch])
         if self._supplier is None:
             return self._answerer.answer([item.request for item in batch])
         outcomes = self._answerer.answer_supplied(
@@ -284,7 +299,10 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
 
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
         """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
-        return seed_tensors(self.model, self._near, request)
+        if self._live is None:
+            return seed_tensors(self.model, self.model.graph, self._near, request)
+        with self._live.beside("records") as graph:
+            return seed_tensors(self.model, graph, self._near, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""

@@ -1,7 +1,7 @@
 """The folder of a live graph: what there is to start from, and how a snapshot takes the log's place.
 
     <live>/
-      live.json                      which snapshots there are (manifest.py)
+      live.json, positions.json      which snapshots there are; where sources stand (manifest.py)
       writer.lock                    held by the one process that writes (lock.py)
       log/<first sequence>.wal       all changes since the older snapshot (log.py)
       snapshots/<sequence>/graph/    a graph folder
@@ -183,14 +183,19 @@ class LiveHome:
             self._manifest = Manifest(self.lineage, self._manifest.base, tuple(whole))
 
 
+def graph_folder(folder: Path, entry: SnapshotEntry) -> Path:
+    """Where the graph of a snapshot of the live folder lies."""
+    return folder / entry.folder / _GRAPH
+
+
 def _sweep(folder: Path) -> None:
     """Remove what a writer was writing when it died. Raises: OSError."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     for path in (folder / "snapshots").glob(".*.tmp"):
         shutil.rmtree(path)
         log.warning("%s was being written when its writer ended, and is removed", path)
-    with contextlib.suppress(FileNotFoundError):
-        (folder / "live.json.draft").unlink()
+    for path in folder.glob("*.draft"):
+        path.unlink()
 
 
 def _derived(folder: Path, base: Graph) -> Manifest:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.graph.extent import Clock, degrees, extent
+from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
 from hopline.graph.live.ids import LiveIds
@@ -143,6 +143,12 @@ class LiveAdjacency:
         degrees(self.indptr, self.records, self.clock.version, ids, out)
         return out
 
+    def starts(self, global_ids: IdArray) -> IdArray:
+        """Where the lists of destinations begin in the edge arrays, int64 [n]."""
+        out = np.empty(global_ids.shape[0], np.int64)
+        starts(self.indptr, self.records, self.clock.version, np.asarray(global_ids, np.int64), out)
+        return out
+
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
         """In-neighbours of one destination in canonical order, a view."""
         start, end = extent.py_func(self.indptr, self.records, self.clock.version, global_id)
@@ -178,6 +184,7 @@ class LiveView:
         self._ids = ids
         self._lane = memory.take_lane()
         self._depth = 0
+        self._beside: dict[str, LiveView] = {}
         self._said: tuple[int, str] = (-1, "")
         plan = memory.plan
         self.nodes: dict[str, LiveNodes] = {
@@ -195,6 +202,14 @@ class LiveView:
         """A view for another reader."""
         return LiveView(self.memory, self.schema, self._ids, self.path)
 
+    def beside(self, purpose: str) -> LiveView:
+        """A view for who reads beside the usual reader of this one, on another thread maybe: always the
+        same one for a purpose, closed with this one."""
+        found = self._beside.get(purpose)
+        if found is None:
+            found = self._beside[purpose] = self.another()
+        return found
+
     def __enter__(self) -> LiveView:
         """Read the newest version until `__exit__`; calls may be nested."""
         self._depth += 1
@@ -210,6 +225,8 @@ class LiveView:
 
     def close(self) -> None:
         """No more reading."""
+        for view in self._beside.values():
+            view.close()
         self.memory.give_lane(self._lane)
 
     @property

@@ -6,6 +6,7 @@ anew, since their distribution is what counts and not which of them a model's sa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.errors import NodeNotFound
 from hopline.graph import Adjacency, Graph
+from hopline.graph.live.view import LiveAdjacency, LiveView
 from hopline.records.drift.answers import chosen_rows
 from hopline.records.drift.observed import DEGREE, Kind, Observed, Quantity
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
@@ -37,7 +39,7 @@ class GraphModel(Protocol):
         ...
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> Graph | LiveView:
         """What it answers about."""
         ...
 
@@ -69,7 +71,7 @@ class Structure:
         head = model.spec.head
         self._types = (head.node_type, head.dst_node_type or head.node_type)
         #: node type -> edge types that lead to it and that the model reads
-        self._edges: dict[str, list[Adjacency]] = {}
+        self._edges: dict[str, list[Adjacency | LiveAdjacency]] = {}
         for key in model.spec.fanouts:
             edges = model.graph.edges[key]
             self._edges.setdefault(edges.dst, []).append(edges)
@@ -104,6 +106,11 @@ class Structure:
 
     def read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
         """Take features, degrees and neighbours of nodes; ids: int64 [n] global ids."""
+        graph = self._model.graph
+        with graph if isinstance(graph, LiveView) else contextlib.nullcontext():
+            self._read_nodes(ids, node_type, prefix, into)
+
+    def _read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
         self._rest()
         self._take("input", prefix, "", node_type, self._features(node_type, ids), into)
         leading = self._edges.get(node_type, [])
@@ -147,21 +154,21 @@ class Structure:
         source = getattr(self._model, "sources", {}).get(node_type)
         if source is None:
             features = self._model.graph.nodes[node_type].features
-            near: FloatArray = features[ids[:, None], columns].astype(np.float32)
+            near: FloatArray = features[ids][:, columns].astype(np.float32)
             return near
         dim = self._model.graph.schema.node_types[node_type].feature_dim
         rows = np.empty((ids.shape[0], dim), np.float32)
         rows[source.read(ids, rows, stale=True)] = np.nan
         return rows[:, columns]
 
-    def _neighbor_means(self, edges: Adjacency, ids: IdArray) -> AnyArray:
+    def _neighbor_means(self, edges: Adjacency | LiveAdjacency, ids: IdArray) -> AnyArray:
         """Mean features of some in-neighbours, float64 [n, watched columns]; NaN where a node has none."""
         degrees = edges.degree(ids)
         places = np.arange(MAX_NEIGHBORS)
         drawn = (self._random.random((ids.shape[0], MAX_NEIGHBORS)) * degrees[:, None]).astype(np.int64)
         offsets = np.where(degrees[:, None] <= MAX_NEIGHBORS, places, drawn)
         at, which = (places < degrees[:, None]).nonzero()
-        neighbors = edges.indices[edges.indptr[ids[at]] + offsets[at, which]].astype(np.int64)
+        neighbors = edges.indices[edges.starts(ids)[at] + offsets[at, which]].astype(np.int64)
         rows = self._features(edges.src, neighbors)
         self._rest()
         near = ~np.isnan(rows).any(axis=1)
@@ -178,7 +185,7 @@ def _some(ids: Any, random: np.random.Generator) -> list[Any]:
     return ids[rows].tolist() if isinstance(ids, np.ndarray) else [ids[row] for row in rows]
 
 
-def _length(node: InlineNode, edges: Adjacency, *, alone: bool) -> int:
+def _length(node: InlineNode, edges: Adjacency | LiveAdjacency, *, alone: bool) -> int:
     """Neighbours that an inline node names along an edge type."""
     count = len(node.neighbors.get(edges.key, ()))
     return count + (len(node.neighbors.get("", ())) if alone else 0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hopline.artifact import ModelSpec
 from hopline.config import DriftConfig
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.errors import ArtifactError
+from hopline.graph.live.view import LiveView
 from hopline.records.drift.hours import Hours
 from hopline.records.drift.observed import Observed
 from hopline.records.drift.reader import SampleReader
@@ -138,7 +141,19 @@ class WatchedVersion:
         return found.st_mtime_ns, found.st_ino
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """What is read of a model on a live graph."""
+
+    spec: ModelSpec
+    graph: LiveView
+
+
 def _model_of(served: Served) -> GraphModel | None:
     """The graph model behind a name, where it is one and is in this process."""
     model = getattr(served, "model", None)
-    return model if isinstance(model, Model | EgoModel) else None
+    if not isinstance(model, Model | EgoModel):
+        return None
+    if isinstance(model.graph, LiveView):  # pinned apart from what computes, on another thread
+        return _Watched(model.spec, model.graph.beside("drift"))
+    return model

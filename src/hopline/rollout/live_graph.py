@@ -1,0 +1,98 @@
+"""Opens the live graph of a host to read it: the memory that its writer fills."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from hopline.config import Config, needed_folder
+from hopline.errors import ConfigError, GraphError
+from hopline.graph import Graph
+from hopline.graph.live.home import graph_folder
+from hopline.graph.live.manifest import read_manifest
+from hopline.graph.live.memory import LiveMemory
+from hopline.graph.live.view import LiveView
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks whether the writer has filled the memory, and after which to say that it waits.
+_LOOK_S, _PATIENCE_S = 0.02, 10.0
+
+
+def live_folder(config: Config) -> Path:
+    """Where the changes of the configured graph are kept."""
+    if config.live.folder is not None:
+        return config.live.folder
+    graph = needed_folder(config, "graph.path")
+    return graph.with_name(f"{graph.name}.live")
+
+
+def live_socket(config: Config) -> Path:
+    """Where its writer listens."""
+    return config.live.socket or live_folder(config) / "writer.sock"
+
+
+def open_live_graph(config: Config) -> LiveView:
+    """A view of the graph that the writer of this host changes; waits until it is there.
+
+    Raises:
+        ConfigError: a setting does not go with a live graph.
+        GraphError: the memory is another version's, or no snapshot fits it.
+    """
+    if config.features.store:
+        raise ConfigError(
+            "live.enabled: features.store is set as well; a live graph holds its features itself: leave "
+            "one of the two out"
+        )
+    memory = _filled(config.worker.live_memory)
+    base = Graph.open(needed_folder(config, "graph.path"))
+    plan = memory.plan
+    if base.version != plan.lineage:
+        raise GraphError(
+            f"graph.path: {base.path} is graph {base.version}; the live graph began with {plan.lineage}"
+        )
+    newest = _with_enough_ids(live_folder(config), base, memory)
+    ids = {name: nodes.ids for name, nodes in newest.nodes.items()}
+    return LiveView(memory, base.schema, ids, base.path)
+
+
+def _filled(path: str) -> LiveMemory:
+    began = said = time.monotonic()
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        while True:
+            memory = LiveMemory.attach(descriptor)
+            while memory is not None:
+                if memory.is_filled:
+                    return memory
+                time.sleep(_LOOK_S)
+            if time.monotonic() - said > _PATIENCE_S:
+                said = time.monotonic()
+                log.warning("waiting for the writer of the live graph for %.0f s", said - began)
+            time.sleep(_LOOK_S)
+    finally:
+        os.close(descriptor)
+
+
+def _with_enough_ids(folder: Path, base: Graph, memory: LiveMemory) -> Graph:
+    """A snapshot that has all the nodes that the memory began with."""
+    rooms = memory.plan.nodes
+
+    def enough(graph: Graph) -> bool:
+        return all(graph.nodes[name].num_nodes >= room.base for name, room in rooms.items())
+
+    if enough(base):
+        return base
+    for _ in range(100):  # a snapshot may be replaced while it is opened
+        manifest = read_manifest(folder)
+        for entry in manifest.snapshots if manifest is not None else ():
+            try:
+                graph = Graph.open(graph_folder(folder, entry))
+            except GraphError:
+                continue
+            if enough(graph):
+                return graph
+        time.sleep(_LOOK_S)
+    raise GraphError(f"{folder}: no snapshot has the nodes of the live graph's memory; restart the server")
