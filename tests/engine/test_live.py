@@ -11,6 +11,7 @@ import pytest
 from hopline.arena import Arena, create_shared
 from hopline.artifact import read_spec
 from hopline.engine.model import Model, TablePlan
+from hopline.engine.refresh import Refresher
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -237,3 +238,24 @@ def test_two_processes_share_rows_while_a_third_changes_the_graph(cases, tmp_pat
                 np.testing.assert_array_equal(found, versions[version][some])
                 seen.add(version)
     assert len(seen) > 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_are_kept_up_to_date_are_those_of_a_fresh_build(cases, name):
+    live = Live(cases[name], seed=17)
+    spec = read_spec(cases[name].folder)
+    refresher = Refresher(cases[name].folder, spec, live.view.another())
+    refresher.build()
+    live.writer.watch()
+    head = spec.head.node_type
+    for round_ in range(6):
+        before = refresher.num_computed
+        ids = everyone(live)
+        wanted = scores(live.fresh(), ids)
+        np.testing.assert_array_equal(refresher.rows(head, ids), wanted)
+        live.change(1 + 3 * round_)
+        changed = refresher.refresh(live.writer.take_affected())
+        after = scores(live.fresh(), ids)
+        different = np.flatnonzero((wanted != after).any(axis=1))
+        assert np.isin(different, changed.get(head, ())).all()
+        assert refresher.num_computed > before
