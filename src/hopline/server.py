@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
     from hopline.transports.grpc import GrpcApp
     from hopline.transports.http import HttpApp
-    from hopline.transports.http_connection import HttpEndpoint
+    from hopline.transports.http_endpoint import HttpEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Server:
 
     async def _open_http(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.http import HttpApp
-        from hopline.transports.http_connection import HttpEndpoint
+        from hopline.transports.http_endpoint import HttpEndpoint
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)

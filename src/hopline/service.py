@@ -130,6 +130,19 @@ class Service:
             raise Unavailable("the server is shutting down")
         return self._resolve(request.model, request.version).submit(request, deliver)
 
+    def turn_away(self, model: str) -> None:
+        """Refuse a request that names no version unread, where nothing it says could change that.
+
+        A flood is then refused for a part of what reading it would take.
+
+        Raises: HoplineError: as `submit` would.
+        """
+        if not self._draining:
+            # single versions have it; splits and caches look at the request first
+            turn_away = getattr(self._serving.get(model), "turn_away", None)
+            if turn_away is not None:
+                turn_away()
+
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer one request; cancelling withdraws it.
 

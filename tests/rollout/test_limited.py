@@ -53,6 +53,34 @@ async def test_rate_is_refused_with_the_time_of_the_next(clock):
     assert version.statistics()["inference_stats"]["fail"]["count"] == 1
 
 
+async def test_a_request_is_turned_away_unread_exactly_when_it_would_be_refused(clock):
+    version = made(ModelLimits(rate_per_s=10, burst=2, max_concurrency=3))
+    version.turn_away()
+    answers = [submit(version, 1), submit(version, 2)]
+    with pytest.raises(RateLimited, match="10 requests a second"):
+        version.turn_away()
+    clock.now += 0.2001
+    version.turn_away()  # takes no token
+    answers.append(submit(version, 3))
+    with pytest.raises(Overloaded, match="max_concurrency"):
+        version.turn_away()
+    for answer in answers:
+        assert isinstance(await answer, ScoreResult)
+    version.turn_away()
+    assert version.statistics()["inference_stats"]["fail"]["count"] == 2
+
+
+async def test_nothing_is_turned_away_unread_where_somebody_records_what_was_asked(clock):
+    version = made(ModelLimits(rate_per_s=10, burst=1))
+    await submit(version, 1)
+    told = []
+    version._recorders = [SimpleNamespace(record=told.append)]
+    version.turn_away()
+    with pytest.raises(RateLimited):
+        submit(version, 2)
+    assert [ran.requests[0].columns["x"] for ran in told] == [[2.0]]
+
+
 async def test_workers_share_a_rate(clock):
     version = made(ModelLimits(rate_per_s=10), worker__count=5)
     answers = [submit(version, 1), submit(version, 2)]

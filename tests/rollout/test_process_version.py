@@ -319,6 +319,21 @@ async def test_limits_hold_before_the_process_is_asked():
         await asyncio.gather(*asked)
 
 
+async def test_requests_are_turned_away_unread_when_none_can_be_answered():
+    async with running(ModelLimits(isolate=True, rate_per_s=0.01, burst=1)) as rig:
+        rig.version._recorders = []
+        pid = rig.version.pid
+        rig.version.turn_away()
+        assert await rig.answers(1)
+        with pytest.raises(RateLimited):
+            rig.version.turn_away()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: rig.version.pid != pid)
+        with pytest.raises(ModelNotReady, match="signal 9"):
+            rig.version.turn_away()
+        assert rig.version.num_failed == 2
+
+
 async def test_a_request_that_cannot_be_sent_fails_alone():
     async with running() as rig:
         mates = [rig.submit(value)[1] for value in range(3)]

@@ -45,3 +45,15 @@ def test_a_clock_that_stands_or_goes_back_gives_nothing_away():
     assert bucket.take(10.0) == 0
     assert bucket.take(9.0) > 0
     assert bucket.take(9.5) > 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), max_size=100))
+def test_looking_says_what_taking_would_and_takes_nothing(steps):
+    looked, plain, now = TokenBucket(4, 2, 0.0), TokenBucket(4, 2, 0.0), 0.0
+    for gap, takes in steps:
+        now += gap
+        wait_s = looked.wait_s(now)
+        assert looked.wait_s(now) == wait_s
+        if takes:
+            assert looked.take(now) == wait_s
+            assert (plain.take(now) == 0) == (wait_s == 0)

@@ -12,7 +12,8 @@ import pytest
 from hopline.config import Config, load_config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_connection import MAX_HEAD_BYTES, HttpEndpoint
+from hopline.transports.http_connection import MAX_HEAD_BYTES
+from hopline.transports.http_endpoint import HttpEndpoint
 
 SCORE = b'{"nodes":[1]}'
 SLOW = b'{"nodes":[1],"as_of":60000}'

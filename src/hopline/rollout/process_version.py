@@ -40,7 +40,7 @@ from hopline.rollout.process_child import ModelProcess, ProcessRequest
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
 from hopline.rollout.process_nursery import Nursery
-from hopline.rollout.queued import bucket_of, lanes_of, take
+from hopline.rollout.queued import bucket_of, check, lanes_of, take
 from hopline.rollout.served import Copy, Recorder
 from hopline.rollout.tally import Tally
 from hopline.scheduling.policy import LOW
@@ -204,6 +204,21 @@ class ProcessVersion(CountedVersion):
             self._watch_deadline(deadline, now)
         return item
 
+    def turn_away(self) -> None:
+        """As `QueuedVersion.turn_away`: also while there is no process.
+
+        Raises: ModelNotReady, RateLimited.
+        """
+        if self._recorders:
+            return
+        try:
+            self._present()
+            if self._bucket is not None:
+                check(self._bucket, time.monotonic())
+        except HoplineError as error:
+            self.outcome(error.code)
+            raise
+
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What the model says of itself, and whether its process lives."""
         keeper = self._keeper
@@ -285,9 +300,7 @@ class ProcessVersion(CountedVersion):
 
     def compare(self, copies: Sequence[Copy], tolerance: float, told: Callable[[Tally], object]) -> None:
         """As `Compares.compare`."""
-        process = self._keeper.process
-        if process is None or not process.is_up:
-            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+        process = self._present()
         try:
             packed = [wire.pack_copy(request, outcome) for request, outcome in copies]
             process.compare(wire.Compare(packed, tolerance))
@@ -326,13 +339,21 @@ class ProcessVersion(CountedVersion):
 
     # Admission
 
+    def _present(self) -> ModelProcess:
+        """The process that serves.
+
+        Raises: ModelNotReady: there is none now.
+        """
+        process = self._keeper.process
+        if process is None or not process.is_up:
+            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+        return process
+
     def _admitted(self, request: ScoreRequest, now: float) -> tuple[ModelProcess, int, float]:
         """The process, rows and deadline of a request that is let in."""
         if self._closed:
             raise Unavailable(self._closed)
-        process = self._keeper.process
-        if process is None or not process.is_up:
-            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+        process = self._present()
         deadline = request.deadline
         if deadline is None:
             deadline = now + self._default_timeout_s

@@ -171,6 +171,23 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             raise
         return item  # type: ignore[no-any-return]
 
+    def turn_away(self) -> None:
+        """Refuse the next request unread, where `submit` would refuse it whatever it says.
+
+        Not where recorders are to be told what was asked.
+
+        Raises: RateLimited, Overloaded.
+        """
+        if self._recorders:
+            return
+        try:
+            if self._bucket is not None:
+                check(self._bucket, time.monotonic())
+            self.batcher.check_open()
+        except HoplineError as error:
+            self.outcome(error.code)
+            raise
+
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait."""
@@ -266,8 +283,22 @@ def take(bucket: TokenBucket, now: float) -> None:
     """
     wait_s = bucket.take(now)
     if wait_s:
-        raise RateLimited(
-            f"this model takes {bucket.rate:g} requests a second (rate_per_s); the next one in "
-            f"{max(wait_s, 0.001):.3f} s",
-            retry_after_s=wait_s,
-        )
+        raise _limited(bucket, wait_s)
+
+
+def check(bucket: TokenBucket, now: float) -> None:
+    """See whether there is a token.
+
+    Raises: RateLimited: there is none; says when there will be.
+    """
+    wait_s = bucket.wait_s(now)
+    if wait_s:
+        raise _limited(bucket, wait_s)
+
+
+def _limited(bucket: TokenBucket, wait_s: float) -> RateLimited:
+    return RateLimited(
+        f"this model takes {bucket.rate:g} requests a second (rate_per_s); the next one in "
+        f"{max(wait_s, 0.001):.3f} s",
+        retry_after_s=wait_s,
+    )

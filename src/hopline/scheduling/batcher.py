@@ -134,10 +134,7 @@ class Batcher(Generic[I, R]):
         if self._closed:
             raise Unavailable(self._closed)
         if self._num_open >= self._max_open:
-            raise Overloaded(
-                f"{self._num_open} requests wait or run; no more may (max_concurrency)",
-                retry_after_s=self._retry_after_s(),
-            )
+            self.check_open()
         lane = item.lane
         item.enqueued = self._clock()
         # no call where there is room, which is nearly always
@@ -153,6 +150,17 @@ class Batcher(Generic[I, R]):
         elif self.policy.queue_delay_s > 0 and self._queued_rows >= self.policy.max_rows:
             self._scheduled.cancel()
             self._schedule()
+
+    def check_open(self) -> None:
+        """See whether one more request may wait or run.
+
+        Raises: Overloaded: none may.
+        """
+        if self._num_open >= self._max_open:
+            raise Overloaded(
+                f"{self._num_open} requests wait or run; no more may (max_concurrency)",
+                retry_after_s=self._retry_after_s(),
+            )
 
     def resume(self, item: I) -> None:
         """Put a postponed item back, at the end of the queue; it was admitted long ago."""

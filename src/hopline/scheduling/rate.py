@@ -22,10 +22,18 @@ class TokenBucket:
 
     def take(self, now: float) -> float:
         """Take a token; returns 0, or the seconds until there is one, having taken none."""
-        tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
-        self._at = max(now, self._at)
-        if tokens >= 1.0:
-            self._tokens = tokens - 1.0
+        self._gather(now)
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
             return 0.0
-        self._tokens = tokens
-        return (1.0 - tokens) / self.rate
+        return (1.0 - self._tokens) / self.rate
+
+    def wait_s(self, now: float) -> float:
+        """What `take` would return; takes nothing."""
+        self._gather(now)
+        return 0.0 if self._tokens >= 1.0 else (1.0 - self._tokens) / self.rate
+
+    def _gather(self, now: float) -> None:
+        if now > self._at:
+            self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+            self._at = now

@@ -30,14 +30,19 @@ from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
 from hopline.transports.http_errors import encode_json, error_response, plain_error
-from hopline.transports.http_messages import JSON, Pending, Request, Response
+from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import Lifecycle
-from hopline.transports.oip_json import InferBody, decode_infer, encode_infer
+from hopline.transports.oip_json import decode_infer
 from hopline.transports.pages import index_page
-from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
+from hopline.transports.score_json import (
+    deadline_after,
+    decode_score,
+    may_name_version,
+    score_request,
+)
 from hopline.transports.traces import join_trace
-from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
@@ -63,89 +68,6 @@ class Route:
     access: Access = OPEN
 
 
-class Scoring(Pending):
-    """A score request that waits; takes its outcome from the service."""
-
-    __slots__ = ("_app", "_id_line", "_request", "ticket")
-
-    def __init__(self, app: HttpApp, request: ScoreRequest, id_line: bytes) -> None:
-        self.receiver = None
-        self.response = None
-        self.ticket: Ticket | None = None
-        self._app = app
-        self._request = request
-        self._id_line = id_line
-
-    def deliver(self, outcome: ScoreResult | HoplineError) -> None:
-        """Make the response; never raises."""
-        self.ticket = None  # it holds this object: without a cycle nothing waits for the collector
-        try:
-            if isinstance(outcome, HoplineError):
-                raise outcome
-            response = self.respond(outcome)
-        except Exception as error:
-            response = self._app.failed(error, self._id_line, oip=self.is_oip)
-        else:
-            self._app.count_ok()
-        self.answer(response)
-
-    def cancel(self) -> None:
-        """Withdraw the request."""
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            ticket.cancel()
-
-    is_oip = False
-
-    def respond(self, result: ScoreResult) -> Response:
-        """The response of an answered request."""
-        return Response(encode_result(result, self._request), 200, JSON, self._id_line)
-
-
-class Inferring(Scoring):
-    """The same in the Open Inference Protocol."""
-
-    __slots__ = ("infer",)
-    is_oip = True
-    infer: InferBody
-
-    def respond(self, result: ScoreResult) -> Response:
-        """The response of an answered request."""
-        return encode_infer(self.infer, result, self._id_line)
-
-
-class Working(Pending):
-    """Any other work that takes time: a task, and what to answer when it is done."""
-
-    __slots__ = ("_task",)
-
-    def __init__(
-        self,
-        app: HttpApp,
-        task: asyncio.Future[Any],
-        respond: Callable[[Any], Response],
-        id_line: bytes,
-        *,
-        oip: bool,
-    ) -> None:
-        super().__init__()
-        self._task = task
-
-        def done(task: asyncio.Future[Any]) -> None:
-            if task.cancelled():
-                return
-            error = task.exception()
-            if error is None:
-                app.count_ok()
-            self.answer(respond(task.result()) if error is None else app.failed(error, id_line, oip=oip))
-
-        task.add_done_callback(done)
-
-    def cancel(self) -> None:
-        """Stop the work."""
-        self._task.cancel()
-
-
 class HttpApp:
     """The application: a `Handler` for connections.
 
@@ -164,6 +86,7 @@ class HttpApp:
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._submit = service.submit
+        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = Lifecycle(service)
         self._routes: dict[bytes, Route] = {}
@@ -217,6 +140,8 @@ class HttpApp:
     def _score(
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
+        if version is None and self._turn_away is not None and not may_name_version(request.body):
+            self._turn_away(model)
         body = decode_score(request.body)
         header = request.headers.get(b"timeout-ms")
         deadline = None

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from hopline.transports.http_messages import KnownHead, Pending, Request, Response
+from hopline.transports.http_lane import REFUSALS
+from hopline.transports.http_messages import LAST, Pending, Request, Response
+
+if TYPE_CHECKING:
+    from hopline.transports.http_endpoint import HttpEndpoint
 
 #: A request line and headers together; nginx and Apache allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
@@ -30,122 +32,14 @@ MAX_PIPELINED = 16
 _JOIN_BYTES = 64 * 1024
 
 _KEEP = b"connection: keep-alive\r\n"
-_LAST = b"connection: close\r\n"
 #: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
 #: once would reset the connection and the client would never read why.
 _LINGER_S = 5.0
-#: Known heads: their number, and the longest one.
-_MAX_KNOWN_HEADS = 512
-_MAX_KNOWN_BYTES = 2048
 #: Bodies above this are looked at before they are read, where clients have to say who they are.
 _SCREENED_BYTES = 64 * 1024
-#: Headers that change how a message is read.
-_PARSED_ANEW = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
-
-
-#: The application. Must not raise: every failure is a Response.
-Handler: TypeAlias = Callable[[Request], Response | Pending]
-#: A refusal before the application saw the request: status and text to response.
-Refusal: TypeAlias = Callable[[int, str], Response]
-#: Looks at the head of a large request: a response refuses it before its body is read.
-Screen: TypeAlias = Callable[[Request], Response | None]
-
-
-class HttpEndpoint:
-    """What the connections of one listener share.
-
-    Args:
-        handler: the application.
-        refusal: words for requests that are refused while they are read.
-        max_body_bytes: larger bodies are refused with 413.
-        keep_alive_timeout_s: idle connections are closed after this.
-        read_timeout_s: a request must have arrived whole by then.
-        screen: looks at the heads of large requests; None lets all of them come.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        refusal: Refusal,
-        *,
-        max_body_bytes: int,
-        keep_alive_timeout_s: float = 75.0,
-        read_timeout_s: float = 30.0,
-        screen: Screen | None = None,
-    ) -> None:
-        self.handler = handler
-        self.refusal = refusal
-        self.max_body_bytes = max_body_bytes
-        self.keep_alive_timeout_s = keep_alive_timeout_s
-        self.read_timeout_s = read_timeout_s
-        self.screen = screen
-        self.connections: set[HttpConnection] = set()
-        self.closing = False
-        #: Heads as received -> what the parser made of them; see `learn`.
-        self.known_heads: dict[bytes, KnownHead] = {}
-        self.now = 0.0
-        self.date = b""
-        self.tick(0.0)
-
-    def __call__(self) -> HttpConnection:
-        """A protocol for `loop.create_server`."""
-        return HttpConnection(self)
-
-    def tick(self, now: float) -> None:
-        """Once a second: the date header, and connections that are idle or slow.
-
-        A coarse clock read by all connections is what keeps timers off the request path.
-        """
-        self.now = now
-        self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
-        for connection in list(self.connections):
-            connection.check_time(now)
-
-    def learn(self, data: bytes, request: Request) -> None:
-        """Remember the head of `data`, which held just `request`.
-
-        A client's requests differ in their bodies: their heads are the same bytes time and again, and
-        looking those up costs a tenth of parsing them. Only what is fully told by its Content-Length
-        is remembered.
-        """
-        end = data.find(b"\r\n\r\n") + 4
-        headers = request.headers
-        body_bytes = len(request.body)
-        if (
-            len(data) - end != body_bytes
-            or request.connection is _LAST
-            or end > _MAX_KNOWN_BYTES
-            or not _PARSED_ANEW.isdisjoint(headers)
-            or int(headers.get(b"content-length", b"0")) != body_bytes
-        ):
-            return
-        if len(self.known_heads) >= _MAX_KNOWN_HEADS:
-            self.known_heads.clear()
-        self.known_heads[data[:end]] = KnownHead(
-            request.method, request.target, headers, body_bytes, request.connection
-        )
-
-    def begin_close(self) -> None:
-        """From now on each answer closes its connection."""
-        self.closing = True
-
-    def close_idle(self) -> None:
-        """Close what waits for nothing."""
-        for connection in list(self.connections):
-            connection.close_if_idle()
-
-    def abort(self) -> None:
-        """Close everything, answered or not."""
-        for connection in list(self.connections):
-            connection.abort()
-
-    @property
-    def num_waiting(self) -> int:
-        """Connections whose request is not answered yet."""
-        return sum(not connection.idle for connection in self.connections)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -164,6 +58,8 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._closed = False
         self._linger_until = 0.0
+        #: Whether the last answer was a refusal: a burst of such waits for the others.
+        self._is_late = False
         #: The request that the parser finished last, while it is fed.
         self._last: Request | None = None
         #: A request that offers an upgrade, until its body has come; the parser takes that for something
@@ -197,6 +93,7 @@ class HttpConnection(asyncio.Protocol):
         """The client is gone: withdraw what it asked for."""
         self._closed = True
         self._endpoint.connections.discard(self)
+        self._endpoint.lane.leave(self)
         self._waiting.clear()
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -211,6 +108,8 @@ class HttpConnection(asyncio.Protocol):
             return
         endpoint = self._endpoint
         self._since = endpoint.now
+        if self._is_late and endpoint.lane.holds(self, data):
+            return
         if self._held is not None:
             self._take_held(data)
             return
@@ -248,6 +147,12 @@ class HttpConnection(asyncio.Protocol):
         if whole and self._between and self._last is not None:
             endpoint.learn(data, self._last)
 
+    def take_late(self, data: bytes) -> None:
+        """Read what waited in the lane, and go on reading."""
+        self._is_late = False
+        self.data_received(data)
+        self._start_waiting()
+
     def eof_received(self) -> bool:
         """A half-closed client counts as gone, since nothing else tells that it is."""
         return False
@@ -255,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: start and take no more requests of it."""
         self._blocked = True
-        self._pause_reading()
+        self.pause_reading()
 
     def resume_writing(self) -> None:
         """It reads again."""
@@ -327,7 +232,7 @@ class HttpConnection(asyncio.Protocol):
             self._target,
             self._headers,
             b"".join(self._pieces) if self._pieces else self._body,
-            _LAST
+            LAST
             if not parser.should_keep_alive()
             else _KEEP
             if parser.get_http_version() == "1.0"
@@ -336,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         offers_upgrade = parser.should_upgrade() and int(self._headers.get(b"content-length", b"0")) > 0
         self._new_message()
         if offers_upgrade:
-            request.connection = _LAST
+            request.connection = LAST
             self._held = request
             return
         self._last = request
@@ -358,7 +263,7 @@ class HttpConnection(asyncio.Protocol):
         if self._current is not None or self._blocked:
             self._waiting.append(request)
             if len(self._waiting) >= MAX_PIPELINED:
-                self._pause_reading()
+                self.pause_reading()
         else:
             self._start(request)
 
@@ -399,7 +304,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _send(self, request: Request, response: Response) -> None:
-        connection = _LAST if self._endpoint.closing else request.connection
+        self._is_late = response.status in REFUSALS
+        connection = LAST if self._endpoint.closing else request.connection
         body = response.body
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
             _STATUS_LINES[response.status],
@@ -415,7 +321,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        if connection is _LAST:
+        if connection is LAST:
             self._close()
 
     def _refuse_body(self) -> None:
@@ -434,7 +340,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._closed = True
         self._linger_until = self._endpoint.now + _LINGER_S
-        self._send(Request(b"GET", b"", {}, connection=_LAST), refusal)
+        self._send(Request(b"GET", b"", {}, connection=LAST), refusal)
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
@@ -443,14 +349,14 @@ class HttpConnection(asyncio.Protocol):
         if last is None:
             self._close()
         else:
-            last.connection = _LAST
+            last.connection = LAST
 
     # Time and closing
 
     @property
     def idle(self) -> bool:
         """Whether no request is being answered."""
-        return self._current is None and not self._waiting
+        return self._current is None and not self._waiting and self not in self._endpoint.lane
 
     def check_time(self, now: float) -> None:
         """Close a connection that is idle, or sends its request too slowly."""
@@ -485,7 +391,8 @@ class HttpConnection(asyncio.Protocol):
             self._closed = True
             self._transport.close()
 
-    def _pause_reading(self) -> None:
+    def pause_reading(self) -> None:
+        """Let the client send no more for now."""
         if not self._paused and not self._closed:
             self._paused = True
             self._transport.pause_reading()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 JSON = b"application/json"
+#: Header line of a connection's last message.
+LAST = b"connection: close\r\n"
 
 
 class Request:

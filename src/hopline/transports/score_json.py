@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -62,6 +63,8 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     priority: Priority = "normal"
 
 
+_Body = TypeVar("_Body", bound=ScoreBody)
+
 _decode = msgspec.json.Decoder(ScoreBody).decode
 
 
@@ -71,12 +74,17 @@ def decode_score(body: bytes) -> ScoreBody:
     Raises:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path).
     """
+    return read_body(body, _decode, ScoreBody)
+
+
+def read_body(body: bytes, decode: Callable[[bytes], _Body], kind: type[_Body]) -> _Body:
+    """Read a body of this kind; as `decode_score`."""
     try:
-        return _decode(body)
+        return decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
         if "unknown field" in text:
-            fields = InlineBody.__struct_fields__ if "$.inline" in text else ScoreBody.__struct_fields__
+            fields = InlineBody.__struct_fields__ if "$.inline" in text else kind.__struct_fields__
             text = f"{text}; the fields are {', '.join(fields)}"
         raise BadRequest(named_place(text, body)) from None
     except msgspec.DecodeError as error:
@@ -85,6 +93,11 @@ def decode_score(body: bytes) -> ScoreBody:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def may_name_version(body: bytes) -> bool:
+    """Whether a body may say which version is to answer, told without decoding: yes may be wrong."""
+    return b"version" in body or b"\\u" in body
 
 
 def score_request(

@@ -1,0 +1,119 @@
+"""What the connections of an HTTP listener share: the application, bounds, a clock, known heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import TypeAlias
+
+from hopline.transports.http_connection import HttpConnection
+from hopline.transports.http_lane import LateLane
+from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
+
+#: Known heads: their number, and the longest one.
+_MAX_KNOWN_HEADS = 512
+_MAX_KNOWN_BYTES = 2048
+#: Headers that change how a message is read.
+_PARSED_ANEW = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+
+#: The application. Must not raise: every failure is a Response.
+Handler: TypeAlias = Callable[[Request], Response | Pending]
+#: A refusal before the application saw the request: status and text to response.
+Refusal: TypeAlias = Callable[[int, str], Response]
+#: Looks at the head of a large request: a response refuses it before its body is read.
+Screen: TypeAlias = Callable[[Request], Response | None]
+
+
+class HttpEndpoint:
+    """What the connections of one listener share.
+
+    Args:
+        handler: the application.
+        refusal: words for requests that are refused while they are read.
+        max_body_bytes: larger bodies are refused with 413.
+        keep_alive_timeout_s: idle connections are closed after this.
+        read_timeout_s: a request must have arrived whole by then.
+        screen: looks at the heads of large requests; None lets all of them come.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        refusal: Refusal,
+        *,
+        max_body_bytes: int,
+        keep_alive_timeout_s: float = 75.0,
+        read_timeout_s: float = 30.0,
+        screen: Screen | None = None,
+    ) -> None:
+        self.handler = handler
+        self.refusal = refusal
+        self.max_body_bytes = max_body_bytes
+        self.keep_alive_timeout_s = keep_alive_timeout_s
+        self.read_timeout_s = read_timeout_s
+        self.screen = screen
+        self.connections: set[HttpConnection] = set()
+        self.lane = LateLane()
+        self.closing = False
+        #: Heads as received -> what the parser made of them; see `learn`.
+        self.known_heads: dict[bytes, KnownHead] = {}
+        self.now = 0.0
+        self.date = b""
+        self.tick(0.0)
+
+    def __call__(self) -> HttpConnection:
+        """A protocol for `loop.create_server`."""
+        return HttpConnection(self)
+
+    def tick(self, now: float) -> None:
+        """Once a second: the date header, and connections that are idle or slow.
+
+        A coarse clock read by all connections is what keeps timers off the request path.
+        """
+        self.now = now
+        self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        for connection in list(self.connections):
+            connection.check_time(now)
+
+    def learn(self, data: bytes, request: Request) -> None:
+        """Remember the head of `data`, which held just `request`.
+
+        A client's requests differ in their bodies: their heads are the same bytes time and again, and
+        looking those up costs a tenth of parsing them. Only what is fully told by its Content-Length
+        is remembered.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        headers = request.headers
+        body_bytes = len(request.body)
+        if (
+            len(data) - end != body_bytes
+            or request.connection is LAST
+            or end > _MAX_KNOWN_BYTES
+            or not _PARSED_ANEW.isdisjoint(headers)
+            or int(headers.get(b"content-length", b"0")) != body_bytes
+        ):
+            return
+        if len(self.known_heads) >= _MAX_KNOWN_HEADS:
+            self.known_heads.clear()
+        self.known_heads[data[:end]] = KnownHead(
+            request.method, request.target, headers, body_bytes, request.connection
+        )
+
+    def begin_close(self) -> None:
+        """From now on each answer closes its connection."""
+        self.closing = True
+
+    def close_idle(self) -> None:
+        """Close what waits for nothing."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
+    def abort(self) -> None:
+        """Close everything, answered or not."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    @property
+    def num_waiting(self) -> int:
+        """Connections whose request is not answered yet."""
+        return sum(not connection.idle for connection in self.connections)

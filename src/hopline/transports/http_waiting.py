@@ -1,0 +1,99 @@
+"""Answers over HTTP that wait for their outcome: scores, tensors, any other work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hopline.errors import HoplineError
+from hopline.transports.http_messages import JSON, Pending, Response
+from hopline.transports.oip_json import InferBody, encode_infer
+from hopline.transports.score_json import encode_result
+from hopline.types import ScoreRequest, ScoreResult, Ticket
+
+if TYPE_CHECKING:
+    from hopline.transports.http import HttpApp
+
+
+class Scoring(Pending):
+    """A score request that waits; takes its outcome from the service."""
+
+    __slots__ = ("_app", "_id_line", "_request", "ticket")
+
+    def __init__(self, app: HttpApp, request: ScoreRequest, id_line: bytes) -> None:
+        self.receiver = None
+        self.response = None
+        self.ticket: Ticket | None = None
+        self._app = app
+        self._request = request
+        self._id_line = id_line
+
+    def deliver(self, outcome: ScoreResult | HoplineError) -> None:
+        """Make the response; never raises."""
+        self.ticket = None  # it holds this object: without a cycle nothing waits for the collector
+        try:
+            if isinstance(outcome, HoplineError):
+                raise outcome
+            response = self.respond(outcome)
+        except Exception as error:
+            response = self._app.failed(error, self._id_line, oip=self.is_oip)
+        else:
+            self._app.count_ok()
+        self.answer(response)
+
+    def cancel(self) -> None:
+        """Withdraw the request."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel()
+
+    is_oip = False
+
+    def respond(self, result: ScoreResult) -> Response:
+        """The response of an answered request."""
+        return Response(encode_result(result, self._request), 200, JSON, self._id_line)
+
+
+class Inferring(Scoring):
+    """The same in the Open Inference Protocol."""
+
+    __slots__ = ("infer",)
+    is_oip = True
+    infer: InferBody
+
+    def respond(self, result: ScoreResult) -> Response:
+        """The response of an answered request."""
+        return encode_infer(self.infer, result, self._id_line)
+
+
+class Working(Pending):
+    """Any other work that takes time: a task, and what to answer when it is done."""
+
+    __slots__ = ("_task",)
+
+    def __init__(
+        self,
+        app: HttpApp,
+        task: asyncio.Future[Any],
+        respond: Callable[[Any], Response],
+        id_line: bytes,
+        *,
+        oip: bool,
+    ) -> None:
+        super().__init__()
+        self._task = task
+
+        def done(task: asyncio.Future[Any]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                app.count_ok()
+            self.answer(respond(task.result()) if error is None else app.failed(error, id_line, oip=oip))
+
+        task.add_done_callback(done)
+
+    def cancel(self) -> None:
+        """Stop the work."""
+        self._task.cancel()

@@ -1,0 +1,182 @@
+"""Who was refused is read after the others: real sockets in the test's own loop, and the lane alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hopline.config import load_config
+from hopline.errors import RateLimited
+from hopline.testing.service import FakeService
+from hopline.transports.http import HttpApp
+from hopline.transports.http_lane import LateLane
+from hopline.transports.http_messages import Pending, Request, Response
+from tests.transports.test_http_connection import SCORE, SLOW, Host, eventually, post
+
+
+class Limited(FakeService):
+    """Takes nothing for "sage"; says so before a request is read."""
+
+    def turn_away(self, model: str) -> None:
+        """As `Service.turn_away`."""
+        if model == "sage":
+            raise RateLimited("this model takes nothing", retry_after_s=1.0)
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    made = Host(load_config())
+    made.clients = []
+    await made.service.start()
+    server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    yield made
+    for client in made.clients:
+        client.close()
+    made.endpoint.abort()
+    server.close()
+    await asyncio.sleep(0)
+
+
+def order_of(host: Host) -> list[bytes]:
+    """Targets in the order in which the application sees them from now on."""
+    seen: list[bytes] = []
+    inner = host.endpoint.handler
+
+    def handler(request: Request) -> Response | Pending:
+        seen.append(request.target)
+        return inner(request)
+
+    for connection in host.endpoint.connections:
+        connection._handler = handler
+    return seen
+
+
+async def test_a_burst_of_the_refused_is_read_after_who_was_answered(host: Host) -> None:
+    flood = [await host.connect() for _ in range(12)]
+    good = await host.connect()
+    for each in flood:
+        each.send(post(SCORE, b"busy"))
+        assert (await each.answer())[0] == 503
+    good.send(post(SCORE))
+    assert (await good.answer())[0] == 200
+    seen = order_of(host)
+    for each in flood:  # all of them are there before the loop turns to its sockets
+        each.send(post(SCORE, b"busy"))
+    good.send(post(SCORE))
+    assert (await good.answer())[0] == 200
+    assert seen.index(b"/v1/models/sage/score") <= 8
+    for each in flood:
+        assert (await each.answer())[0] == 503
+    assert len(seen) == 13
+
+
+async def test_pipelined_requests_keep_their_order_and_lose_none(host: Host) -> None:
+    connection = await host.connect()
+    for number in range(60):
+        model = b"busy" if number % 3 else b"sage"
+        connection.send(post(SCORE, model, b"x-request-id: r%d\r\n" % number))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    answers = [await connection.answer() for _ in range(60)]
+    assert [headers["x-request-id"] for _, headers, _ in answers] == [f"r{n}" for n in range(60)]
+    assert [status for status, _, _ in answers] == [503 if n % 3 else 200 for n in range(60)]
+
+
+async def test_a_request_in_pieces_comes_together(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(SCORE, b"busy"))
+    assert (await connection.answer())[0] == 503
+    for byte in post(SCORE):
+        connection.send(bytes([byte]))
+        await connection.writer.drain()
+        await asyncio.sleep(0)
+    assert (await connection.answer())[0] == 200
+
+
+async def test_who_goes_away_is_forgotten(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(SCORE, b"busy"))
+    await connection.answer()
+    connection.send(post(SLOW, b"slow"))
+    await eventually(lambda: host.service.num_waiting == 1)
+    connection.close()
+    await eventually(lambda: host.service.num_cancelled == 1)
+    assert not host.endpoint.connections
+
+
+async def test_a_refused_request_that_waits_is_answered_before_the_connection_closes(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(SCORE, b"busy"))
+    await connection.answer()
+    (protocol,) = host.endpoint.connections
+    for _ in range(9):  # others have been read within this millisecond
+        host.endpoint.lane.holds(Heard([], "a"), b"")
+    protocol.data_received(post(SCORE))
+    host.endpoint.begin_close()
+    assert not protocol.idle
+    assert host.endpoint.num_waiting == 1
+    host.endpoint.close_idle()
+    status, headers, _ = await connection.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await connection.closed()
+
+
+class Heard:
+    """A latecomer that listens."""
+
+    def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
+        self.log, self.name = log, name
+        self.is_paused = False
+
+    def take_late(self, data: bytes) -> None:
+        """Note it."""
+        self.log.append((self.name, data))
+
+    def pause_reading(self) -> None:
+        """Note it."""
+        self.is_paused = True
+
+
+async def test_four_are_read_at_once_and_then_four_in_each_turn_first_come_first_served() -> None:
+    lane = LateLane(clock=lambda: 5.0)
+    log: list[tuple[str, bytes]] = []
+    who = [Heard(log, str(number)) for number in range(13)]
+    assert [lane.holds(each, b"a") for each in who] == [False] * 4 + [True] * 9
+    assert lane.holds(who[9], b"b")
+    assert [each.name for each in who if each.is_paused] == ["9"]
+    lane.leave(who[4])
+    assert [each in lane for each in who] == [False] * 5 + [True] * 8
+    turns = []
+    while len(log) < 8:
+        await asyncio.sleep(0)
+        turns.append(len(log))
+    assert turns == [4, 8]
+    assert log == [(str(number), b"ab" if number == 9 else b"a") for number in range(5, 13)]
+    assert not any(each in lane for each in who)
+
+
+async def test_refusals_that_come_one_by_one_wait_for_nobody() -> None:
+    times = iter([5.0 + 0.0011 * number for number in range(100)])
+    lane = LateLane(clock=lambda: next(times))
+    assert not any(lane.holds(Heard([], "a"), b"a") for _ in range(100))
+
+
+async def test_a_flood_is_refused_unread_unless_it_may_name_a_version() -> None:
+    service = Limited(load_config())
+    await service.start()
+    app = HttpApp(service, load_config())
+
+    def asked(path: bytes, body: bytes) -> int:
+        answer = app(Request(b"POST", path, {}, body))
+        return answer.status if isinstance(answer, Response) else 200
+
+    assert asked(b"/v1/models/sage/score", SCORE) == 429
+    assert asked(b"/v1/models/sage/score", b"{no JSON") == 429
+    assert asked(b"/v1/models/people/score", b"{no JSON") == 400
+    assert asked(b"/v1/models/sage/versions/1/score", SCORE) == 200
+    assert asked(b"/v1/models/sage/score", b'{"nodes":[1],"version":"1"}') == 200
+    assert asked(b"/v1/models/sage/score", b'{"nodes":[1],"\\u0076ersion":"1"}') == 200
+    assert asked(b"/v2/models/sage/infer", b"{no JSON") == 400
