@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hopline.errors import Conflict, GraphError, LogDamaged, LogFull
 from hopline.graph import Graph
 from hopline.graph.live import home as home_module
+from hopline.graph.live import keeper as keeper_module
 from hopline.graph.live.changes import Changes
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.state import State, read_state
@@ -307,6 +309,63 @@ def test_a_writer_that_died_leaves_its_memory_to_the_next(
     assert second.send(5, 35) == (4, 5, list(range(25)))
     assert first.numbers == list(range(35))
     second.close()
+
+
+def test_positions_are_durable_without_events(tmp_path: Path, graph: Graph) -> None:
+    folder = tmp_path / "live"
+    kept = Kept(folder, graph)
+    only = Changes(positions={"other": [1, 2]})
+    assert kept.apply(only) == [(0, 0, [])]
+    kept.close()
+    kept = Kept(folder, graph)
+    assert kept.keeper.positions == {"other": [1, 2]}
+    kept.send(0, 10)
+    assert kept.apply(Changes(positions={SOURCE: 15})) == [(1, 0, [])]
+    kept.close()
+    kept = Kept(folder, graph)
+    assert kept.keeper.positions == {"other": [1, 2], SOURCE: 15}
+    assert kept.send(5, 10) == (1, 0, list(range(5)))  # a source that went back
+    kept.close()
+    kept = Kept(folder, graph)
+    assert kept.keeper.positions == {"other": [1, 2], SOURCE: 10}
+    kept.send(10, 20)  # later than what was written alone
+    kept.snapshot()
+    kept.close()
+    kept = Kept(folder, graph)
+    assert kept.keeper.positions == {"other": [1, 2], SOURCE: 20}
+    kept.close()
+    flip(folder / "positions.json", -3)
+    kept = Kept(folder, graph)
+    assert kept.keeper.positions == {"other": [1, 2], SOURCE: 20}
+    kept.close()
+
+
+def test_positions_that_could_not_be_written_are_refused(
+    tmp_path: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(tmp_path / "live", graph)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    only = Changes(positions={SOURCE: 15})
+    with monkeypatch.context() as broken:
+        broken.setattr(keeper_module, "write_positions", full)
+        with pytest.raises(LogFull, match="where sources stand"):
+            kept.apply(only)
+        assert kept.apply(numbered(0, 5), only) == [(1, 5, []), (1, 0, [])]  # what is applied is told
+    kept.close()
+
+
+def test_nodes_whose_answers_changed_are_told(tmp_path: Path, graph: Graph) -> None:
+    kept = Kept(tmp_path / "live", graph)
+    assert kept.keeper.affected(0) == (0, {})
+    kept.send(0, 1)
+    sequence, found = kept.keeper.affected(0)
+    assert sequence == 1
+    assert 0 in np.asarray(found["node"])  # event 0 adds an edge to node 0
+    assert kept.keeper.affected(1) == (1, {})
+    kept.close()
 
 
 def test_a_state_file_has_marks_and_hashes_as_they_were(tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ A batch whose record could not be made durable is dropped and leaves nothing: it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged
-from hopline.graph.live.changes import Applied, Changes
+from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged, LogFull
+from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.graph.live.entry import Entry, decode_entry, encode_entry
 from hopline.graph.live.home import LiveHome
-from hopline.graph.live.manifest import SnapshotEntry
+from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions, write_positions
 from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State
@@ -73,6 +73,7 @@ class Keeper:
         self._view = view
         self._now_ms = now_ms
         self._seen = SeenWindow(capacity)
+        self._reader: LiveView | None = None
         self.positions: dict[str, Any] = {}
         self._snapshot_sequence = home.start.state.sequence
         self._snapshot_bytes = 0
@@ -81,6 +82,16 @@ class Keeper:
     def sequence(self) -> int:
         """See above."""
         return self.home.log.synced
+
+    @property
+    def snapshot_sequence(self) -> int:
+        """Of the newest snapshot; 0 for the graph that all began with."""
+        return max((entry.sequence for entry in self.home.snapshots), default=0)
+
+    @property
+    def filled(self) -> float:
+        """Share of the memory that is in use, 0 to 1."""
+        return self.writer.filled
 
     @property
     def bytes_since_snapshot(self) -> int:
@@ -102,6 +113,13 @@ class Keeper:
             writer.fill(start.graph, start.state.marks, start.state.through_ms)
         self._seen.add(start.state.seen)
         self.positions = dict(start.state.positions)
+        alone = read_positions(self.home.folder)
+        if alone is not None and start.state.sequence <= alone.sequence <= self.home.log.last:
+            later = alone
+        else:  # of before the snapshot, or of changes that were lost
+            later = Positions(-1, {})
+        if later.sequence == start.state.sequence:
+            self.positions |= later.positions
         count = 0
         for sequence, payload in self.home.log.replay(start.state.sequence + 1):
             try:
@@ -109,6 +127,8 @@ class Keeper:
             except BadRequest as error:
                 raise LogDamaged(f"{self.home.folder}: record {sequence}: {error}; {ADVICE}") from None
             self._take_note(entry.changes, entry.skip, _keys([entry.changes])[0])
+            if sequence == later.sequence:
+                self.positions |= later.positions
             self._snapshot_bytes += len(payload)
             if sequence <= writer.sequence:  # the memory has it already
                 continue
@@ -134,6 +154,8 @@ class Keeper:
 
     def apply(self, batches: Sequence[Changes]) -> list[Applied]:
         """Apply batches in order, durable and visible together when this returns.
+
+        Where nothing of a batch can be applied, or it has no events, its positions are durable as well.
 
         Raises: LogFull, LogFailed: nothing of the batch at which it happened, nor of those after it, was
             kept. Those before it were not either, unless one of them did not fit into the memory.
@@ -173,9 +195,27 @@ class Keeper:
             raise
         self._snapshot_bytes += size
         self.writer.publish(prepared, through_ms)
+        before = dict(self.positions)
         for one, own in zip(prepared, keys, strict=True):
             self._take_note(one.changes, one.skip, own)
+        self._keep_positions(prepared, before)
         return [one.applied for one in prepared]
+
+    def affected(self, since: int) -> tuple[int, dict[str, Ids]]:
+        """Nodes whose answers may have changed after a version: the present version, and their ids by type.
+
+        Args:
+            since: a version; one of before the last start finds what has changed since the graph began.
+        """
+        if self._reader is None:
+            self._reader = self._view()
+        with self._reader as view:
+            found: dict[str, Ids] = {}
+            for name, nodes in view.nodes.items():
+                changed = np.flatnonzero(nodes.marks[-1, : nodes.num_nodes] > since)
+                if len(changed):
+                    found[name] = nodes.ids.external(changed)
+            return view.clock.version, found
 
     def begin_snapshot(self) -> Draft | None:
         """Hold the present version; None where there is a snapshot of it already."""
@@ -214,6 +254,27 @@ class Keeper:
     def close(self) -> None:
         """Let go of the folder. Raises: LogFailed: as `Log.sync`."""
         self.home.close()
+
+    def _keep_positions(self, prepared: Sequence[Prepared], before: Mapping[str, Any]) -> None:
+        """Make positions durable that no record of the log has, since nothing was applied with them."""
+        moved = [
+            source
+            for one in prepared
+            if not one.applied.num_applied
+            for source, at in one.changes.positions.items()
+            if before.get(source) != at
+        ]
+        if not moved:
+            return
+        try:
+            write_positions(self.home.folder, Positions(self.sequence, self.positions))
+        except OSError as error:
+            what = f"{self.home.folder}: {error.strerror}: where sources stand could not be written"
+            if any(one.applied.num_applied for one in prepared):
+                log.warning("%s; after a crash %s will tell of some events again", what, ", ".join(moved))
+                return
+            self.positions = dict(before)
+            raise LogFull(f"{what}; make room on the disk") from error
 
     def _undo(self) -> None:
         """Back to the version that is published."""

@@ -1,18 +1,26 @@
-"""`live.json`: what a live folder is about and which snapshots it has. Replaced whole, or not at all."""
+"""The small files of a live folder, replaced whole or not at all.
+
+`live.json`: what the folder is about and which snapshots it has. `positions.json`: where sources stand, if
+they have moved on since the last change.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hopline.errors import LogDamaged
 from hopline.graph.live.log import sync_folder
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
-NAME = "live.json"
+NAME, POSITIONS = "live.json", "positions.json"
 
 
 class SnapshotEntry(msgspec.Struct, frozen=True):
@@ -42,6 +50,18 @@ class Manifest(msgspec.Struct, frozen=True):
     base: str
     snapshots: tuple[SnapshotEntry, ...] = ()
     format: int = FORMAT
+
+
+class Positions(msgspec.Struct, frozen=True):
+    """The whole file.
+
+    Attributes:
+        sequence: version of the graph that was the newest then; changes after it have newer positions.
+        positions: source -> position, of all of them.
+    """
+
+    sequence: int
+    positions: dict[str, Any]
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -75,13 +95,35 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the file. Raises: OSError: the old one is there still."""
-    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    draft = folder / (NAME + ".draft")
+    _replace(folder, NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def read_positions(folder: Path) -> Positions | None:
+    """The content; None where there is no file, or a damaged one: sources go back to the last change."""
+    try:
+        digest, _, body = (folder / POSITIONS).read_bytes().partition(b"\n")
+        if digest == _digest(body):
+            return msgspec.json.decode(body, type=Positions)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        pass
+    log.warning("%s is damaged; sources go on where the last change has them", folder / POSITIONS)
+    return None
+
+
+def write_positions(folder: Path, positions: Positions) -> None:
+    """Replace the file. Raises: OSError: the old one is there still."""
+    _replace(folder, POSITIONS, msgspec.json.encode(positions))
+
+
+def _replace(folder: Path, name: str, body: bytes) -> None:
+    draft = folder / (name + ".draft")
     with draft.open("wb") as file:
         file.write(_digest(body) + b"\n" + body)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(folder / NAME)
+    draft.replace(folder / name)
     sync_folder(folder)
 
 

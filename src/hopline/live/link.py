@@ -1,0 +1,216 @@
+"""A client's end of the socket: sends batches to the writer, and comes back when that has gone.
+
+A batch whose answer was lost may have been applied or not: the caller is told so, and may send it again
+with the same event ids, which the writer knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hopline.errors import WriterUnavailable
+from hopline.graph.live import codec
+from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.live import wire
+
+log = logging.getLogger(__name__)
+
+#: Seconds between attempts to connect: doubled from the first to the last one.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
+_HANDSHAKE_S = 2.0
+#: A snapshot of a large graph takes minutes.
+_SNAPSHOT_S = 3600.0
+
+
+class WriterLink:
+    """See the module. Used from one event loop.
+
+    Args:
+        path: of the socket.
+        name: of this client, for the writer's log.
+        patience_s: how long a call waits for a connection that is not there.
+        timeout_s: and then for its answer.
+    """
+
+    def __init__(self, path: Path, name: str, *, patience_s: float = 1.0, timeout_s: float = 30.0) -> None:
+        self._path = path
+        self._name = name
+        self._patience_s, self._timeout_s = patience_s, timeout_s
+        self._writer: asyncio.StreamWriter | None = None
+        self._up = asyncio.Event()
+        self._welcome: wire.Welcome | None = None
+        self._next_number = 1
+        self._sent: dict[int, asyncio.Future[wire.FromWriter]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._said = ""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is connected."""
+        return self._up.is_set()
+
+    def start(self) -> None:
+        """Connect, now and whenever the connection is lost."""
+        self._keeper = asyncio.ensure_future(self._keep())
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+
+    async def welcome(self) -> wire.Welcome:
+        """Which graph the writer has. Raises: WriterUnavailable: there is none."""
+        await self._connected()
+        assert self._welcome is not None
+        return self._welcome
+
+    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+        """Make batches durable and visible, all of them at once.
+
+        Raises:
+            WriterUnavailable: nothing was sent, or the answer was lost: the message says which.
+            BadRequest, LogFull, LogFailed: nothing was done.
+        """
+        number = self._number()
+        message = wire.frame(wire.Apply(number, [codec.encode_changes(each) for each in batches]))
+        answer = await self._ask(number, message, wire.Outcomes, self._timeout_s)
+        return [codec.decode_applied(outcome) for outcome in answer.outcomes]
+
+    async def status(self) -> wire.Status:
+        """Where the graph stands. Raises: WriterUnavailable."""
+        number = self._number()
+        return await self._ask(number, wire.frame(wire.Ask(number, "status")), wire.Status, self._timeout_s)
+
+    async def snapshot(self) -> wire.Status:
+        """Have a snapshot written now; returns when it is.
+
+        Raises: WriterUnavailable. GraphError: it cannot be written.
+        """
+        number = self._number()
+        return await self._ask(number, wire.frame(wire.Ask(number, "snapshot")), wire.Status, _SNAPSHOT_S)
+
+    async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
+        """The present version, and node type -> ids of nodes whose answers changed after one.
+
+        Raises: WriterUnavailable.
+        """
+        number = self._number()
+        message = wire.frame(wire.Ask(number, "affected", since))
+        answer = await self._ask(number, message, wire.Affected, self._timeout_s)
+        return answer.sequence, {name: wire.unpack_ids(ids) for name, ids in answer.nodes.items()}
+
+    def _number(self) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise WriterUnavailable(
+                f"the live graph's writer at {self._path} {self._said or 'does not answer'}; nothing was "
+                "sent"
+            ) from None
+        assert self._writer is not None
+        return self._writer
+
+    async def _ask(
+        self, number: int, message: bytes, kind: type[wire.MessageT], timeout_s: float
+    ) -> wire.MessageT:
+        writer = await self._connected()
+        answer: asyncio.Future[wire.FromWriter] = asyncio.get_running_loop().create_future()
+        self._sent[number] = answer
+        writer.write(message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await writer.drain()
+                found = await answer
+        except (TimeoutError, OSError) as error:
+            if isinstance(error, WriterUnavailable):
+                raise
+            raise WriterUnavailable(
+                f"the live graph's writer did not answer ({str(error) or f'within {timeout_s:g} s'}); the "
+                "change may have been made or not: send it again with the same event ids"
+            ) from None
+        finally:
+            self._sent.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # looked at, should nobody wait any more
+        if isinstance(found, wire.Failed):
+            raise wire.raised(found)
+        if not isinstance(found, kind):
+            raise WriterUnavailable(f"the live graph's writer answered {type(found).__name__}")
+        return found
+
+    async def _keep(self) -> None:
+        """Be connected, again and again."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                reader, writer = await self._connect()
+            except (OSError, EOFError, TimeoutError, wire.WireError) as error:
+                self._say(f"is not there: {str(error) or type(error).__name__}")
+            else:
+                pause_s = _FIRST_PAUSE_S
+                await self._listen(reader, writer)
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            reader, writer = await asyncio.open_unix_connection(self._path)
+            try:
+                writer.write(wire.frame(wire.Hello(wire.PROTOCOL, self._name)))
+                answer = await wire.receive(reader, wire.from_writer)
+                if isinstance(answer, wire.Refusal):
+                    raise wire.WireError(f"it refuses this client: {answer.text}")
+                if not isinstance(answer, wire.Welcome):
+                    raise wire.WireError(f"it answered {type(answer).__name__} to a hello")
+                self._welcome = answer
+            except BaseException:
+                writer.close()
+                raise
+        return reader, writer
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take answers until the connection is lost."""
+        self._writer, self._said = writer, ""
+        self._up.set()
+        log.info("the live graph's writer at %s answers", self._path)
+        try:
+            while True:
+                message = await wire.receive(reader, wire.from_writer)
+                number = getattr(message, "number", 0)
+                answer = self._sent.pop(number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+        except (OSError, EOFError, wire.WireError) as error:
+            self._say(f"is gone ({str(error) or type(error).__name__})")
+        finally:
+            self._up.clear()
+            self._writer = None
+            sent, self._sent = self._sent, {}
+            for answer in sent.values():
+                if not answer.done():
+                    answer.set_exception(
+                        WriterUnavailable(
+                            "the live graph's writer ended before it answered; the change may have been "
+                            "made or not: send it again with the same event ids"
+                        )
+                    )
+            writer.close()
+
+    def _say(self, what: str) -> None:
+        """Log what is new, not what is so still."""
+        if what != self._said:
+            self._said = what
+            log.warning("the live graph's writer at %s %s", self._path, what)

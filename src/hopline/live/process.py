@@ -1,0 +1,231 @@
+"""The life of the process that writes a live graph: wait for the lock, recover, serve, drain.
+
+Its orders come as one line of JSON on stdin. It says on stdout when it is ready, and ends in order on
+SIGTERM or when stdin ends: it does not outlive who started it. Exit codes: 0 in order, 1 it could not
+start, 3 the graph cannot be written any more by this process (another one may recover).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from hopline.errors import Conflict, GraphError, HoplineError
+from hopline.graph import Graph
+from hopline.graph.live.home import LiveHome
+from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.log import SEGMENT_BYTES
+from hopline.graph.live.memory import LiveMemory
+from hopline.graph.live.plan import make_plan
+from hopline.graph.live.seen import CAPACITY
+from hopline.graph.live.view import LiveView
+from hopline.graph.live.writer import LiveWriter
+from hopline.live.server import Counts, WriterServer
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import main; main()")
+READY = "Hopline's live graph is ready"
+#: Seconds between looks at a lock that another process has, and between ticks.
+_STANDBY_S, _TICK_S = 0.1, 0.5
+#: Seconds between lines that say what was done.
+_REPORT_EVERY_S = 60.0
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What the process is to do.
+
+    Attributes:
+        graph: folder of the graph that all begins with.
+        folder: the live folder.
+        socket: where it listens.
+        memory_fd: descriptor that the region lies behind, shared with readers; -1 for one of its own.
+        spare_nodes, spare_edges, num_levels, reads_degrees: as for `make_plan`.
+        seen_events: event ids that are remembered.
+        segment_bytes: of one file of the log.
+        snapshot_bytes, snapshot_s: as for `WriterServer`.
+        verify: compare the hashes of the snapshot before building upon it.
+        drain_s: what was taken before SIGTERM has so long to be answered.
+        log_level: of its log, on stderr.
+    """
+
+    graph: str
+    folder: str
+    socket: str
+    memory_fd: int = -1
+    spare_nodes: int = 100_000
+    spare_edges: int = 1_000_000
+    num_levels: int = 3
+    reads_degrees: bool = False
+    seen_events: int = CAPACITY
+    segment_bytes: int = SEGMENT_BYTES
+    snapshot_bytes: int = 256 * 2**20
+    snapshot_s: float = 3600.0
+    verify: bool = True
+    drain_s: float = 10.0
+    log_level: str = "INFO"
+
+    def line(self) -> bytes:
+        """For the process's stdin."""
+        return msgspec.json.encode(self) + b"\n"
+
+
+def main() -> None:
+    """Entry of the process."""
+    # Unbuffered, since the rest of stdin is watched.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        orders = msgspec.json.decode(stdin.readline(), type=Orders)
+    logging.basicConfig(
+        level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        sys.exit(run(orders, watch_stdin=True))
+    except HoplineError as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+def run(orders: Orders, *, watch_stdin: bool = False) -> int:
+    """Write a live graph until SIGTERM, SIGINT or (if watched) the end of stdin; returns the exit code.
+
+    Raises: HoplineError: it could not start.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(orders, watch_stdin))
+
+
+async def _live(orders: Orders, watch_stdin: bool) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if watch_stdin:
+        loop.add_reader(0, _on_stdin, stopping)
+    base = await asyncio.to_thread(Graph.open, orders.graph)
+    home = await _take_over(orders, base, stopping)
+    if home is None:
+        return 0
+    server: WriterServer | None = None
+    try:
+        began = time.perf_counter()
+        keeper = await asyncio.to_thread(_recovered, orders, home, base)
+        server = WriterServer(
+            keeper,
+            base.version,
+            base.schema,
+            snapshot_bytes=orders.snapshot_bytes,
+            snapshot_s=orders.snapshot_s,
+            clock=time.monotonic,
+        )
+        await server.listen(Path(orders.socket))
+        log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
+        print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
+        await _serve(server, stopping)
+        return 3 if server.broken.is_set() else 0
+    finally:
+        if server is not None:
+            await server.drain(orders.drain_s)
+        home.close()
+
+
+async def _take_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
+    """The live folder, once no other process writes there; None if told to stop before."""
+    said = ""
+    while not stopping.is_set():
+        try:
+            return await asyncio.to_thread(
+                LiveHome.open,
+                Path(orders.folder),
+                base,
+                segment_bytes=orders.segment_bytes,
+                verify=orders.verify,
+            )
+        except Conflict as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("standing by: %s", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _STANDBY_S)
+    return None
+
+
+def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
+    """The graph as the log has it, in the memory that readers map."""
+    start = home.start
+    fd = orders.memory_fd if orders.memory_fd >= 0 else None
+    memory = None if fd is None else LiveMemory.attach(fd)
+    if memory is None or not memory.is_filled:
+        plan = make_plan(
+            start.graph,
+            lineage=base.version,
+            sequence=start.state.sequence,
+            spare_nodes=orders.spare_nodes,
+            spare_edges=orders.spare_edges,
+            num_levels=orders.num_levels,
+            reads_degrees=orders.reads_degrees,
+        )
+        memory = LiveMemory.create(plan, fd)
+    elif memory.plan.lineage != base.version:
+        raise GraphError(f"the memory is of graph {memory.plan.lineage}, not of {base.version}")
+    shared = memory
+    ids = {name: nodes.ids for name, nodes in start.graph.nodes.items()}
+    schema = start.graph.schema
+    keeper = Keeper(
+        home,
+        LiveWriter(shared, schema, ids, _now_ms),
+        lambda: LiveView(shared, schema, ids),
+        _now_ms,
+        orders.seen_events,
+    )
+    count = keeper.recover()
+    log.info("version %d: snapshot %d and %d changes", keeper.sequence, start.state.sequence, count)
+    return keeper
+
+
+async def _serve(server: WriterServer, stopping: asyncio.Event) -> None:
+    ends = {asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(server.broken.wait())}
+    reported = time.monotonic()
+    while not stopping.is_set() and not server.broken.is_set():
+        await asyncio.wait(ends, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+        await server.tick()
+        if time.monotonic() - reported >= _REPORT_EVERY_S:
+            reported = time.monotonic()
+            report(server)
+    for end in ends:
+        end.cancel()
+
+
+def report(server: WriterServer) -> None:
+    """Log what was done since the last report, and begin a new one."""
+    counts, server.counts = server.counts, Counts()
+    if counts.steps:
+        log.info(
+            "%d events in %d batches of %d clients, %d steps of %.2f ms on average, %.1f ms at most",
+            counts.events,
+            counts.batches,
+            server.num_clients,
+            counts.steps,
+            counts.seconds / counts.steps * 1e3,
+            counts.longest_s * 1e3,
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _on_stdin(stopping: asyncio.Event) -> None:
+    """Stdin only ever ends: who started this process is gone."""
+    if not os.read(0, 64):
+        asyncio.get_running_loop().remove_reader(0)
+        stopping.set()

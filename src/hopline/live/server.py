@@ -1,0 +1,414 @@
+"""The writer's end of the socket: batches of all clients, one after another, many in one step.
+
+    connections ─► waiting batches ─► one thread: all that wait, a version each, one fdatasync ─► answers
+
+While one step is made durable the next ones gather: what the disk takes to make one batch durable is shared
+by all that came meanwhile. Snapshots are begun by that thread and written by another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from hopline.errors import BadRequest, ConfigError, GraphError, HoplineError, LogDamaged, Unavailable
+from hopline.graph.live import codec
+from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.graph.schema import GraphSchema
+from hopline.live import wire
+
+log = logging.getLogger(__name__)
+
+#: Batches and events of one step: more wait for the next one, so that the first do not wait for them.
+_MAX_BATCHES, _MAX_EVENTS = 256, 50_000
+#: Bytes that may wait before connections are not read any more.
+_MAX_WAITING_BYTES = 64 * 2**20
+ResultT = TypeVar("ResultT")
+
+
+class AppliesChanges(Protocol):
+    """`graph.live.keeper.Keeper`, or a fake. All but `write_snapshot` is asked by one thread."""
+
+    @property
+    def sequence(self) -> int:
+        """The newest durable version."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, Any]:
+        """Source -> the position that follows its last event."""
+        ...
+
+    @property
+    def filled(self) -> float:
+        """Share of the memory that is in use, 0 to 1."""
+        ...
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """Of changes that a start would have to read again."""
+        ...
+
+    @property
+    def snapshot_sequence(self) -> int:
+        """Version of the newest snapshot."""
+        ...
+
+    def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+        """Make batches durable and visible; one outcome each. Raises: HoplineError: nothing was done."""
+        ...
+
+    def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
+        """The present version, and nodes whose answers changed after one."""
+        ...
+
+    def begin_snapshot(self) -> Any:
+        """Hold the present version; None where there is a snapshot of it."""
+        ...
+
+    def write_snapshot(self, draft: Any) -> object:
+        """Write what `begin_snapshot` holds. Raises: GraphError: it cannot be written."""
+        ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Batches of one message."""
+
+    number: int
+    batches: list[Changes]
+    num_bytes: int
+    writer: asyncio.StreamWriter
+
+    @property
+    def num_events(self) -> int:
+        return sum(batch.num_events for batch in self.batches)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since somebody last looked: steps, batches and events in them, seconds of steps."""
+
+    steps: int = 0
+    batches: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    longest_s: float = 0.0
+
+
+class WriterServer:
+    """Args:
+        keeper: has recovered.
+        lineage, schema: of the graph.
+        snapshot_bytes: a snapshot is written when so much would have to be read again; 0 is never.
+        snapshot_s: and when the last one is so old, if anything changed; 0 is never.
+        clock: monotonic seconds.
+
+    Attributes:
+        counts: see there; set a fresh one to begin anew.
+        broken: set when the graph cannot be written any more; the process must end.
+    """
+
+    def __init__(
+        self,
+        keeper: AppliesChanges,
+        lineage: str,
+        schema: GraphSchema,
+        *,
+        snapshot_bytes: int,
+        snapshot_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.counts = Counts()
+        self.broken = asyncio.Event()
+        self._keeper = keeper
+        self._welcome = wire.frame(wire.Welcome(lineage, schema))
+        self._snapshot_bytes, self._snapshot_s = snapshot_bytes, snapshot_s
+        self._clock = clock
+        self._snapshot_at = clock()
+        self._snapshot: asyncio.Task[None] | None = None
+        self._problem = ""
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._arrived, self._room = asyncio.Event(), asyncio.Event()
+        self._room.set()
+        self._thread = ThreadPoolExecutor(1, "live-graph")
+        self._loop_task: asyncio.Task[None] | None = None
+        self._listener: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._draining = False
+
+    @property
+    def num_clients(self) -> int:
+        """That are connected."""
+        return len(self._talks)
+
+    async def listen(self, path: Path) -> None:
+        """Take clients in.
+
+        Raises: ConfigError: the path cannot be a socket, or another writer listens there.
+        """
+        _make_way(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
+            before = os.umask(0o177)
+            try:
+                self._listener = await asyncio.start_unix_server(self._talk, path)
+            finally:
+                os.umask(before)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"live graph: cannot listen at {path}: {error}") from None
+        self._path = path
+        self._loop_task = asyncio.ensure_future(self._work())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more clients and messages, and answer those taken, within a time."""
+        self._draining = True
+        if self._listener is not None:
+            self._listener.close()
+            for _ in range(3):  # connections that were just accepted learn of it
+                await asyncio.sleep(0)
+        for talk in list(self._talks):
+            talk.cancel()  # it reads no more; its batches keep the connection
+        self._arrived.set()
+        if self._loop_task is not None:
+            await asyncio.wait({self._loop_task}, timeout=timeout_s)
+            self._loop_task.cancel()
+        if self._snapshot is not None:
+            await asyncio.wait({self._snapshot}, timeout=timeout_s)
+        for left in self._waiting:
+            left.writer.write(wire.frame(wire.failed(left.number, Unavailable("the writer is ending"))))
+        await asyncio.gather(*(_closed(writer) for writer in self._talks.values()))
+        if self._talks:
+            await asyncio.wait(self._talks, timeout=1.0)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._thread.shutdown(wait=True)
+
+    async def tick(self) -> None:
+        """To be called now and then: a snapshot is begun when it is time for one."""
+        keeper, age = self._keeper, self._clock() - self._snapshot_at
+        due = self._snapshot_bytes and keeper.bytes_since_snapshot >= self._snapshot_bytes
+        due = due or bool(
+            self._snapshot_s and age >= self._snapshot_s and keeper.sequence > keeper.snapshot_sequence
+        )
+        # One that could not be written is not tried again at once.
+        if due and (self._snapshot is None or self._snapshot.done()) and (not self._problem or age >= 10.0):
+            self._snapshot = asyncio.ensure_future(self._write_snapshot())
+
+    async def _write_snapshot(self) -> None:
+        self._snapshot_at, began = self._clock(), self._clock()
+        try:
+            draft = await self._in_thread(self._keeper.begin_snapshot)
+            if draft is None:
+                return
+            await asyncio.to_thread(self._keeper.write_snapshot, draft)
+            self._problem = ""
+            log.info(
+                "snapshot of version %d written in %.1f s",
+                self._keeper.snapshot_sequence,
+                self._clock() - began,
+            )
+        except GraphError as error:
+            self._problem = str(error)
+            log.error("no snapshot was written: %s; the log grows on", error)
+
+    async def _in_thread(self, call: Callable[..., ResultT], *args: Any) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, from its first word to its last."""
+        talk = asyncio.current_task()
+        assert talk is not None
+        if self._draining:
+            writer.close()
+            return
+        self._talks[talk] = writer
+        name = "a client"
+        try:
+            async with asyncio.timeout(5):
+                hello = await wire.receive(reader, wire.from_client)
+            if not isinstance(hello, wire.Hello):
+                raise wire.WireError("the first message is no hello")
+            name = hello.name
+            if hello.protocol != wire.PROTOCOL:
+                text = f"it speaks version {hello.protocol}, the writer {wire.PROTOCOL}: upgrade both"
+                log.warning("%s was refused: %s", name, text)
+                writer.write(wire.frame(wire.Refusal(text)))
+                return
+            writer.write(self._welcome)
+            while True:
+                await self._room.wait()
+                await self._hear(await wire.receive(reader, wire.from_client), writer)
+        except (EOFError, OSError, TimeoutError):
+            pass  # the client has ended; what it sent is applied
+        except wire.WireError as error:
+            log.error("the connection of %s is cut: %s", name, error)
+        except asyncio.CancelledError:  # the drain: answers are still to come
+            return
+        finally:
+            if not self._draining:
+                self._talks.pop(talk, None)
+                writer.close()
+
+    async def _hear(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
+        if isinstance(message, wire.Hello):
+            raise wire.WireError("a second hello")
+        if isinstance(message, wire.Ask):
+            try:
+                answer = await self._answer(message)
+            except HoplineError as error:
+                answer = wire.failed(message.number, error)
+            writer.write(wire.frame(answer))
+            return
+        try:
+            batches = [codec.decode_changes(data) for data in message.batches]
+        except BadRequest as error:
+            writer.write(wire.frame(wire.failed(message.number, error)))
+            return
+        num_bytes = sum(map(len, message.batches))
+        self._waiting.append(_Waiting(message.number, batches, num_bytes, writer))
+        self._waiting_bytes += num_bytes
+        if self._waiting_bytes > _MAX_WAITING_BYTES:
+            self._room.clear()
+        self._arrived.set()
+
+    async def _answer(self, ask: wire.Ask) -> wire.FromWriter:
+        if ask.what == "affected":
+            sequence, nodes = await self._in_thread(self._keeper.affected, ask.since)
+            return wire.Affected(ask.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
+        if ask.what == "snapshot":
+            if self._snapshot is None or self._snapshot.done():
+                self._snapshot = asyncio.ensure_future(self._write_snapshot())
+            await asyncio.shield(self._snapshot)
+            if self._problem:
+                raise GraphError(self._problem)
+        return await self._in_thread(self._status, ask.number)
+
+    def _status(self, number: int) -> wire.Status:
+        keeper = self._keeper
+        return wire.Status(
+            number,
+            keeper.sequence,
+            keeper.snapshot_sequence,
+            keeper.bytes_since_snapshot,
+            keeper.filled,
+            dict(keeper.positions),
+            self._problem,
+        )
+
+    async def _work(self) -> None:
+        """Apply what waits, until the drain or the end of the graph."""
+        while not self.broken.is_set():
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting and not self.broken.is_set():
+                await self._step(self._take())
+            if self._draining:
+                return
+
+    def _take(self) -> list[_Waiting]:
+        """What goes into the next step."""
+        taken = [self._waiting.popleft()]
+        num_batches, num_events = len(taken[0].batches), taken[0].num_events
+        while self._waiting:
+            num_batches += len(self._waiting[0].batches)
+            num_events += self._waiting[0].num_events
+            if num_batches > _MAX_BATCHES or num_events > _MAX_EVENTS:
+                break
+            taken.append(self._waiting.popleft())
+        self._waiting_bytes -= sum(each.num_bytes for each in taken)
+        if self._waiting_bytes <= _MAX_WAITING_BYTES:
+            self._room.set()
+        return taken
+
+    async def _step(self, taken: list[_Waiting]) -> None:
+        began = self._clock()
+        try:
+            outcomes = await self._in_thread(
+                self._keeper.apply, [batch for each in taken for batch in each.batches]
+            )
+        except BadRequest as error:  # of one message: the others are not to suffer for it
+            if len(taken) > 1:
+                for each in taken:
+                    await self._step([each])
+                return
+            self._fail(taken, error)
+        except HoplineError as error:
+            self._fail(taken, error)
+            if isinstance(error, LogDamaged):
+                log.error("the live graph cannot be written any more: %s", error)
+                self.broken.set()
+        except Exception as error:  # the boundary: clients wait for answers, and the memory is suspect
+            log.exception("a step failed; the writer ends, and the next one takes up what is durable")
+            self._fail(taken, Unavailable(f"the writer failed: {type(error).__name__}: {error}"))
+            self.broken.set()
+        else:
+            took = self._clock() - began
+            self._count(taken, took)
+            self._tell(taken, outcomes)
+
+    def _tell(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
+        begin = 0
+        for each in taken:
+            own = outcomes[begin : begin + len(each.batches)]
+            begin += len(own)
+            answer = wire.Outcomes(each.number, [codec.encode_applied(outcome) for outcome in own])
+            if not each.writer.is_closing():
+                each.writer.write(wire.frame(answer))
+
+    def _fail(self, taken: list[_Waiting], error: HoplineError) -> None:
+        for each in taken:
+            if not each.writer.is_closing():
+                each.writer.write(wire.frame(wire.failed(each.number, error)))
+
+    def _count(self, taken: list[_Waiting], took: float) -> None:
+        counts = self.counts
+        counts.steps += 1
+        counts.batches += sum(len(each.batches) for each in taken)
+        counts.events += sum(each.num_events for each in taken)
+        counts.seconds += took
+        counts.longest_s = max(counts.longest_s, took)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Send what is left, and close."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            try:
+                await writer.drain()
+            finally:
+                writer.close()
+            await writer.wait_closed()
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket that a dead writer left."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"live graph: {path} is there and is no socket; name another path")
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"live graph: another writer listens at {path}")

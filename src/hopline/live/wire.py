@@ -1,0 +1,214 @@
+"""What the writer of a live graph and those who send it changes say over a Unix socket.
+
+    u32 length, little-endian │ msgpack of one message; batches and outcomes as in graph/live/codec.py
+
+    client                              writer
+      Hello ───────────────────────────►
+            ◄─────────────────────────── Welcome, or Refusal and the end
+      Apply(1), Apply(2) ──────────────►
+            ◄─────────────────────────── Outcomes(1), Outcomes(2): durable and visible
+      Ask(3, "status") ────────────────►
+            ◄─────────────────────────── Status(3)
+            ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
+
+Both ends are of one Hopline: `PROTOCOL` is compared, not negotiated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from hopline import errors
+from hopline.graph.live.changes import Ids
+from hopline.graph.schema import GraphSchema
+
+PROTOCOL = 1
+#: The longest message that is read, in bytes.
+MAX_MESSAGE_BYTES = 256 * 2**20
+
+
+class WireError(Exception):
+    """The other end said what no Hopline of this version says."""
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """A client's first words.
+
+    Attributes:
+        name: who it is, for logs.
+    """
+
+    protocol: int
+    name: str
+
+
+class Welcome(msgspec.Struct, tag="welcome"):
+    """It may ask.
+
+    Attributes:
+        lineage: snapshot id of the graph that all began with.
+        graph_schema: of the graph.
+    """
+
+    lineage: str
+    graph_schema: GraphSchema
+
+
+class Refusal(msgspec.Struct, tag="refusal"):
+    """It may not, and why; the connection ends."""
+
+    text: str
+
+
+class Apply(msgspec.Struct, tag="apply"):
+    """Make batches durable and visible.
+
+    Attributes:
+        number: of the message, for its answer.
+        batches: of `encode_changes`.
+    """
+
+    number: int
+    batches: list[bytes]
+
+
+class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
+    """Other questions: where the graph stands, a snapshot at once, nodes that changed.
+
+    Attributes:
+        since: a version, for "affected".
+    """
+
+    number: int
+    what: Literal["status", "snapshot", "affected"]
+    since: int = 0
+
+
+class Outcomes(msgspec.Struct, tag="applied"):
+    """Each of `encode_applied`, one for each batch."""
+
+    number: int
+    outcomes: list[bytes]
+
+
+class Status(msgspec.Struct, tag="status", omit_defaults=True):
+    """Where the graph stands.
+
+    Attributes:
+        sequence: the newest version.
+        snapshot: version of the newest snapshot; log_bytes: of changes after it.
+        filled: share of the graph's memory that is in use, 0 to 1.
+        positions: source -> the position that follows its last event.
+        problem: why the last snapshot could not be written; "" where it could.
+    """
+
+    number: int
+    sequence: int = 0
+    snapshot: int = 0
+    log_bytes: int = 0
+    filled: float = 0.0
+    positions: dict[str, Any] = {}
+    problem: str = ""
+
+
+class Affected(msgspec.Struct, tag="affected"):
+    """Node type -> external ids: int64 little-endian as bytes, or strings."""
+
+    number: int
+    sequence: int
+    nodes: dict[str, bytes | list[str]]
+
+
+class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
+    """What was asked was not done.
+
+    Attributes:
+        code: of the error's class.
+        retry_after_s: as the error has it; 0 where it has none.
+    """
+
+    number: int
+    code: str
+    text: str
+    retry_after_s: float = 0.0
+
+
+FromClient = Hello | Apply | Ask
+FromWriter = Welcome | Refusal | Outcomes | Status | Affected | Failed
+MessageT = TypeVar("MessageT")
+
+_encoder = msgspec.msgpack.Encoder()
+from_client = msgspec.msgpack.Decoder(FromClient)
+from_writer = msgspec.msgpack.Decoder(FromWriter)
+
+
+def frame(message: FromClient | FromWriter) -> bytes:
+    """A message as it is sent.
+
+    Raises: RequestTooLarge: nobody would read it.
+    """
+    data = bytearray(4)
+    _encoder.encode_into(message, data, 4)
+    if len(data) - 4 > MAX_MESSAGE_BYTES:
+        raise errors.RequestTooLarge(
+            f"a message of {len(data) - 4} bytes; the writer reads {MAX_MESSAGE_BYTES}: send less at once"
+        )
+    data[:4] = (len(data) - 4).to_bytes(4, "little")
+    return bytes(data)
+
+
+async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
+    """The next message.
+
+    Raises:
+        EOFError: the connection has ended.
+        WireError: it is too long, or not a message.
+    """
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "little")
+        if length > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read")
+        return decoder.decode(await reader.readexactly(length))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WireError(str(error)) from None
+
+
+def failed(number: int, error: errors.HoplineError) -> Failed:
+    """An error as it is sent."""
+    return Failed(number, error.code, str(error), getattr(error, "retry_after_s", 0.0))
+
+
+def raised(failure: Failed) -> errors.HoplineError:
+    """The error that was sent; of the base class where its own is not known."""
+    error = _CLASSES.get(failure.code, errors.HoplineError)(failure.text)
+    if failure.retry_after_s and hasattr(error, "retry_after_s"):
+        error.retry_after_s = failure.retry_after_s
+    return error
+
+
+def pack_ids(ids: Ids) -> bytes | list[str]:
+    """External ids as they are sent."""
+    return ids.astype("<i8").tobytes() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def unpack_ids(data: bytes | list[str]) -> Ids:
+    """What `pack_ids` was given. Raises: WireError: neither."""
+    if not isinstance(data, bytes):
+        return data
+    if len(data) % 8:
+        raise WireError(f"{len(data)} bytes are no int64 ids")
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def _all(base: type[errors.HoplineError]) -> dict[str, type[errors.HoplineError]]:
+    found = {base.code: base}
+    for below in base.__subclasses__():
+        found |= _all(below)
+    return found
+
+
+_CLASSES = _all(errors.HoplineError)
