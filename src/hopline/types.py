@@ -114,6 +114,8 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         degraded: rungs of the degradation ladder that the answer stands on; empty at full quality.
         timings_ms: stage -> milliseconds ("queue", "compute", ...); of a pipeline, step -> milliseconds.
         parts: of a pipeline, step -> "model/version" that answered it; empty otherwise.
+        graph_through_ms: on a live graph, everything that happened until then is in the answer, ms since
+            1970; 0 on a snapshot.
     """
 
     model: str
@@ -124,6 +126,15 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     degraded: tuple[str, ...] = ()
     timings_ms: Mapping[str, float] = {}
     parts: Mapping[str, str] = {}
+    graph_through_ms: int = 0
+
+    def graph_age_ms(self, now_s: float) -> int:
+        """How long ago the graph of the answer had everything that had happened, ms.
+
+        Args:
+            now_s: the time, seconds since 1970.
+        """
+        return max(0, int(now_s * 1e3) - self.graph_through_ms)
 
 
 #: Takes the outcome of a request: a `ScoreResult`, or a `HoplineError` in its place.

@@ -5,6 +5,7 @@ Knows the JSON of `/v1`, nothing of connections.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import quote
@@ -58,6 +59,7 @@ class _Answer(msgspec.Struct):
     degraded: tuple[str, ...] = ()
     missing: list[Any] | None = None
     parts: dict[str, str] = {}
+    graph_age_ms: int = -1
 
 
 class _Failure(msgspec.Struct):
@@ -159,6 +161,7 @@ def read_result(content: bytes) -> ScoreResult:
         missing,
         answer.degraded,
         parts=answer.parts,
+        graph_through_ms=0 if answer.graph_age_ms < 0 else int(time.time() * 1e3) - answer.graph_age_ms,
     )
 
 

@@ -23,6 +23,7 @@ from hopline.engine.request_ids import all_at_once, all_known, not_found
 from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError
 from hopline.graph import IdIndex
+from hopline.graph.live.view import LiveView
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
 
@@ -74,6 +75,7 @@ class Answerer:
         self.default_outputs = default_outputs
         self.max_inline_neighbors = max_inline_neighbors
         self._interner = Interner()
+        self._live = model.graph if isinstance(model.graph, LiveView) else None
         self.rows: Mapping[str, FinalRows] = {}
         self.row_counts = no_counts()
         #: Of the batch under way.
@@ -217,13 +219,14 @@ class Answerer:
         if len(requests) == 1:
             return [self._result(found, None)]
         name, graph_version = self.model.spec.name, self.model.graph.version
+        through = 0 if self._live is None else self._live.through_ms
         results: list[Outcome] = []
         pairs = list(found.items())
         at = 0
         for request in requests:
             end = at + len(request.nodes)
             own = {name: values[at:end] for name, values in pairs}
-            results.append(ScoreResult(name, self._version, graph_version, own))
+            results.append(ScoreResult(name, self._version, graph_version, own, graph_through_ms=through))
             at = end
         return results
 
@@ -441,7 +444,14 @@ class Answerer:
 
     def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
         model = self.model
-        return ScoreResult(model.spec.name, self._version, model.graph.version, outputs, missing)
+        return ScoreResult(
+            model.spec.name,
+            self._version,
+            model.graph.version,
+            outputs,
+            missing,
+            graph_through_ms=0 if self._live is None else self._live.through_ms,
+        )
 
 
 def _side(request: ScoreRequest, side: int) -> ExternalIds:

@@ -125,6 +125,7 @@ class DirectAnswers:
             rows.outputs(names, key),
             None,
             STALE if rows.is_stale else (),
+            graph_through_ms=0 if self._live is None else self._live.through_ms,
         )
 
     def _cold_pairs(self, pairs: Sequence[Any], now: float) -> list[Cold] | None:

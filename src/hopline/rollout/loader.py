@@ -318,6 +318,9 @@ class Loader:
         # A process of its own keeps nothing: who asks it does; and copies are always computed.
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
+        if self.config.worker.live_memory and not unit.graph:
+            log.info("%s: cache_bytes has no effect: answers on a live graph are not kept", served.name)
+            return served
         from hopline.rollout.response_cache import CachedVersion
 
         return CachedVersion(served, limits, self._metrics, self._recorders)

@@ -126,6 +126,8 @@ def tensors_from_result(result: ScoreResult) -> list[Tensor]:
 def answer_parameters(result: ScoreResult) -> dict[str, str]:
     """What an answer tells beside its tensors."""
     parameters = {"graph_version": result.graph_version}
+    if result.graph_through_ms:
+        parameters["graph_age_ms"] = str(result.graph_age_ms(time.time()))
     if result.degraded:
         parameters["degraded"] = ",".join(result.degraded)
     if result.parts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -172,7 +173,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     `parts` is there for pipelines: which version answered each of their steps.
     """
     missing = result.missing
-    if missing is None and not (result.degraded or result.parts):  # the usual answer, without a detour
+    # The usual answer, without a detour.
+    if missing is None and not (result.degraded or result.parts or result.graph_through_ms):
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
@@ -185,6 +187,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     degraded = b"[]" if not result.degraded else orjson.dumps(result.degraded)
     head = _answer_head(result.model, result.version, result.graph_version)
     tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
+    if result.graph_through_ms:
+        tail = b',"graph_age_ms":%d%b' % (result.graph_age_ms(time.time()), tail)
     if result.parts:
         tail = b',"parts":' + orjson.dumps(result.parts) + tail
     return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)
