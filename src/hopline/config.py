@@ -352,6 +352,27 @@ class LiveConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuesConfig:
+    """Score requests from a message broker, beside HTTP and gRPC."""
+
+    requests: str = setting(
+        "", "address of the requests, such as kafka://host:9092/score?group=hopline; empty: none are read"
+    )
+    results: str = setting("", "topic of answers to requests without a reply-to header; empty: none")
+    dead_letters: str = setting(
+        "", "topic of messages that are no requests, with the reason; empty: they are logged and left"
+    )
+    reply_prefix: str = setting("", "reply-to headers must begin so; others are not followed")
+    concurrency: int = setting(64, "requests of a worker that are under way at once", minimum=1)
+    retry_s: float = setting(
+        30.0, "how long a request is tried again that the server cannot take now", minimum=0
+    )
+    max_deliveries: int = setting(
+        5, "a message that was delivered more often is a dead letter; 0 is no limit", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the supervisor tells its workers; not for people."""
 
@@ -387,6 +408,7 @@ class Config:
     prediction_log: PredictionLogConfig = field(default_factory=PredictionLogConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
     live: LiveConfig = field(default_factory=LiveConfig)
+    queues: QueuesConfig = field(default_factory=QueuesConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
     def replace(self, **settings: Any) -> Config:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from hopline.transports.grpc import GrpcApp
     from hopline.transports.http import HttpApp
     from hopline.transports.http_endpoint import HttpEndpoint
+    from hopline.transports.queue import QueueServer
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SERVICE = "hopline.service:Service"
+_QUEUE = "hopline.transports.queue:QueueServer"
 #: Seconds between looks at idle connections, the date and shared metrics.
 _TICK_S = 1.0
 #: How often a drain looks whether the last answer is out, in seconds.
@@ -53,7 +55,7 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     configure_logs(config.log)
     check_exposure(config)
-    if config.server.workers > 1:
+    if config.server.workers > 1 or config.live.enabled:
         from hopline.supervisor import run_workers
 
         if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
@@ -125,6 +127,7 @@ class Server:
         self._grpc_app: GrpcApp | None = None
         self._endpoint: HttpEndpoint | None = None
         self._gate: Gatekeeper | None = None
+        self._queue: QueueServer | None = None
 
     async def serve(self) -> int:
         """The whole life; returns the exit code."""
@@ -164,6 +167,9 @@ class Server:
         # Everything loaded lives for ever: a full collection need never look at it again.
         gc.collect()
         gc.freeze()
+        if self.config.queues.requests:
+            self._queue = load(_QUEUE)(self._service, self.config)
+            await self._queue.start()
         if not self._stopping.is_set():
             self._on_ready(self)
 
@@ -248,6 +254,9 @@ class Server:
         logger.info("draining")
         # First be unready and let go of connections while still serving: balancers and clients move on.
         self._http_app.draining = True
+        queue = None
+        if self._queue is not None:
+            queue = asyncio.ensure_future(self._queue.drain(settings.drain_timeout_s))
         if self._grpc_app is not None:
             self._grpc_app.draining = True
         self._endpoint.begin_close()
@@ -259,6 +268,7 @@ class Server:
         await _wait_for(self._cut, _SETTLE_S)
         self._listener.close()
         self._endpoint.close_idle()
+        queue_drained = queue is None or bool(await self._unless_cut(queue))
         self._service.begin_drain()
         end = time.monotonic() + settings.drain_timeout_s
         grpc_stopped = asyncio.ensure_future(self._stop_grpc(settings.drain_timeout_s))
@@ -270,7 +280,7 @@ class Server:
         if self._cut.is_set():
             await self._stop_grpc(0)
         await grpc_stopped
-        return drained and not self._endpoint.num_waiting
+        return drained and queue_drained and not self._endpoint.num_waiting
 
     async def _let_grpc_go(self) -> None:
         """Wait until gRPC's connections have come of age, and take no new ones.
@@ -306,6 +316,8 @@ class Server:
         if self._endpoint is not None:
             self._endpoint.abort()
         await self._stop_grpc(0)
+        if self._queue is not None:
+            await self._queue.close()
         if self._service is not None:
             self._service.metrics.flush()
             await self._service.close()

@@ -33,10 +33,10 @@ ASK_S = 2.0
 _Result = TypeVar("_Result")
 
 
-def parse(text: str, setting: str, *own: str) -> Address:
+def parse(text: str, setting: str) -> Address:
     """A Kafka address. Raises: ConfigError: see `Address.parse`; or it names no topic."""
     address = Address.parse(text, setting, ["kafka"], 9092)
-    address.expect(own, native=True)
+    address.expect(("timeout_s",), native=True)
     for name in address.options:
         if name in _OURS:
             raise address.wrong(f"{name} is set by Hopline; leave it out")

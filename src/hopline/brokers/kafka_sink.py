@@ -34,7 +34,7 @@ class KafkaSink:
     """
 
     def __init__(self, text: str, setting: str) -> None:
-        self._address = kafka.parse(text, setting, "timeout_s")
+        self._address = kafka.parse(text, setting)
         self._timeout_s = self._address.number("timeout_s", 30.0, 0.1)
         self._condition = Condition(str(self._address))
         self._producer: Any = None

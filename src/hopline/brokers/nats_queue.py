@@ -30,7 +30,7 @@ class NatsQueue:
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = nats_stream.parse(text, setting, "ack_wait_s")
+        self._address = nats_stream.parse(text, setting)
         self._stream = self._address.path
         self._subject = self._address.text("subject") or None
         self._durable = nats_stream.durable_name(self._address)

@@ -40,7 +40,7 @@ class NatsSink:
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = nats_stream.parse(text, setting, "timeout_s")
+        self._address = nats_stream.parse(text, setting)
         self._timeout_s = self._address.number("timeout_s", 10.0, 0.1)
         self._condition = Condition(str(self._address))
         self._backoff = Backoff()

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-import nats
 import nats.errors
 import nats.js.errors
+from nats.aio.client import Client
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message
@@ -28,6 +28,15 @@ _CONNECT_S = 2
 _PING_S = 2
 #: How long the server keeps a pull that it has no messages for.
 _PULL_S = 5.0
+_OPTIONS = (
+    "subject",
+    "durable",
+    "token",
+    "credentials_file",
+    "nkey_seed_file",
+    "ack_wait_s",
+    "timeout_s",
+)
 _KEY = "key"
 #: Is there where names and values are percent-encoded: NATS has neither control characters nor bytes.
 _QUOTED = "hopline-quoted"
@@ -39,10 +48,10 @@ _SAFE = " !#$&'()*+,/:;=?@[]~"
 FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
 
 
-def parse(text: str, setting: str, *own: str) -> Address:
+def parse(text: str, setting: str) -> Address:
     """The address of a stream. Raises: ConfigError: see `Address.parse`; or no stream is named."""
     address = Address.parse(text, setting, ["nats"], 4222)
-    address.expect(("subject", "durable", "token", "credentials_file", "nkey_seed_file", *own))
+    address.expect(_OPTIONS)
     if not re.fullmatch(r"[^\s.*>/\\]+", address.path):
         raise address.wrong(f"{address} must name one stream, as in nats://host:4222/EDGES")
     for name in ("durable", "group"):
@@ -70,7 +79,7 @@ async def connect(
         on_lost()
         condition.bad("the connection ended" + (f": {words(told[-1], address)}" if told else ""))
 
-    told: list[Exception] = []
+    told: deque[Exception] = deque(maxlen=1)
     login: dict[str, Any] = {}
     if address.text("username"):
         login = {"user": address.text("username"), "password": address.text("password")}
@@ -83,21 +92,31 @@ async def connect(
     scheme = "tls" if address.encrypted else "nats"
     if address.encrypted:
         login["tls"] = address.tls()
-    return await nats.connect(
-        [
-            f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-            for host, port in address.servers
-        ],
-        name="hopline",
-        error_cb=on_error,
-        closed_cb=on_end,
-        disconnected_cb=on_end,
-        allow_reconnect=False,
-        connect_timeout=_CONNECT_S,
-        ping_interval=_PING_S,
-        max_outstanding_pings=2,
-        **login,
-    )
+    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.servers)
+    client = Client()
+    try:
+        async with asyncio.timeout(_CONNECT_S * (1 + len(address.servers))):
+            await client.connect(
+                [f"{scheme}://{host}" for host in hosts],
+                name="hopline",
+                error_cb=on_error,
+                closed_cb=on_end,
+                disconnected_cb=on_end,
+                allow_reconnect=False,
+                # Each server twice, or the driver would go on for ever.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_S,
+                ping_interval=_PING_S,
+                max_outstanding_pings=2,
+                **login,
+            )
+    except ModuleNotFoundError as error:
+        raise address.wrong(f"the credentials need {error.name}: pip install {error.name}") from None
+    except FAILURES:
+        await end(client)
+        raise
+    return client
 
 
 async def end(client: Any) -> None:

@@ -34,7 +34,7 @@ class RedisQueue:
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = redis_stream.parse(text, setting, "claim_after_s", "delete")
+        self._address = redis_stream.parse(text, setting)
         self._entries = redis_stream.Entries(self._address)
         self._group = self._address.text("group", "hopline")
         self._from = "0" if self._address.choice("start", ("earliest", "latest")) == "earliest" else "$"

@@ -23,7 +23,7 @@ class RedisSink:
     """
 
     def __init__(self, text: str, setting: str) -> None:
-        self._address = redis_stream.parse(text, setting, "max_len")
+        self._address = redis_stream.parse(text, setting)
         self._entries = redis_stream.Entries(self._address)
         max_len = int(self._address.number("max_len", 0, 0))
         self._trim: tuple[Any, ...] = ("MAXLEN", "~", max_len) if max_len else ()

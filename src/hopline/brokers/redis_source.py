@@ -157,8 +157,11 @@ class RedisSource:
             if self._count is not None:
                 self._count += 1
             messages.append(self._entries.message(entry_id, fields, self._position()))
-        if len(entries) < max_messages and "entries-added" in info:
-            self._count = info["entries-added"]
+        # All that there is was read, unless the stream ends before where the source is.
+        if len(entries) < max_messages and _number(info["last-generated-id"].decode()) == _number(
+            self._last
+        ):
+            self._count = info.get("entries-added")
         return messages
 
     def _position(self) -> str:

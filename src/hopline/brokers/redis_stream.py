@@ -44,10 +44,10 @@ FAILURES = (RedisError, OSError, TimeoutError)
 _Result = TypeVar("_Result")
 
 
-def parse(text: str, setting: str, *own: str) -> Address:
+def parse(text: str, setting: str) -> Address:
     """The address of a stream. Raises: ConfigError: see `Address.parse`; no stream, or a bad database."""
     address = Address.parse(text, setting, ["redis"], 6379)
-    address.expect(("stream", "field", *own))
+    address.expect(("stream", "field", "claim_after_s", "delete", "max_len"))
     address.required("stream", "redis://host:6379/0?stream=edges")
     if len(address.servers) > 1:
         raise address.wrong(f"{address}: a stream is in one server; name that")

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 _START_S = 20.0
 
@@ -23,11 +24,15 @@ class BrokerServer:
     Attributes:
         scheme: of its addresses.
         keeps: whether what it has acknowledged is there after a kill.
+        max_bytes: of a message that it takes as it is set up here; None if it takes any.
+        quick: options with which a queue soon hands out what a dead reader had.
         port: at 127.0.0.1.
     """
 
     scheme = ""
     keeps = True
+    max_bytes: int | None = None
+    quick: ClassVar[dict[str, object]] = {}
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +43,7 @@ class BrokerServer:
         """Of its process."""
         raise NotImplementedError
 
-    def make(self, topic: str) -> None:
+    async def make(self, topic: str) -> None:
         """Make a topic, if it takes that."""
 
     def address(self, topic: str, **options: object) -> str:
@@ -53,11 +58,19 @@ class BrokerServer:
         )
         end = time.monotonic() + _START_S
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), 1) as talk,
+            ):
+                if self.answers(talk):
+                    return
             assert self._process.poll() is None, f"{self.command()[0]} did not start"
             assert time.monotonic() < end, f"{self.command()[0]} does not listen"
             time.sleep(0.01)
+
+    def answers(self, talk: socket.socket) -> bool:
+        """Whether it is ready, over a fresh connection."""
+        return True
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -83,21 +96,40 @@ class KafkaServer(BrokerServer):
 
     scheme = "kafka"
     keeps = False
+    max_bytes = 1_000_000
+    quick: ClassVar[dict[str, object]] = {
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 500,
+        "max.poll.interval.ms": 10_000,
+    }
 
     def command(self) -> list[str]:
         """As above."""
         return [sys.executable, "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
+
+    async def make(self, topic: str) -> None:
+        """The mock makes what a producer asks for."""
+        from confluent_kafka import Producer
+
+        producer: Any = Producer({"bootstrap.servers": f"127.0.0.1:{self.port}", "log_level": 2})
+        producer.list_topics(topic, timeout=10)
 
 
 class RedisServer(BrokerServer):
     """A redis-server that writes every command to its disk before it answers."""
 
     scheme = "redis"
+    quick: ClassVar[dict[str, object]] = {"claim_after_s": 0.5}
 
     def command(self) -> list[str]:
         """As above."""
         words = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--save", ""]
         return [*words, "--appendonly", "yes", "--appendfsync", "always"]
+
+    def answers(self, talk: socket.socket) -> bool:
+        """Not while it loads what it has on its disk."""
+        talk.sendall(b"PING\r\n")
+        return talk.recv(64).startswith(b"+PONG")
 
     def address(self, topic: str, **options: object) -> str:
         """As above."""
@@ -108,27 +140,23 @@ class NatsServer(BrokerServer):
     """A nats-server with JetStream in files."""
 
     scheme = "nats"
+    max_bytes = 2**20
+    quick: ClassVar[dict[str, object]] = {"ack_wait_s": 1}
 
     def command(self) -> list[str]:
         """As above."""
-        # Sync every write: Debian's nats-server waits two minutes else.
         config = self.folder / "nats.conf"
         store = json.dumps(str(self.folder))
         config.write_text(f"port: {self.port}\nhost: 127.0.0.1\njetstream {{ store_dir: {store} }}\n")
         return ["nats-server", "-c", str(config)]
 
-    def make(self, topic: str) -> None:
-        """A stream and a subject of that name."""
-        import asyncio
-
+    async def make(self, topic: str) -> None:
+        """A stream, and a subject of that name."""
         import nats
 
-        async def make() -> None:
-            client = await nats.connect(f"nats://127.0.0.1:{self.port}")
-            await client.jetstream().add_stream(name=topic, subjects=[topic])
-            await client.close()
-
-        asyncio.run(make())
+        client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        await client.jetstream().add_stream(name=topic, subjects=[topic])
+        await client.close()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,271 @@
+"""Score requests from a message broker, at least once: a message is settled after its answer is written.
+
+    poll → request → service → answer ─┐
+              └ no request → dead letter ┴→ sink → settle
+
+A request that is killed on its way, with the server or the broker, is delivered and answered again, with
+the same request id. This file knows no broker; messages are read and written in `queue_message.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import NamedTuple
+
+from hopline.brokers.base import Message, Outgoing
+from hopline.brokers.condition import Backoff
+from hopline.brokers.registry import open_queue, open_sink
+from hopline.config import Config
+from hopline.errors import (
+    BadRequest,
+    BrokerError,
+    BrokerUnavailable,
+    FeatureStoreUnavailable,
+    HoplineError,
+    ModelNotReady,
+    NodeNotFound,
+    Overloaded,
+    RequestTooLarge,
+    Unavailable,
+)
+from hopline.transports import queue_message
+from hopline.transports.failure import as_hopline_error
+from hopline.transports.interface import ScoringService
+
+log = logging.getLogger(__name__)
+
+_SETTING = "queues.requests"
+_POLL_S = 0.5
+#: How often the lag is asked for.
+_LOOK_S = 5.0
+_PASSING = (Overloaded, ModelNotReady, FeatureStoreUnavailable, Unavailable)
+
+
+class _Done(NamedTuple):
+    """A message and what is to be written before it is settled."""
+
+    message: Message
+    writes: list[Outgoing]
+
+
+class QueueServer:
+    """Reads requests of one topic, beside the other readers of its group.
+
+    Args:
+        service: answers them.
+        config: `queues`.
+
+    Raises: ConfigError: an address that cannot be used.
+    """
+
+    def __init__(self, service: ScoringService, config: Config) -> None:
+        self._service = service
+        self._settings = config.queues
+        self._queue = open_queue(config.queues.requests, _SETTING)
+        self._sink = open_sink(config.queues.requests, _SETTING)
+        self._running: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Event()
+        self._done: list[_Done] = []
+        self._written = asyncio.Event()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics = service.metrics
+        self._outcomes = metrics.counter(
+            "hopline_broker_requests_total", "Messages that were settled.", ("outcome",)
+        )
+        self._seconds = metrics.histogram(
+            "hopline_broker_request_seconds", "From a message's arrival at the broker to its answer."
+        )()
+        self._retries = metrics.counter(
+            "hopline_broker_retries_total",
+            "Requests that were tried again, as the server could not take them.",
+        )()
+        metrics.gauge("hopline_broker_requests_open", "Messages read and not settled.")().set_function(
+            lambda: len(self._running) + len(self._done)
+        )
+        self._lag = metrics.gauge(
+            "hopline_broker_lag",
+            "Messages that nobody has read, as the worker with most sees it.",
+            merge="max",
+        )()
+        metrics.gauge(
+            "hopline_broker_down_seconds",
+            "How long the broker cannot be reached; 0 if it can.",
+            merge="max",
+        )().set_function(self._down_s)
+
+    async def start(self) -> None:
+        """Begin to read. Raises: ConfigError: files of the address that cannot be used."""
+        await self._sink.open()
+        await self._queue.open()
+        self._tasks = [
+            asyncio.create_task(work(), name=f"queue-{work.__name__}")
+            for work in (self._read, self._write, self._look)
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Read no more, and finish what was read; whether all of it was settled in time."""
+        self._stopping = True
+        self._free.set()
+        self._written.set()
+        if not self._tasks:
+            return True
+        reading, writing, looking = self._tasks
+        looking.cancel()
+        # The reader looks up after each poll; what that brings is finished too.
+        _, late = await asyncio.wait({reading, writing}, timeout=timeout_s)
+        return not late
+
+    async def close(self) -> None:
+        """Let go of the broker; what is not settled is delivered again."""
+        for task in (*self._tasks, *self._running):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._running, return_exceptions=True)
+        await self._queue.close()
+        await self._sink.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.critical(
+                "%s ended; requests from the broker are read no more",
+                task.get_name(),
+                exc_info=task.exception(),
+            )
+
+    async def _read(self) -> None:
+        while not self._stopping:
+            free = self._settings.concurrency - len(self._running)
+            if free <= 0:
+                self._free.clear()
+                await self._free.wait()
+                continue
+            for message in await self._queue.poll(free, _POLL_S):
+                task = asyncio.create_task(self._handle(message))
+                self._running.add(task)
+                task.add_done_callback(self._handled)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _handled(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._free.set()
+        self._written.set()
+
+    async def _handle(self, message: Message) -> None:
+        """From a message to what is to be written."""
+        settings = self._settings
+        topic = self._answer_topic(message)
+        try:
+            limit = settings.max_deliveries
+            if limit and message.num_deliveries > limit:
+                raise BadRequest(f"it was delivered {message.num_deliveries} times and never settled")
+            request = queue_message.request_of(message)
+        except BadRequest as error:
+            self._put_aside(message, error, topic)
+            return
+        try_until = time.monotonic() + settings.retry_s
+        if request.deadline is not None:
+            try_until = min(try_until, request.deadline)
+        backoff = Backoff(0.02, 1.0)
+        while True:
+            try:
+                result = await self._service.score(request)
+                break
+            except _PASSING as error:
+                wait_s = backoff.next()
+                if self._stopping:
+                    return  # another reader gets it
+                if time.monotonic() + wait_s >= try_until:
+                    self._refuse(message, error, topic)
+                    return
+                self._retries.inc()
+                await asyncio.sleep(wait_s)
+            except Exception as error:  # one request, of which the others must not hear
+                known = as_hopline_error(error, request.request_id)
+                # Wrong in itself, whatever the graph and the models are.
+                if isinstance(known, BadRequest) and not isinstance(known, NodeNotFound | RequestTooLarge):
+                    self._put_aside(message, known, topic)
+                else:
+                    self._refuse(message, known, topic)
+                return
+        answer = [queue_message.answer(message, topic, request, result)] if topic else []
+        self._finish(message, answer, "ok")
+
+    def _answer_topic(self, message: Message) -> str:
+        """Where the answer goes; "" for nowhere."""
+        wanted = message.reply_to
+        if wanted and wanted.startswith(self._settings.reply_prefix):
+            return wanted
+        return self._settings.results
+
+    def _refuse(self, message: Message, error: HoplineError, topic: str) -> None:
+        self._finish(message, [queue_message.refusal(message, topic, error)] if topic else [], error.code)
+
+    def _put_aside(self, message: Message, error: HoplineError, topic: str) -> None:
+        writes = [queue_message.refusal(message, topic, error)] if topic else []
+        dead = self._settings.dead_letters
+        if dead:
+            writes.append(queue_message.dead_letter(message, dead, str(error)))
+        else:
+            log.warning("%s is no request: %s", queue_message.request_id(message), error)
+        self._finish(message, writes, "dead_letter")
+
+    def _finish(self, message: Message, writes: list[Outgoing], outcome: str) -> None:
+        self._outcomes(outcome).inc()
+        if message.timestamp_ms:
+            self._seconds.observe(max(0.0, time.time() - message.timestamp_ms / 1000))
+        self._done.append(_Done(message, writes))
+        self._written.set()
+
+    async def _write(self) -> None:
+        while True:
+            while not self._done:
+                if self._stopping and not self._running and self._tasks[0].done():
+                    return
+                self._written.clear()
+                if self._stopping:
+                    await asyncio.wait({self._tasks[0]}, timeout=0.01)
+                else:
+                    await self._written.wait()
+            done, self._done = self._done, []
+            writes = [one for item in done for one in item.writes]
+            if await self._send(writes) is not None:
+                # One of them is refused: each for itself, and the refused ones are dead letters.
+                for item in done:
+                    await self._send_one(item)
+            await self._queue.settle([item.message for item in done])
+
+    async def _send(self, writes: list[Outgoing]) -> BrokerError | None:
+        """Write all, however long the broker is away; the error where it refuses one."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._sink.send(writes)
+                return None
+            except BrokerUnavailable:
+                await asyncio.sleep(backoff.next())
+            except BrokerError as error:
+                return error
+
+    async def _send_one(self, item: _Done) -> None:
+        for write in item.writes:
+            refused = await self._send([write])
+            if refused is None:
+                continue
+            log.error("%s: no answer was written: %s", queue_message.request_id(item.message), refused)
+            dead = self._settings.dead_letters
+            if dead and write.topic != dead:
+                await self._send([queue_message.dead_letter(item.message, dead, str(refused))])
+
+    async def _look(self) -> None:
+        while True:
+            self._lag.set(float(sum((await self._queue.lag()).values())))
+            await asyncio.sleep(_LOOK_S)
+
+    def _down_s(self) -> float:
+        health = self._queue.health()
+        return 0.0 if health.ok else max(0.0, time.time() - health.since_s)

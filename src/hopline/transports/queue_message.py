@@ -1,0 +1,90 @@
+"""Messages of a broker as score requests, and answers as messages.
+
+The payload of a request is the JSON of `POST /v1/models/<m>/score` and `model` in it; that of an answer is
+what HTTP answers, errors included.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from hopline.brokers.base import Message, Outgoing
+from hopline.errors import BadRequest, HoplineError
+from hopline.transports.http_errors import encode_json, error_details
+from hopline.transports.score_json import (
+    ScoreBody,
+    deadline_after,
+    encode_result,
+    read_body,
+    score_request,
+)
+from hopline.transports.traces import join_trace
+from hopline.types import ScoreRequest, ScoreResult
+
+REQUEST_ID = "request-id"
+#: Of an answer that is an error: its code, as HTTP's header of that name.
+ERROR = "hopline-error"
+#: Of a dead letter: why it is one, and where it was.
+REASON = "hopline-reason"
+ORIGIN = "hopline-origin"
+_LONGEST_REASON = 1000
+
+
+class QueuedBody(ScoreBody, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A score request that names its model."""
+
+    model: str
+
+
+_decode = msgspec.json.Decoder(QueuedBody).decode
+
+
+def request_of(message: Message) -> ScoreRequest:
+    """The request in a message; its time limit runs from now.
+
+    Raises: BadRequest: there is none, and why.
+    """
+    if message.problem:
+        raise BadRequest(message.problem)
+    body = read_body(message.payload, _decode, QueuedBody)
+    deadline = deadline_after(body.timeout_ms, None, time.monotonic())
+    request = score_request(body.model, None, body, deadline, request_id(message))
+    traceparent = message.headers.get("traceparent")
+    if traceparent:
+        join_trace(request, traceparent.encode("utf-8", "surrogateescape"))
+    return request
+
+
+def request_id(message: Message) -> str:
+    """The sender's, or the message's own place, which is the same however often it comes."""
+    return message.headers.get(REQUEST_ID) or f"{message.partition}@{message.position}"
+
+
+def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreResult) -> Outgoing:
+    """The message that answers a request."""
+    headers = _headers(message)
+    return Outgoing(encode_result(result, request), topic, message.key, headers)
+
+
+def refusal(message: Message, topic: str, error: HoplineError) -> Outgoing:
+    """The message that answers a request with an error."""
+    body = {"error": {"code": error.code, "message": str(error), **error_details(error)}}
+    return Outgoing(encode_json(body), topic, message.key, {**_headers(message), ERROR: error.code})
+
+
+def dead_letter(message: Message, topic: str, reason: str) -> Outgoing:
+    """The message as it came, and why it is put aside."""
+    headers = {**message.headers, REASON: reason[:_LONGEST_REASON], ORIGIN: _origin(message)}
+    return Outgoing(message.payload, topic, message.key, headers)
+
+
+def _headers(message: Message) -> dict[str, str]:
+    headers = {REQUEST_ID: request_id(message)}
+    traceparent = message.headers.get("traceparent")
+    return {**headers, "traceparent": traceparent} if traceparent else headers
+
+
+def _origin(message: Message) -> str:
+    return f"{message.partition}@{message.position}"

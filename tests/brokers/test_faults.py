@@ -1,0 +1,356 @@
+"""What each broker can do to its readers: lost messages, odd ones, refused logins, many deaths."""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from hopline.brokers.base import Outgoing
+from hopline.brokers.registry import open_queue, open_sink, open_source
+from hopline.errors import BrokerError
+from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
+from hopline.testing.brokers import check_order, collect, numbers, outgoing, positions, until
+
+
+async def opened(make, address, *at):
+    made = make(address, "test")
+    await made.open(*at)
+    return made
+
+
+async def send(address, values):
+    sink = await opened(open_sink, address)
+    await sink.send(outgoing(values))
+    await sink.close()
+
+
+async def redis_call(server, *words):
+    sink = await opened(open_sink, server.address("none"))
+    reply = await sink._connection.call(*words)
+    await sink.close()
+    return reply
+
+
+# Gaps
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_entries_that_redis_trimmed_unread_are_counted(redis_server, restarted):
+    """By a source that was away as by one that was too slow."""
+    address = redis_server.address(f"trimmed-{restarted}")
+    await send(address, range(100))
+    source = await opened(open_source, address, {})
+    first = [message for _ in range(4) for message in await source.poll(10, 1)]
+    assert numbers(first) == list(range(40))
+    await redis_call(redis_server, "XTRIM", f"trimmed-{restarted}", "MAXLEN", 35)
+    if restarted:
+        await source.close()
+        source = await opened(open_source, address, positions(first))
+    assert numbers(await collect(source, 35)) == list(range(65, 100))
+    (gap,) = source.take_gaps()
+    assert (gap.lost, gap.partition) == (25, f"redis/trimmed-{restarted}")
+    assert "25 entries" in gap.reason
+    assert source.take_gaps() == []
+    await send(address, range(100, 110))
+    assert numbers(await collect(source, 10)) == list(range(100, 110))
+    assert source.take_gaps() == []
+    await source.close()
+
+
+async def test_entries_that_were_read_may_be_trimmed(redis_server):
+    address = redis_server.address("read")
+    await send(address, range(50))
+    source = await opened(open_source, address, {})
+    read = await collect(source, 50)
+    for kept in (10, 0):
+        await redis_call(redis_server, "XTRIM", "read", "MAXLEN", kept)
+        await send(address, range(50, 55))
+        assert len(await collect(source, 5)) == 5
+    again = await opened(open_source, address, positions(read[:45]))
+    await again.poll(100, 1)
+    assert sum(gap.lost for gap in again.take_gaps()) == 10
+    assert source.take_gaps() == []
+    await source.close()
+    await again.close()
+
+
+async def test_a_redis_stream_that_was_made_anew_is_a_gap(redis_server):
+    address = redis_server.address("anew")
+    await send(address, range(5))
+    source = await opened(open_source, address, {})
+    await collect(source, 5)
+    await redis_call(redis_server, "DEL", "anew")
+    await redis_call(redis_server, "XADD", "anew", "1-1", "payload", "0")
+    assert await source.poll(10, 0.2) == []
+    (gap,) = source.take_gaps()
+    assert "made anew" in gap.reason
+    await send(address, [6])
+    assert numbers(await collect(source, 1)) == [6]
+    await source.close()
+
+
+async def test_messages_that_nats_deleted_unread_are_counted(nats_server):
+    import nats
+
+    await nats_server.make("purged")
+    address = nats_server.address("purged")
+    await send(address, range(30))
+    source = await opened(open_source, address, {})
+    first = await source.poll(10, 2)
+    await source.close()
+    client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
+    await client.jetstream().purge_stream("purged", seq=21)
+    source = await opened(open_source, address, positions(first))
+    assert numbers(await collect(source, 10)) == list(range(20, 30))
+    assert [gap.lost for gap in source.take_gaps()] == [10]
+    await client.jetstream().delete_stream("purged")
+    await nats_server.make("purged")
+    await send(address, range(100, 105))
+    got = []
+    while len(got) < 5:
+        got += await source.poll(10, 0.5)
+    assert numbers(got) == list(range(100, 105))
+    assert "made anew" in source.take_gaps()[0].reason
+    await source.close()
+    await client.close()
+
+
+async def test_messages_that_kafka_deleted_unread_are_counted(kafka_server):
+    """The mock keeps some 5 MB of a partition."""
+    await kafka_server.make("retained")
+    address = kafka_server.address("retained")
+    sink = await opened(open_sink, address)
+    await sink.send([Outgoing(b"0", key="k")])
+    source = await opened(open_source, address, {})
+    (first,) = await collect(source, 1)
+    await source.close()
+    for number in range(20):
+        await sink.send([Outgoing(b"%d" % number + b" " * 500_000, key="k")])
+    source = await opened(open_source, address, positions([first]))
+    got = []
+    while not got or int(got[-1].payload) < 19:
+        got += await source.poll(100, 1)
+    (gap,) = source.take_gaps()
+    assert gap.lost == 20 - len(got) > 0
+    await source.close()
+    await sink.close()
+
+
+# Odd messages
+
+
+async def test_a_redis_entry_without_a_payload_says_so(redis_server):
+    """It is delivered like any other, and those behind it are."""
+    await redis_call(redis_server, "XADD", "odd", "*", "data", "1", b"\xff\xfe", b"\xff")
+    await send(redis_server.address("odd"), [7])
+    source = await opened(open_source, redis_server.address("odd"), {})
+    odd, good = await collect(source, 2)
+    assert "no field 'payload'" in odd.problem
+    assert "data" in odd.problem
+    assert good.problem == ""
+    await source.close()
+    named = await opened(open_source, redis_server.address("odd", field="data"), {})
+    assert (await collect(named, 2))[0].payload == b"1"
+    await named.close()
+
+
+async def test_a_redis_entry_that_was_deleted_in_between_is_settled(redis_server):
+    address = redis_server.address("deleted", claim_after_s=0.1)
+    await send(address, range(3))
+    queue = await opened(open_queue, address)
+    first, *_ = await collect(queue, 3)
+    await redis_call(redis_server, "XDEL", "deleted", first.position)
+    heir = await opened(open_queue, address)
+    got = []
+    while len(got) < 2:
+        got += await heir.poll(10, 0.2)
+    assert sorted(numbers(got)) == [1, 2]
+    await heir.settle(got)
+    await heir.poll(10, 0)
+    pending = await redis_call(redis_server, "XINFO", "GROUPS", "deleted")
+    assert pending[0][pending[0].index(b"pending") + 1] == 0
+    await heir.close()
+    await queue.close()
+
+
+async def test_settled_entries_are_deleted_where_that_is_wanted(redis_server):
+    address = redis_server.address("work", delete="true")
+    await send(address, range(5))
+    queue = await opened(open_queue, address)
+    await queue.settle(await collect(queue, 5))
+    assert await redis_call(redis_server, "XLEN", "work") == 0
+    await queue.close()
+
+
+async def test_a_redis_key_that_is_no_stream_is_told_and_waited_for(redis_server):
+    await redis_call(redis_server, "SET", "text", "1")
+    source = await opened(open_source, redis_server.address("text"), {})
+    assert await source.poll(10, 0.2) == []
+    assert "WRONGTYPE" in source.health().reason
+    await redis_call(redis_server, "DEL", "text")
+    await send(redis_server.address("text"), [1])
+    assert numbers(await collect(source, 1)) == [1]
+    await source.close()
+
+
+async def test_a_message_to_the_inbox_of_a_nats_source_is_not_taken_for_a_delivery(nats_server):
+    await nats_server.make("inbox")
+    source = await opened(open_source, nats_server.address("inbox"), {})
+    await until(lambda: source.health().ok, source)
+    await source._client.publish(source._pull._inbox, b"forged", reply="$JS.ACK.nonsense")
+    await send(nats_server.address("inbox"), [1])
+    assert numbers(await collect(source, 1)) == [1]
+    await source.close()
+
+
+async def test_a_nats_work_queue_keeps_what_is_not_acknowledged(nats_server):
+    """And positions of the reader go before: what it has is not delivered, only acknowledged."""
+    import nats
+    from nats.js.api import RetentionPolicy
+
+    client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
+    stream = client.jetstream()
+    await stream.add_stream(name="jobs", subjects=["jobs"], retention=RetentionPolicy.WORK_QUEUE)
+    address = nats_server.address("jobs")
+    await send(address, range(20))
+    source = await opened(open_source, address, {})
+    messages = await collect(source, 20)
+    await source.acknowledge(positions(messages[:5]))
+    await source.close()
+    source = await opened(open_source, address, positions(messages[:12]))
+    assert numbers(await collect(source, 8)) == list(range(12, 20))
+    await source.acknowledge(positions(messages))
+    end = time.monotonic() + 10
+    while (await stream.stream_info("jobs")).state.messages:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    await source.close()
+    await client.close()
+
+
+async def test_a_subject_that_no_stream_takes_is_refused(nats_server):
+    await nats_server.make("taken")
+    sink = await opened(open_sink, nats_server.address("taken"))
+    with pytest.raises(BrokerError, match="no stream takes messages of the subject 'nobody'"):
+        await sink.send([Outgoing(b"1", topic="nobody")])
+    await sink.close()
+
+
+async def test_a_nats_stream_that_is_made_later_is_waited_for(nats_server):
+    source = await opened(open_source, nats_server.address("later"), {})
+    assert await source.poll(10, 0.3) == []
+    assert source.health().reason == "the stream 'later' does not exist"
+    await nats_server.make("later")
+    await send(nats_server.address("later"), [1])
+    assert numbers(await collect(source, 1)) == [1]
+    await source.close()
+
+
+# Logins
+
+
+async def test_a_redis_password_is_used_and_never_told(tmp_path):
+    class Locked(RedisServer):
+        def command(self):
+            return [*super().command(), "--requirepass", "sesame"]
+
+        def answers(self, talk):
+            return True
+
+    options = tmp_path / "options.toml"
+    options.write_text('password = "sesame"\n')
+    with broker_server(Locked) as server:
+        await until_sent(server.address("s", options_file=options))
+        source = await opened(open_source, server.address("s", options_file=options), {})
+        assert numbers(await collect(source, 1)) == [1]
+        await source.close()
+        for address in (server.address("s"), server.address("s", password="wrong-one")):
+            source = await opened(open_source, address, {})
+            assert await source.poll(1, 0.2) == []
+            assert source.health().reason
+            assert "wrong-one" not in source.health().reason
+            await source.close()
+
+
+async def until_sent(address):
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return await send(address, [1])
+        except BrokerError:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+
+
+async def test_a_nats_login_is_used_and_never_told():
+    class Locked(NatsServer):
+        def command(self):
+            command = super().command()
+            with open(self.folder / "nats.conf", "a") as config:
+                config.write("authorization { user: me, password: sesame }\n")
+            return command
+
+    with broker_server(Locked) as server:
+        source = await opened(open_source, f"nats://me:sesame@127.0.0.1:{server.port}/s", {})
+        await source.poll(1, 0.3)
+        assert source.health().reason == "the stream 's' does not exist"
+        await source.close()
+        source = await opened(open_source, f"nats://me:wrong-one@127.0.0.1:{server.port}/s", {})
+        await source.poll(1, 0.5)
+        assert "authorization" in source.health().reason.lower()
+        assert "wrong-one" not in source.health().reason
+        await source.close()
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("kind", [RedisServer, NatsServer])
+async def test_a_broker_killed_at_random_loses_and_repeats_nothing(kind):
+    """While messages are sent and read; what the sink was not told of may be there twice."""
+    rng = random.Random(7)
+    with broker_server(kind) as server:
+        await server.make("events")
+        address = server.address("events")
+        source = await opened(open_source, address, {})
+        sent, got, over = [], [], asyncio.Event()
+
+        async def write():
+            sink = await opened(open_sink, server.address("events", **quick))
+            number = 0
+            while not over.is_set():
+                batch = list(range(number, number + 50))
+                try:
+                    await sink.send(outgoing(batch))
+                except BrokerError:
+                    await asyncio.sleep(0.05)
+                else:
+                    sent.extend(batch)
+                number += 50  # what may have been sent is not sent again
+                await asyncio.sleep(0.002)
+            await sink.close()
+
+        async def kill():
+            for _ in range(5):
+                await asyncio.sleep(0.2 + 0.3 * rng.random())
+                await asyncio.to_thread(server.kill)
+                await asyncio.sleep(0.1 * rng.random())
+                await asyncio.to_thread(server.start)
+            over.set()
+
+        quick = {"timeout_s": 1} if kind is NatsServer else {}
+        tasks = [asyncio.create_task(write()), asyncio.create_task(kill())]
+        while not over.is_set():
+            got += await source.poll(200, 0.1)
+            if rng.random() < 0.1:  # and the reader as well
+                await source.close()
+                source = await opened(open_source, address, positions(got))
+        await asyncio.gather(*tasks)
+        end = time.monotonic() + 20
+        while not set(sent) <= set(numbers(got)):
+            assert time.monotonic() < end, (len(sent), len(got), source.health())
+            got += await source.poll(1000, 0.2)
+        check_order(got)
+        assert len(sent) > 200
+        await source.close()

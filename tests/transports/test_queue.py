@@ -1,0 +1,306 @@
+"""Score requests through real brokers."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hopline.brokers.base import REPLY_TO, Outgoing
+from hopline.brokers.registry import open_sink, open_source
+from hopline.config import load_config
+from hopline.errors import ConfigError
+from hopline.testing.broker_servers import KafkaServer, NatsServer, RedisServer, broker_server
+from hopline.testing.brokers import collect, until
+from hopline.testing.service import FakeService
+from hopline.transports.queue import QueueServer
+from hopline.transports.queue_message import ERROR, ORIGIN, REASON, REQUEST_ID
+from tests.servers import running
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)
+def any_broker(request):
+    with broker_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with broker_server(RedisServer) as server:
+        yield server
+
+
+class Desk:
+    """Sends requests to a topic and reads its results and dead letters."""
+
+    def __init__(self, server):
+        self.server = server
+        number = next(_numbers)
+        self.topics = {name: f"{name}-{number}" for name in ("requests", "results", "dead", "replies")}
+
+    async def open(self):
+        for topic in self.topics.values():
+            await self.server.make(topic)
+        self.sink = open_sink(self.server.address(self.topics["requests"]), "test")
+        await self.sink.open()
+
+    def settings(self, **more):
+        return {
+            "queues.requests": self.server.address(self.topics["requests"], **self.server.quick),
+            "queues.results": self.topics["results"],
+            "queues.dead_letters": self.topics["dead"],
+            **{f"queues.{name}": value for name, value in more.items()},
+        }
+
+    async def send(self, *bodies, **headers):
+        sent = [
+            Outgoing(
+                body if isinstance(body, bytes) else msgspec.json.encode(body),
+                headers={name.replace("_", "-"): value for name, value in headers.items()}
+                | ({} if "request_id" in headers else {REQUEST_ID: f"r{index}"}),
+            )
+            for index, body in enumerate(bodies)
+        ]
+        await self.sink.send(sent)
+
+    async def read(self, topic, count, patience_s=30):
+        source = open_source(self.server.address(self.topics[topic], group="desk"), "test")
+        await source.open({})
+        try:
+            return await collect(source, count, patience_s=patience_s)
+        finally:
+            await source.close()
+
+
+@contextlib.asynccontextmanager
+async def desk_at(server):
+    desk = Desk(server)
+    await desk.open()
+    try:
+        yield desk
+    finally:
+        await desk.sink.close()
+
+
+@contextlib.asynccontextmanager
+async def answering(desk, service=None, **settings):
+    config = load_config(overrides=desk.settings(**settings))
+    service = service or FakeService(config)
+    await service.start()
+    queue = QueueServer(service, config)
+    await queue.start()
+    try:
+        yield service
+        assert await queue.drain(10)
+    finally:
+        await queue.close()
+
+
+async def test_requests_are_answered_as_over_http(any_broker):
+    """Each once, under its own id, to the topic that it names or to the common one."""
+    async with desk_at(any_broker) as desk:
+        await desk.send(
+            *({"model": "sage", "nodes": [value], "outputs": ["embedding"]} for value in range(50))
+        )
+        await desk.send({"model": "sage", "nodes": [7]}, reply_to=desk.topics["replies"], request_id="mine")
+        async with answering(desk) as service:
+            answers = await desk.read("results", 50)
+            (reply,) = await desk.read("replies", 1)
+        for message in answers:
+            body = msgspec.json.decode(message.payload)
+            assert body["outputs"]["embedding"][0][0] == int(message.headers[REQUEST_ID][1:])
+        assert sorted(message.headers[REQUEST_ID] for message in answers) == sorted(
+            f"r{i}" for i in range(50)
+        )
+        assert reply.headers[REQUEST_ID] == "mine"
+        assert msgspec.json.decode(reply.payload)["outputs"]["label"] == [1]
+        assert 'hopline_broker_requests_total{outcome="ok"} 51' in service.metrics.render().decode()
+
+
+async def test_what_is_no_request_is_put_aside_with_the_reason_and_told(any_broker):
+    async with desk_at(any_broker) as desk:
+        bad = [
+            b"not json",
+            b"",
+            b"\xff\xfe",
+            b"[" * 10_000,
+            b'{"nodes":[1]}',
+            b'{"model":"sage","nods":[1]}',
+            b'{"model":"sage","nodes":[1.5]}',
+            b'{"model":"sage","nodes":[1],"timeout_ms":-1}',
+            b'{"model":"sage","nodes":[1],"outputs":["nothing"]}',
+        ]
+        await desk.send(*bad)
+        await desk.send({"model": "sage", "nodes": [1]}, request_id="good")
+        async with answering(desk):
+            dead = await desk.read("dead", len(bad))
+            answers = await desk.read("results", len(bad) + 1)
+        assert sorted(message.payload for message in dead) == sorted(bad)
+        assert all(message.headers[REASON] and message.headers[ORIGIN] for message in dead)
+        reasons = {message.payload: message.headers[REASON] for message in dead}
+        assert "the body is empty" in reasons[b""]
+        assert "model" in reasons[b'{"nodes":[1]}']
+        assert "unknown field" in reasons[b'{"model":"sage","nods":[1]}']
+        errors = [message for message in answers if ERROR in message.headers]
+        assert {message.headers[ERROR] for message in errors} == {"bad_request"}
+        assert len(answers) - len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"model": "sage", "nodes": [-5]}, "node_not_found"),
+        ({"model": "nobody", "nodes": [1]}, "model_not_found"),
+        ({"model": "broken", "nodes": [1]}, "internal"),
+        ({"model": "slow", "nodes": [1], "as_of": 5000, "timeout_ms": 30}, "deadline_exceeded"),
+        ({"model": "loading", "nodes": [1], "timeout_ms": 200}, "model_not_ready"),
+        ({"model": "busy", "nodes": [1], "timeout_ms": 200}, "overloaded"),
+    ],
+)
+async def test_a_request_that_fails_is_answered_with_the_error(redis, body, code):
+    """It is no dead letter: it was a request."""
+    async with desk_at(redis) as desk:
+        await desk.send(body)
+        async with answering(desk):
+            (answer,) = await desk.read("results", 1)
+        assert answer.headers[ERROR] == code
+        error = msgspec.json.decode(answer.payload)["error"]
+        assert error["code"] == code
+        assert "secret" not in error["message"]
+
+
+async def test_a_server_that_cannot_take_a_request_now_tries_again(redis):
+    class Busy(FakeService):
+        refusals = 3
+
+        async def score(self, request):
+            if self.refusals:
+                self.refusals -= 1
+                request = msgspec.structs.replace(request, model="busy")
+            return await super().score(request)
+
+    async with desk_at(redis) as desk:
+        await desk.send({"model": "sage", "nodes": [3]})
+        async with answering(desk, Busy(load_config())) as service:
+            (answer,) = await desk.read("results", 1)
+        assert ERROR not in answer.headers
+        assert "hopline_broker_retries_total 3" in service.metrics.render().decode()
+
+
+async def test_no_more_requests_are_under_way_than_allowed(redis):
+    class Counting(FakeService):
+        most = now = 0
+
+        async def score(self, request):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.01)
+            self.now -= 1
+            return await super().score(request)
+
+    async with desk_at(redis) as desk:
+        await desk.send(*({"model": "sage", "nodes": [value]} for value in range(40)))
+        async with answering(desk, Counting(load_config()), concurrency=4) as service:
+            assert len(await desk.read("results", 40)) == 40
+        assert service.most == 4
+
+
+async def test_replies_go_only_where_they_may(redis):
+    async with desk_at(redis) as desk:
+        await desk.send({"model": "sage", "nodes": [1]}, **{REPLY_TO: "secrets"})
+        async with answering(desk, reply_prefix="replies-"):
+            assert len(await desk.read("results", 1)) == 1
+
+
+async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
+    """The stream of the answer is something else: the request becomes a dead letter."""
+    async with desk_at(redis) as desk:
+        other = open_sink(redis.address("x"), "test")
+        await other.open()
+        await other._connection.call("SET", desk.topics["replies"], "not a stream")
+        await desk.send({"model": "sage", "nodes": [1]}, reply_to=desk.topics["replies"])
+        await desk.send({"model": "sage", "nodes": [2]})
+        async with answering(desk):
+            answers = await desk.read("results", 1)
+            (dead,) = await desk.read("dead", 1)
+        # What was sent together with it may be sent again.
+        assert [msgspec.json.decode(message.payload)["outputs"]["label"] for message in answers][-1] == [0]
+        assert "WRONGTYPE" in dead.headers[REASON]
+        await other.close()
+
+
+async def test_drain_finishes_what_was_read_and_leaves_the_rest(redis):
+    async with desk_at(redis) as desk:
+        await desk.send(*({"model": "slow", "nodes": [value], "as_of": 300} for value in range(20)))
+        async with answering(desk, concurrency=8):
+            await asyncio.sleep(0.15)
+        answered = len(await desk.read("results", 8))
+        assert answered < 20
+        async with answering(desk):
+            answers = await desk.read("results", 20)
+        assert len(answers) == 20
+        assert len({message.headers[REQUEST_ID] for message in answers}) == 20
+
+
+async def test_a_broker_that_is_away_holds_answers_until_it_is_back():
+    with broker_server(RedisServer) as server:
+        async with desk_at(server) as desk:
+            await desk.send(*({"model": "slow", "nodes": [value], "as_of": 200} for value in range(10)))
+            async with answering(desk) as service:
+                await until(lambda: service.num_waiting == 10)
+                server.kill()
+                await asyncio.sleep(0.5)
+                assert "hopline_broker_down_seconds 0." in service.metrics.render().decode()
+                server.start()
+                answers = await desk.read("results", 10)
+            assert {message.headers[REQUEST_ID] for message in answers} == {f"r{i}" for i in range(10)}
+
+
+def test_two_workers_answer_every_request_though_one_is_killed(redis):
+    """At least once; with the same answer, however often."""
+
+    async def main():
+        async with desk_at(redis) as desk:
+            settings = {name.replace(".", "__"): value for name, value in desk.settings().items()}
+            with running(server__workers=2, **settings) as server:
+                rng = np.random.default_rng(0)
+                for round_number in range(10):
+                    bodies = (
+                        {"model": "slow", "nodes": [int(value)], "as_of": 20}
+                        for value in rng.integers(0, 1000, 100)
+                    )
+                    await desk.send(*bodies, request_id=f"round-{round_number}")
+                    if round_number in (3, 6):
+                        os.kill(_children(server.process.pid)[0], signal.SIGKILL)
+                answers = await desk.read("results", 1000, patience_s=40)
+        assert len(answers) >= 1000
+        for round_number in range(10):
+            name = f"round-{round_number}"
+            assert sum(message.headers[REQUEST_ID] == name for message in answers) >= 100
+
+    asyncio.run(main())
+
+
+def _children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://host/x", "is not the address of a broker"),
+        ("redis://host:6379/0", "needs the option stream"),
+        ("kafka://host:9092/a?enable.auto.commit=true", "set by Hopline"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_a_bad_setting(address, said):
+    config = load_config(overrides={"queues.requests": address})
+    with pytest.raises(ConfigError, match=rf"^queues\.requests: .*{said}"):
+        QueueServer(FakeService(config), config)
