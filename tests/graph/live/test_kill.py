@@ -24,7 +24,7 @@ def write(folder: Path, base: Path, seed: int, told: Connection) -> None:
     at = kept.keeper.positions.get(SOURCE, 0)
     while True:
         begin = max(0, at - rng.randrange(50))  # a broker delivers some of them again
-        at = begin + rng.choice((1, 10, 200))
+        at = max(at, begin + rng.choice((1, 10, 200)))
         kept.send(begin, at)
         told.send(at)
         if rng.random() < 0.05:
