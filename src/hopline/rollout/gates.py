@@ -9,10 +9,12 @@ fail; one of forty does not.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
+from hopline.observe.psi import Comparison
 from hopline.rollout.tally import Tally
 
 #: Small, since a rollout is looked at thousands of times.
@@ -77,21 +79,32 @@ def exceeds(hits: int, count: int, limit: float) -> bool:
     return count * divergence > -math.log(_CHANCE)
 
 
-def verdict(gates: Gates, current: Tally, candidate: Tally, *, rehearsal: int = 0) -> tuple[Verdict, str]:
+def verdict(
+    gates: Gates,
+    current: Tally,
+    candidate: Tally,
+    *,
+    rehearsal: int = 0,
+    shift: Callable[[Tally], Comparison | None] = Tally.shift,
+) -> tuple[Verdict, str]:
     """Hold a candidate's counts of one step against its gates.
 
     Args:
         rehearsal: of a step in which the candidate only gets copies, those that it must have answered;
             how fast it answers them says nothing, since they wait for everybody else.
+        shift: how far the candidate's scores are from the current ones.
 
     Returns: "bad" and why, as soon as that is certain; "good" once `min_requests` were answered and
     nothing speaks against it; "wait" and what is lacking.
     """
-    checks = [_errors, _disagreement, _shift] if rehearsal else [_errors, _slowness, _disagreement, _shift]
+    checks = (_errors, _disagreement) if rehearsal else (_errors, _slowness, _disagreement)
     for check in checks:
         why = check(gates, current, candidate)
         if why:
             return "bad", why
+    why = _shift(gates, shift(candidate))
+    if why:
+        return "bad", why
     # What a mirror sends counts as well: a shadow has no requests of its own.
     seen = max(candidate.requests, candidate.compared)
     wanted = rehearsal or gates.min_requests
@@ -146,8 +159,7 @@ def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
     )
 
 
-def _shift(gates: Gates, current: Tally, candidate: Tally) -> str:
-    found = candidate.shift()
+def _shift(gates: Gates, found: Comparison | None) -> str:
     if found is None or not found.above(gates.max_psi):
         return ""
     return (

@@ -271,7 +271,7 @@ class Lifecycle:
 
     async def _judge(self) -> None:
         """Carry out what the gates say of rollouts under way."""
-        for rollout, after in self._referee.judge(self._clock()):
+        async for rollout, after in self._referee.judge(self._clock):
 
             def change(state: ModelState, rollout: Rollout = rollout, after: Rollout = after) -> ModelState:
                 if state.rollout != rollout:

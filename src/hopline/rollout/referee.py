@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +91,22 @@ class Referee:
             self._recorders.remove(watch)
             self._percent(name, watch.rollout.kind).set(0)
 
-    def judge(self, now: float) -> Iterator[tuple[Rollout, Rollout]]:
+    async def judge(self, clock: Callable[[], float]) -> AsyncIterator[tuple[Rollout, Rollout]]:
         """Publish what this worker saw; where it decides for all, (before, after) of rollouts that move."""
-        for watch in list(self._watches.values()):
-            watch.publish()
+        for name, watch in list(self._watches.items()):
+            await watch.publish()
+            if self._watches.get(name) is not watch:
+                watch.withdraw()  # it went on, or ended, while that was written
+                continue
             if self._leader is None:
                 self._leader = Leadership(self._folder)
             if not self._leader.is_mine():
                 continue
             rollout = watch.rollout
-            found, why = verdict(rollout.gates, *watch.totals(), rehearsal=rollout.copies)
-            after = steps.step(rollout, found, why, now)
+            found, why = verdict(
+                rollout.gates, *watch.totals(), rehearsal=rollout.copies, shift=watch.shift
+            )
+            after = steps.step(rollout, found, why, clock())
             if after is not rollout:
                 yield rollout, after
 

@@ -100,7 +100,7 @@ class Tally(msgspec.Struct):
         self.last_error = self.last_error or other.last_error
         self.latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
         self.num_scores += other.num_scores
-        self.scores = self.scores + other.scores
+        self.scores += other.scores
         self.compared += other.compared
         self.differing += other.differing
         self.difference += other.difference
@@ -109,8 +109,10 @@ class Tally(msgspec.Struct):
     def absorb(self, other: Tally) -> None:
         """Add what another process counted for this one, and keep no more scores than one keeps."""
         self.add(other)
-        if len(self.scores) > _MAX_SCORES:
-            self.scores = random.sample(self.scores, _MAX_SCORES)
+        scores = self.scores
+        while len(scores) > _MAX_SCORES:  # any of them; the last one takes its place
+            scores[random.randrange(len(scores))] = scores[-1]
+            scores.pop()
 
     def p99_s(self) -> float | None:
         """As `quantile_s`."""

@@ -6,26 +6,34 @@ a second they are written to a file of this worker; the leader adds up what the 
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from hopline.observe.psi import Comparison
 from hopline.rollout.copies import Outcome
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Ran
 from hopline.rollout.tally import Tally
 
 _Tallies = dict[str, Tally]
+#: Seconds for which what was found of scores holds.
+_SHIFT_S = 1.0
 
 
 class Watch:
     """Args:
     rollout: that is watched, at its present step.
     folder: for the files.
+    clock: seconds, monotonic.
     """
 
-    def __init__(self, rollout: Rollout, folder: Path) -> None:
+    def __init__(self, rollout: Rollout, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.rollout = rollout
         self._folder = folder
         # What a worker counted that died since was counted all the same.
@@ -33,6 +41,8 @@ class Watch:
         self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
         #: Whether copies are what the candidate answers: a shadow, or a rehearsal, has no callers.
         self._counts_copies = bool(rollout.copies)
+        self._shift: Comparison | None = None
+        self._shift_at, self._shift_of = float("-inf"), 0
 
     def record(self, ran: Ran) -> None:
         """Count what both versions answered."""
@@ -61,17 +71,30 @@ class Watch:
         tally.compare(current, ours, self.rollout.gates.tolerance)
         return tally.differing > before
 
-    def publish(self) -> None:
-        """Write the counts where the leader finds them."""
-        file = self._folder / f"{self._step}-{self._worker}.json"
-        draft = file.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(self.tallies))
-        os.replace(draft, file)
+    async def publish(self) -> None:
+        """Write the counts where the leader finds them; requests are answered meanwhile."""
+        await asyncio.to_thread(_write, self._file, msgspec.json.encode(self.tallies))
+
+    def withdraw(self) -> None:
+        """Remove what was published: the step is over."""
+        self._file.unlink(missing_ok=True)
+
+    def shift(self, candidate: Tally) -> Comparison | None:
+        """How far the candidate's scores are from the current ones, as `Tally.shift` has it.
+
+        That takes a millisecond of the loop, so it is done again only once a second, or when there are a
+        quarter more scores than the last time.
+        """
+        now = self._clock()
+        if now - self._shift_at >= _SHIFT_S or 4 * candidate.num_scores >= 5 * self._shift_of:
+            self._shift = candidate.shift()
+            self._shift_at, self._shift_of = now, candidate.num_scores
+        return self._shift
 
     def totals(self) -> tuple[Tally, Tally]:
         """What all workers counted of this step: (current, candidate)."""
         current, candidate = Tally(), Tally()
-        mine = f"{self._step}-{self._worker}.json"
+        mine = self._file.name
         every = [self.tallies]
         for file in self._folder.glob(f"{self._step}-*.json"):
             if file.name != mine:
@@ -87,8 +110,18 @@ class Watch:
             file.unlink(missing_ok=True)
 
     @property
+    def _file(self) -> Path:
+        return self._folder / f"{self._step}-{self._worker}.json"
+
+    @property
     def _step(self) -> str:
         return f"{self.rollout.id}-{self.rollout.step}"
+
+
+def _write(file: Path, counts: bytes) -> None:
+    draft = file.with_suffix(".draft")
+    draft.write_bytes(counts)
+    os.replace(draft, file)
 
 
 def in_numbers(tally: Tally) -> dict[str, object]:

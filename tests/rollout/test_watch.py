@@ -1,0 +1,94 @@
+"""What a worker counts of a rollout, and where the one that decides finds it."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hopline.observe.metrics import Metrics
+from hopline.rollout.gates import Gates, verdict
+from hopline.rollout.referee import Referee
+from hopline.rollout.rollout import RolloutRequest, begin
+from hopline.rollout.tally import Tally
+from hopline.rollout.watch import Watch
+
+
+@pytest.fixture
+def rollout():
+    return begin(RolloutRequest("m", "2", "canary"), "1", "2", 0.0)
+
+
+def scored(pairs):
+    """A tally of so many scores of either side."""
+    pairs = [(float(ours), float(theirs)) for ours, theirs in pairs]
+    return Tally(requests=len(pairs), compared=len(pairs), num_scores=len(pairs), scores=pairs)
+
+
+def even(count, power=1.0):
+    values = np.random.default_rng(count).beta(2, 5, count)
+    return zip(values, values**power, strict=True)
+
+
+async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
+    mine, theirs = Watch(rollout, tmp_path), Watch(rollout, tmp_path)
+    theirs._worker = mine._worker + 1
+    mine.tallies["2"] = scored(even(30))
+    theirs.tallies["2"] = scored(even(12))
+    await mine.publish()
+    await theirs.publish()
+    for watch in (mine, theirs):
+        current, candidate = watch.totals()
+        assert (current.requests, candidate.requests, len(candidate.scores)) == (0, 42, 42)
+    assert len(mine.tallies["2"].scores) == 30  # adding up changes nobody's counts
+    theirs.withdraw()
+    assert mine.totals()[1].requests == 30
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path):
+    referee = Referee(Metrics(), [], tmp_path)
+    served = SimpleNamespace(name="m", version="1", graph_version="")
+    referee.between(rollout, served, served)
+    judging = asyncio.ensure_future(anext(referee.judge(lambda: 0.0), None))
+    await asyncio.sleep(0)
+    referee.leave("m")  # while they are written
+    assert await judging is None
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
+    clock = SimpleNamespace(now=100.0)
+    watch = Watch(rollout, tmp_path, clock=lambda: clock.now)
+    same, moved = scored(even(400)), scored(even(400, power=3.0))
+    first = watch.shift(same)
+    assert first == same.shift()
+    assert watch.shift(moved) is first
+    clock.now += 1.0
+    assert watch.shift(moved) == moved.shift() != first
+    more = scored(even(500))
+    assert watch.shift(more) == more.shift()
+    assert watch.shift(scored(even(510))) == more.shift()
+
+
+def test_a_shift_that_was_found_is_the_verdict_until_the_next_look(rollout, tmp_path):
+    watch = Watch(rollout, tmp_path, clock=lambda: 1.0)
+    moved = scored(even(1000, power=3.0))
+    for candidate in (moved, scored(even(1000))):
+        word, why = verdict(Gates(max_disagreement=1.0), Tally(), candidate, shift=watch.shift)
+        assert (word, "outputs shifted" in why) == ("bad", True)
+    assert verdict(Gates(max_disagreement=1.0), Tally(), scored(even(1000)))[0] == "good"
+
+
+def test_what_is_absorbed_leaves_an_even_sample_of_a_thousand():
+    random.seed(7)
+    kept = np.zeros(1040)
+    for _ in range(300):
+        tally = scored((number, number) for number in range(1000))
+        tally.absorb(scored((number, number) for number in range(1000, 1040)))
+        assert (len(tally.scores), tally.num_scores) == (1000, 1040)
+        kept[[int(ours) for ours, _ in tally.scores]] += 1
+    # each is kept with probability 1000 / 1040: 288 of 300 times, five deviations either way
+    assert kept.min() >= 270
+    assert kept.sum() == 300 * 1000
