@@ -34,7 +34,7 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
     """
     arrays = _hot(graph, features)
     total = sum(array.nbytes for array in arrays)
-    if total > max_share * _available_bytes():
+    if total > max_share * available_bytes():
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
     done = 0
@@ -49,7 +49,7 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
     return done
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Free memory and page cache; all physical memory where the kernel does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -72,7 +72,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
         max_share: of the available memory; a larger graph is returned as it is.
         features: whether requests read the graph's own features.
     """
-    if sum(array.nbytes for array in _hot(graph, features)) > max_share * _available_bytes():
+    if sum(array.nbytes for array in _hot(graph, features)) > max_share * available_bytes():
         return graph
     nodes = dict(graph.nodes)
     if features:

@@ -72,6 +72,9 @@ class HybridVersion(ServedVersion):
         """As `Served.submit`; delivers before it returns where all rows can be looked up."""
         return self._submitted(request, deliver, may_bring=True)
 
+    def turn_away(self) -> None:
+        """Nobody is refused unread: a look-up takes no place in the queue."""
+
     def close(self, why: str) -> None:
         """Take no more requests; those whose rows are being read still go the ordinary way."""
         self._closing = why

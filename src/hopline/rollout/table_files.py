@@ -19,10 +19,14 @@ from hopline.engine.table_file.header import TablePlan
 from hopline.engine.table_file.identity import hashes_of_nodes
 from hopline.engine.table_file.reader import read_header
 from hopline.errors import ConfigError, TableFileError
+from hopline.graph.residency import available_bytes
 from hopline.rollout.listed_nodes import listed_nodes
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
+
+#: Share of the available memory up to which a file is read at load.
+_PREFAULTED = 0.25
 
 
 def check_named(files: Sequence[str], models: Sequence[str]) -> None:
@@ -95,17 +99,13 @@ def _check_shape(path: Path, plan: TablePlan, spec: ModelSpec, graph: Any) -> No
         raise TableFileError(
             f"{path} has rows of {plan.node_type!r}; {spec.name} answers about {' and '.join(types)}"
         )
-    if spec.runtime == "torch":
-        wanted = (head.output_dim, 0)
-    else:
-        wanted = (
-            spec.levels[-1][plan.node_type].state_dim,
-            head.output_dim if head.kind == "node" and head.file is not None else 0,
-        )
-    if (plan.state_dim, plan.output_dim) != wanted:
+    state_dim = head.output_dim if spec.runtime == "torch" else spec.levels[-1][plan.node_type].state_dim
+    #: Columns of logits that it may have; where the state is the logits they may be left out.
+    logits = (head.output_dim,) if head.kind == "node" and head.file is not None else (0, head.output_dim)
+    if plan.state_dim != state_dim or plan.output_dim not in logits:
         raise TableFileError(
             f"{path} has states of {plan.state_dim} and logits of {plan.output_dim} columns; {spec.name} "
-            f"has {wanted[0]} and {wanted[1]}"
+            f"has {state_dim} and {logits[-1]}: run `hopline batch` for state and logits"
         )
     sampled = any(fanout >= 0 for fanouts in spec.fanouts.values() for fanout in fanouts)
     if plan.exact and (sampled or spec.max_degree is not None):
@@ -145,6 +145,8 @@ def _pin(path: Path, rows: FinalRows, graph: Any, settings: TableConfig) -> None
     """Keep in memory what the settings say."""
     num_bytes = rows.file.pages.shape[0]
     if not settings.pin_bytes:
+        if num_bytes <= _PREFAULTED * available_bytes():
+            rows.residency.populate()  # the first touch of a page costs more than its row
         return
     hot: IdArray | None = None
     if num_bytes > settings.pin_bytes:

@@ -1,0 +1,102 @@
+"""Rows that were computed before a graph changed: what still holds is looked up, and nobody can tell."""
+
+import numpy as np
+import pytest
+
+from hopline.config import Config, TableConfig
+from hopline.engine.answer import Answerer
+from hopline.engine.outputs import default_outputs
+from hopline.engine.table_file import TableFile
+from hopline.errors import TableFileError
+from hopline.rollout.direct import DirectAnswers
+from hopline.rollout.table_files import tables_of
+from hopline.testing.table_files import write_table
+from hopline.types import ScoreRequest
+from tests.engine.test_live import Live
+
+NAMES = ["sage", "plain", "gcn", "gat", "hetero"]
+
+
+def external(live, node_type):
+    with live.view:
+        nodes = live.view.nodes[node_type]
+        found = nodes.ids.external(np.arange(nodes.num_nodes))
+    return list(found) if nodes.ids.kind == "string" else np.asarray(found).tolist()
+
+
+def answers(answerer, ids):
+    with answerer.model.graph:
+        (result,) = answerer.answer([ScoreRequest("m", nodes=ids)])
+    return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_with_a_table_are_those_of_a_fresh_build_after_any_changes(cases, tmp_path, name):
+    live = Live(cases[name], seed=21)
+    case = cases[name]
+    path = write_table(tmp_path / "a.table", case.folder, case.graph)
+    model = live.model()
+    spec = model.spec
+    node_type, names = spec.head.node_type, default_outputs(spec.task)
+    hybrid = Answerer(model, names, 1000)
+    hybrid.rows = tables_of([path], case.folder, spec, live.view, TableConfig())
+    direct = DirectAnswers(hybrid.rows, model, name, "1", names, model.output_names)
+    looked_up = []
+    for round_ in range(4):
+        ids = external(live, node_type)
+        fresh = live.fresh()
+        (wanted,) = Answerer(fresh, names, 1000).answer([ScoreRequest("m", nodes=ids)])
+        found = answers(hybrid, ids)
+        for output in names:
+            np.testing.assert_array_equal(found.outputs[output], wanted.outputs[output])
+        at_once = 0
+        for place, one in enumerate(ids):
+            result = direct.answer(ScoreRequest("m", nodes=[one]), 0.0)
+            if result is None:
+                continue
+            at_once += 1
+            for output in names:
+                np.testing.assert_array_equal(result.outputs[output][0], wanted.outputs[output][place])
+        counts = dict(hybrid.row_counts)
+        hybrid.row_counts.update(dict.fromkeys(counts, 0))
+        assert counts["looked_up"] == at_once
+        assert counts["new"] == round_
+        assert sum(counts.values()) == len(ids)
+        looked_up.append(at_once)
+        live.change(2)
+    assert looked_up[0] == len(external(live, node_type)) - 4
+    assert looked_up == sorted(looked_up, reverse=True)
+    assert looked_up[-1] < looked_up[0]
+    direct.close()
+
+
+def test_a_table_of_a_later_version_holds_for_what_changed_before_it(cases, tmp_path):
+    live = Live(cases["sage"], seed=22)
+    case = cases["sage"]
+    live.change(6)
+    path = write_table(
+        tmp_path / "a.table", case.folder, live.view.snapshot(), graph_version=f"{case.graph.version}+1"
+    )
+    model = live.model()
+    (rows,) = tables_of([path], case.folder, model.spec, live.view, TableConfig()).values()
+    assert rows.good(np.arange(rows.num_rows)).all()
+    live.change(6)
+    good = rows.good(np.arange(rows.num_rows))
+    fresh = live.fresh().final_states({"node": np.flatnonzero(good)})["node"]
+    assert 0 < good.sum() < rows.num_rows
+    np.testing.assert_array_equal(rows.states(np.flatnonzero(good)), fresh)
+
+
+def test_a_table_that_a_live_graph_cannot_judge_is_refused(cases, tmp_path):
+    case = cases["sage"]
+    future = write_table(
+        tmp_path / "a.table", case.folder, case.graph, graph_version=f"{case.graph.version}+7"
+    )
+    other = write_table(tmp_path / "b.table", case.folder, case.graph, graph_version="0" * 16)
+    own = write_table(tmp_path / "c.table", case.folder, case.graph)
+    live, blind = Live(case, seed=23), Live(case, seed=23, num_levels=2)
+    model = live.model()
+    for path, graph in ((future, live.view), (other, live.view), (own, blind.view)):
+        with pytest.raises(TableFileError, match="is served on"):
+            tables_of([path], case.folder, model.spec, graph, Config().table)
+    assert TableFile.open(own).header.plan.graph_version == live.view.version
