@@ -29,6 +29,17 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    live: Annotated[
+        bool | None,
+        typer.Option("--live", help="Take changes to the graph while serving.", show_default=False),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            help="Message broker to read score requests from, such as kafka://host:9092/score?group=g.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks one.", show_default=False)] = None,
     grpc_port: Annotated[
@@ -53,6 +64,8 @@ def serve(
         "models.repository": repository,
         "models.names": tuple(model) if model else None,
         "table.file": tuple(map(str, table)) if table else None,
+        "live.enabled": live,
+        "queues.requests": queue,
         "server.host": host,
         "server.http_port": port,
         "server.grpc_port": grpc_port,
