@@ -9,7 +9,6 @@ random. The arithmetic is the same, and so is every bit of the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from hopline.errors import BatchError
 from hopline.jobs.batch.memory import HIGH
@@ -45,14 +44,6 @@ class Reads:
     block: bool
 
 
-def private_bytes() -> int:
-    """Bytes of this process's own memory that are in use now, without mapped files."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 @dataclass(frozen=True)
 class Pace:
     """How much is worked on at once; see `LevelWork`."""
@@ -61,11 +52,12 @@ class Pace:
     span_rows: int = SPAN_ROWS
 
 
-def pace(reads: Reads, limit_bytes: int, threads: int) -> Pace:
+def pace(reads: Reads, limit_bytes: int, threads: int, taken_bytes: int) -> Pace:
     """How much each thread works on at once.
 
     Args:
         limit_bytes: of resident memory; 0 means no limit.
+        taken_bytes: what the process takes before it works: libraries, kernels, the model.
 
     Raises:
         BatchError: the limit is too small for the largest neighbourhood; the message names enough.
@@ -76,14 +68,14 @@ def pace(reads: Reads, limit_bytes: int, threads: int) -> Pace:
     fixed = _THREAD_BYTES + SPAN_ROWS * reads.out_bytes
     if reads.block:
         fixed += 3 * max(_BLOCK_ENTRIES, reads.fanout) * max(reads.row_bytes, 4)
-    room = HIGH * limit_bytes - private_bytes()
+    room = HIGH * limit_bytes - taken_bytes
     if reads.base_bytes + threads * (fixed + piece * EDGE_BYTES) <= room:
         return Pace()
     of_edge = reads.row_bytes + EDGE_BYTES + reads.out_bytes / reads.usual
     edges = int((room / threads - fixed) // of_edge)
     if edges < reads.fanout:
-        enough = (private_bytes() + threads * (fixed + reads.fanout * of_edge)) / HIGH
-        alone = (private_bytes() + fixed + reads.fanout * of_edge) / HIGH
+        enough = (taken_bytes + threads * (fixed + reads.fanout * of_edge)) / HIGH
+        alone = (taken_bytes + fixed + reads.fanout * of_edge) / HIGH
         fewer = f", or {_mib(alone)} with --threads 1" if threads > 1 else ""
         raise BatchError(
             f"--memory {_mib(limit_bytes)} is too little for {reads.what}, whose largest neighbourhood is "

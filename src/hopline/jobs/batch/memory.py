@@ -63,10 +63,14 @@ class Guard:
     def check(self) -> None:
         """Call this between pieces of work; costs ten microseconds while there is room."""
         if resident_bytes() > self._high:
-            for first, length in self._ranges:
-                self._libc.madvise(
-                    ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_DONTNEED)
-                )
+            self.drop()
+
+    def drop(self) -> None:
+        """Give all pages back."""
+        for first, length in self._ranges:
+            self._libc.madvise(
+                ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_DONTNEED)
+            )
 
 
 def graph_arrays(graph: Graph) -> list[AnyArray]:

@@ -35,7 +35,7 @@ from hopline.jobs.batch.rows import below_of, with_all_neighbors
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
-from hopline.jobs.batch.work import Engine, LevelWork
+from hopline.jobs.batch.work import Engine, LevelWork, Worker
 from hopline.types import ExternalIds, IdArray
 
 #: Unknown ids that a message lists.
@@ -316,9 +316,12 @@ class BatchRun:
             rows=listed,
             limit_bytes=self._options.memory_bytes,
         )
-        if self._whole:
+        if self._whole or not self._options.memory_bytes:
             return work, copied
-        at_once = pace(self._reads(work), self._options.memory_bytes, threads)
+        trial = Worker(dataclasses.replace(work, compact_edges=1, span_rows=1), self._graph, self._spec)
+        taken = trial.taken_bytes()
+        trial.close()
+        at_once = pace(self._reads(work), self._options.memory_bytes, threads, taken)
         return dataclasses.replace(work, **dataclasses.asdict(at_once)), copied
 
     def _dim(self, level: int, node_type: str) -> int:

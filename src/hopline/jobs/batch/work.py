@@ -15,7 +15,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, read_spec
 from hopline.graph import Graph
-from hopline.jobs.batch.memory import Guard, graph_arrays
+from hopline.jobs.batch.memory import Guard, graph_arrays, resident_bytes
 from hopline.jobs.batch.rows import Base, RowComputer, with_all_neighbors
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
@@ -115,6 +115,14 @@ class Worker:
         if self._guard is not None:
             self._guard.check()
         return num_edges
+
+    def taken_bytes(self) -> int:
+        """Resident memory once a row has been computed, without pages that can be given back."""
+        assert self._guard is not None
+        ids = np.arange(min(1, self.work.num_nodes))
+        self._computer.compute(ids, self._buffer[: ids.shape[0]])
+        self._guard.drop()
+        return resident_bytes()
 
     def close(self) -> None:
         """Close the files."""

@@ -1,0 +1,166 @@
+"""What cannot be run is refused before anything is written, with what would be right."""
+
+import signal
+
+import msgspec
+import numpy as np
+import pytest
+
+from hopline.errors import BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
+from hopline.graph import Graph
+from hopline.jobs.batch.engines import open_engine
+from hopline.jobs.batch.nodes_file import read_nodes
+from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.run import BatchRun
+from hopline.jobs.batch.sinks import open_sink, work_folder
+from tests.engine import zoo
+from tests.graph.live.conftest import SmallDisk
+from tests.jobs.batch.conftest import score
+
+
+def test_an_unknown_output_is_named_with_those_there_are(cases, tmp_path):
+    case = cases["sage"]
+    with pytest.raises(BadRequest, match="has no output 'scores'; a batch run can write embedding, logits"):
+        score(case.folder, case.graph, tmp_path / "out", outputs=("label", "scores"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_scores_of_pairs_are_no_output_of_nodes(cases, tmp_path):
+    case = cases["link"]
+    with pytest.raises(BadRequest, match="scores of pairs are no rows of nodes"):
+        score(case.folder, case.graph, tmp_path / "out", outputs=("probabilities",))
+
+
+def test_a_graph_of_another_schema_is_refused(cases, tmp_path):
+    graph = Graph.from_edges([[0], [1]], np.ones((3, 4), np.float32)).save(tmp_path / "graph")
+    with pytest.raises(SchemaMismatch):
+        score(cases["sage"].folder, graph, tmp_path / "out")
+
+
+def test_unknown_nodes_are_all_named(cases, tmp_path):
+    case = cases["sage"]
+    with pytest.raises(NodeNotFound) as raised:
+        score(case.folder, case.graph, tmp_path / "out", nodes=["n1", "who", "n2", "what"])
+    assert raised.value.missing == ("who", "what")
+
+
+def test_a_table_model_has_no_nodes(tmp_path, cases):
+    folder = tmp_path / "table"
+    folder.mkdir()
+    spec = {"kind": "table", "name": "t", "version": "1", "task": "binary", "columns": []}
+    spec |= {"outputs": ["label"], "output_dim": 2}
+    (folder / "model.json").write_bytes(msgspec.json.encode(spec))
+    with pytest.raises(BadRequest, match="is a table model"):
+        score(folder, cases["sage"].graph, tmp_path / "out")
+
+
+def test_an_engine_that_is_unknown_is_named(cases):
+    with pytest.raises(BadRequest, match=r"'spark' is unknown; there are .*local"):
+        open_engine("spark", cases["sage"].graph, None, 1)
+
+
+@pytest.mark.parametrize("address", ["/tmp/x", "nope:/x", ""])
+def test_an_address_that_names_no_sink_is_refused_with_those_there_are(address):
+    with pytest.raises(SinkError, match="npy:…"):
+        open_sink(address)
+
+
+def test_the_work_folder_is_beside_a_path_and_here_for_a_store():
+    assert str(work_folder("npy:/data/out/", "r")) == "/data/out.run"
+    assert str(work_folder("/data/x.table", "r")) == "/data/x.table.run"
+    assert str(work_folder("redis://h/0", "batch-m-1")) == "batch-m-1.run"
+
+
+def test_a_folder_that_is_no_table_is_not_replaced(cases, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    case = cases["sage"]
+    with pytest.raises(SinkError, match="is no table of a batch run"):
+        score(case.folder, case.graph, tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_table_that_is_there_is_replaced_only_at_the_end(cases, tmp_path):
+    case = cases["sage"]
+    before = score(case.folder, case.graph, tmp_path / "out", outputs=("label",))["label"]
+    seen = []
+
+    def advance(label, done, total):
+        seen.append((tmp_path / "out" / "label.npy").exists())
+
+    score(case.folder, case.graph, tmp_path / "out", outputs=("logits",), advance=advance)
+    assert all(seen)
+    assert len(before) == zoo.N
+    assert not (tmp_path / "out" / "label.npy").exists()
+    assert (tmp_path / "out" / "logits.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("1\n\ntwo\n", "line 3: 'two' is no integer"), ("\n", "no ids"), (None, "No such")],
+)
+def test_a_bad_file_of_nodes_is_named_with_the_line(tmp_path, text, message):
+    path = tmp_path / "ids.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadRequest, match=message):
+        read_nodes(path, "int")
+
+
+def test_nodes_come_from_text_or_an_array(tmp_path):
+    (tmp_path / "a.txt").write_text(" n1 \nn2\n")
+    assert read_nodes(tmp_path / "a.txt", "string") == ["n1", "n2"]
+    np.save(tmp_path / "b.npy", np.array([3, 1]))
+    assert read_nodes(tmp_path / "b.npy", "int") == [3, 1]
+    np.save(tmp_path / "c.npy", np.ones(2))
+    with pytest.raises(BadRequest, match="float64"):
+        read_nodes(tmp_path / "c.npy", "int")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    disk = SmallDisk(tmp_path / "disk")
+    try:
+        yield disk
+    finally:
+        disk.close()
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_full_disk_keeps_what_is_done_and_the_same_command_goes_on(tmp_path, small_disk):
+    """Of 4 MiB: the states do not fit until it grows."""
+    import torch
+
+    from hopline.packaging import package
+    from hopline.testing.graphs import power_law_graph
+
+    torch.manual_seed(1)
+    graph = power_law_graph(40_000, 80_000, 6, seed=3).save(tmp_path / "graph")
+    report = package(
+        zoo.Plain().eval(), graph, tmp_path / "r", name="p", fanouts=[4, 3, 5], task="multiclass"
+    )
+    whole = score(report.path, graph, tmp_path / "whole", outputs=("logits",))
+    out = small_disk.folder / "out"
+    with pytest.raises((BatchError, SinkError), match=r"(make room|mended)"):
+        score(report.path, graph, out, outputs=("logits",), checkpoint_s=0.0)
+    assert not out.exists()
+    small_disk.grow()
+    found = score(report.path, graph, out, outputs=("logits",), checkpoint_s=0.0)
+    assert (found["logits"] == whole["logits"]).all()
+
+
+def test_a_sink_that_fails_leaves_the_states(cases, tmp_path):
+    class Broken(NpyFolder):
+        def commit(self):
+            raise SinkError("no")
+
+    case = cases["sage"]
+    work = tmp_path / "w"
+    with pytest.raises(SinkError):
+        BatchRun(case.folder, case.graph.path, work).run(lambda: Broken(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+    BatchRun(case.folder, case.graph.path, work).run(lambda: NpyFolder(tmp_path / "out"))
+    assert (tmp_path / "out" / "label.npy").exists()
+    assert not work.exists()
