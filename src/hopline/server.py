@@ -160,6 +160,8 @@ class Server:
         tls = tls_context(self.config.tls)
         self._gate = open_gate(self.config)
         self._service = load(self._service_name)(self.config)
+        if self.config.queues.requests:
+            self._queue = load(_QUEUE)(self._service, self.config)
         await self._service.start()
         await self._open_http(http_socket, tls)
         if grpc_socket is not None:
@@ -167,8 +169,7 @@ class Server:
         # Everything loaded lives for ever: a full collection need never look at it again.
         gc.collect()
         gc.freeze()
-        if self.config.queues.requests:
-            self._queue = load(_QUEUE)(self._service, self.config)
+        if self._queue is not None:
             await self._queue.start()
         if not self._stopping.is_set():
             self._on_ready(self)

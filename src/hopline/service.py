@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hopline.config import Config
 from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
 from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
 from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
@@ -23,6 +24,7 @@ from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
+    from hopline.live.updates import LiveUpdates
     from hopline.prefetch.link import PrefetchLink
     from hopline.records.drift.monitor import DriftMonitor
     from hopline.rollout.sources import Sources
@@ -49,6 +51,8 @@ class Service:
         #: model name -> who answers; the lifecycle's own.
         self._serving: dict[str, Scorer] = {}
         self._link: PrefetchLink | None = None
+        #: Takes changes to the graph; None where that is a snapshot.
+        self.graph_updates: LiveUpdates | None = None
         self._ready = False
         self._draining = False
 
@@ -67,6 +71,8 @@ class Service:
         self._records.start()
         await self._lifecycle.start()
         self.metrics.before_reading(self._bring_in)
+        if self.config.worker.live_memory:
+            self._follow_graph()
         self._ready = True
         names = ", ".join(
             f"{name}/{unit}" for name, units in self._lifecycle.fleet.units.items() for unit in units
@@ -110,6 +116,8 @@ class Service:
         self._ready = False
         if self._link is not None:
             await self._link.close()
+        if self.graph_updates is not None:
+            await self.graph_updates.close()
         await self._records.close()  # they still ask versions about themselves
         if self._lifecycle is not None:
             await self._lifecycle.close()
@@ -263,6 +271,21 @@ class Service:
         """Have every version bring the counts that it keeps apart into the metrics."""
         for served in self._all():
             served.statistics()
+
+    def _follow_graph(self) -> None:
+        from hopline.live.updates import LiveUpdates
+        from hopline.rollout.live_graph import live_socket, open_live_graph
+
+        assert self._loader is not None
+        own = self._loader.own
+        graph = own.graph.another() if own is not None and isinstance(own.graph, LiveView) else None
+        self.graph_updates = LiveUpdates(
+            graph or open_live_graph(self.config),
+            live_socket(self.config),
+            self.config.worker.index,
+            self.metrics,
+        )
+        self.graph_updates.start()
 
     def _connect_prefetcher(self, sources: Sources, graph: Graph) -> None:
         path, shared = self.config.features.prefetcher, sources.shared

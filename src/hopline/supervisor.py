@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hopline.config import Config
+from hopline.config import Config, needed_folder
 from hopline.errors import HoplineError
 from hopline.server import DEFAULT_SERVICE, Server, main_error, ready_line, run_process
 from hopline.sockets import reserve
@@ -34,7 +34,7 @@ _FIRST_BACKOFF_S, _LAST_BACKOFF_S, _STEADY_S = 0.1, 10.0, 30.0
 #: Number of the process that changes the live graph; it is kept alive as workers are.
 _WRITER = -1
 _WORKER = (sys.executable, "-P", "-c", "from hopline.supervisor import worker_main; worker_main()")
-_WRITER_COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import writer_main; writer_main()")
+_WRITER_COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import main; main()")
 
 
 def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
@@ -71,7 +71,7 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
                 worker__table_fd=tables,
                 worker__rows_fd=rows,
             )
-            return asyncio.run(Supervisor(shared, service, (tables, rows)).run())
+            return asyncio.run(Supervisor(shared, service, (tables, rows), live).run())
     finally:
         for descriptor in (tables, rows, live):
             if descriptor >= 0:
@@ -84,7 +84,8 @@ def run_workers(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 class Supervisor:
     """Keeps the workers alive."""
 
-    def __init__(self, config: Config, service: str, descriptors: Sequence[int]) -> None:
+    def __init__(self, config: Config, service: str, descriptors: Sequence[int], live: int = -1) -> None:
+        self._live = live
         self._config = config
         self._service = service
         self._descriptors = tuple(descriptors)
@@ -165,15 +166,21 @@ class Supervisor:
     async def _run_one(self, slot: int) -> int:
         """One life of a worker; returns its exit code."""
         read_end, write_end = os.pipe()
-        orders = {
-            "config": self._config.replace(worker__index=max(0, slot)).to_json(),
-            "service": self._service,
-            "ready": write_end,
-        }
+        if slot == _WRITER:
+            orders = writer_orders(self._config, self._live, write_end)
+            command: tuple[str, ...] = _WRITER_COMMAND
+            descriptors: tuple[int, ...] = (self._live,)
+        else:
+            orders = {
+                "config": self._config.replace(worker__index=slot).to_json(),
+                "service": self._service,
+                "ready": write_end,
+            }
+            command, descriptors = _WORKER, self._descriptors
         worker = await asyncio.create_subprocess_exec(
-            *(_WRITER_COMMAND if slot == _WRITER else _WORKER),
+            *command,
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(write_end, *self._descriptors),
+            pass_fds=(write_end, *descriptors),
             # A terminal's Ctrl-C goes to the whole group; workers are told by the supervisor.
             start_new_session=True,
         )
@@ -221,6 +228,33 @@ class Supervisor:
             settings = self._config.server
             grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
             print(ready_line(self._config, settings.http_port, grpc_port), flush=True)
+
+
+def writer_orders(config: Config, memory_fd: int, ready: int) -> dict[str, Any]:
+    """What the writer of the live graph is told; see `live.process.Orders`.
+
+    Args:
+        memory_fd: of the memory that workers read, -1 for memory of its own.
+        ready: descriptor on which it says that it is, -1 for none.
+    """
+    live = config.live
+    graph = needed_folder(config, "graph.path")
+    folder = live.folder or graph.with_name(f"{graph.name}.live")
+    return {
+        "graph": str(graph),
+        "folder": str(folder),
+        "socket": str(live.socket or folder / "writer.sock"),
+        "memory_fd": memory_fd,
+        "ready": ready,
+        "spare_nodes": live.spare_nodes,
+        "spare_edges": live.spare_edges,
+        "num_levels": live.levels,
+        "reads_degrees": live.degrees,
+        "seen_events": live.remembered_events,
+        "snapshot_bytes": live.snapshot_bytes,
+        "snapshot_s": live.snapshot_s,
+        "drain_s": config.server.drain_timeout_s,
+    }
 
 
 def _named(slot: int) -> str:

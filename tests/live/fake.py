@@ -24,6 +24,7 @@ class FakeKeeper:
     def __init__(self) -> None:
         self.sequence = self.snapshot_sequence = self.bytes_since_snapshot = 0
         self.filled = 0.25
+        self.confirmed = 0
         self.positions: dict[str, Any] = {}
         self.steps: list[list[int]] = []
         self.gate = threading.Event()
@@ -59,6 +60,9 @@ class FakeKeeper:
 
     def begin_snapshot(self) -> int | None:
         return None if self.sequence == self.snapshot_sequence else self.sequence
+
+    def confirm(self) -> None:
+        self.confirmed += 1
 
     def write_snapshot(self, draft: int) -> None:
         if self.snapshot_problem is not None:

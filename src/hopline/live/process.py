@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import main; main()")
 READY = "Hopline's live graph is ready"
 #: Seconds between looks at a lock that another process has, and between ticks.
-_STANDBY_S, _TICK_S = 0.1, 0.5
+_STANDBY_S, _TICK_S = 0.1, 0.25
 #: Seconds between lines that say what was done.
 _REPORT_EVERY_S = 60.0
 
@@ -54,6 +54,7 @@ class Orders(msgspec.Struct, frozen=True):
         snapshot_bytes, snapshot_s: as for `WriterServer`.
         verify: compare the hashes of the snapshot before building upon it.
         drain_s: what was taken before SIGTERM has so long to be answered.
+        ready: descriptor on which it says that it is ready, beside stdout; -1 for none.
         log_level: of its log, on stderr.
     """
 
@@ -71,6 +72,7 @@ class Orders(msgspec.Struct, frozen=True):
     snapshot_s: float = 3600.0
     verify: bool = True
     drain_s: float = 10.0
+    ready: int = -1
     log_level: str = "INFO"
 
     def line(self) -> bytes:
@@ -129,6 +131,9 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         )
         await server.listen(Path(orders.socket))
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
+        if orders.ready >= 0:
+            os.write(orders.ready, b"ready\n")
+            os.close(orders.ready)
         print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
         await _serve(server, stopping)
         return 3 if server.broken.is_set() else 0

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _MAX_BATCHES, _MAX_EVENTS = 256, 50_000
 #: Bytes that may wait before connections are not read any more.
 _MAX_WAITING_BYTES = 64 * 2**20
+#: Names of clients that follow a stream begin like this.
+FOLLOWS = "hopline stream"
 ResultT = TypeVar("ResultT")
 
 
@@ -70,6 +72,10 @@ class AppliesChanges(Protocol):
 
     def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """The present version, and nodes whose answers changed after one."""
+        ...
+
+    def confirm(self) -> None:
+        """Say that the present version has everything that happened until now."""
         ...
 
     def begin_snapshot(self) -> Any:
@@ -148,6 +154,8 @@ class WriterServer:
         self._path: Path | None = None
         self._talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._draining = False
+        #: Clients that follow a stream.
+        self._followers = 0
 
     @property
     def num_clients(self) -> int:
@@ -199,8 +207,12 @@ class WriterServer:
         self._thread.shutdown(wait=True)
 
     async def tick(self) -> None:
-        """To be called now and then: a snapshot is begun when it is time for one."""
+        """To be called now and then: a snapshot is begun when it is time for one, and where nothing waits
+        the graph is told to be up to date. Who follows a stream knows better how far that is, and says so.
+        """
         keeper, age = self._keeper, self._clock() - self._snapshot_at
+        if not (self._waiting or self._followers or self._draining):
+            await self._in_thread(keeper.confirm)
         due = self._snapshot_bytes and keeper.bytes_since_snapshot >= self._snapshot_bytes
         due = due or bool(
             self._snapshot_s and age >= self._snapshot_s and keeper.sequence > keeper.snapshot_sequence
@@ -237,7 +249,7 @@ class WriterServer:
             writer.close()
             return
         self._talks[talk] = writer
-        name = "a client"
+        name, follows = "a client", False
         try:
             async with asyncio.timeout(5):
                 hello = await wire.receive(reader, wire.from_client)
@@ -250,6 +262,8 @@ class WriterServer:
                 writer.write(wire.frame(wire.Refusal(text)))
                 return
             writer.write(self._welcome)
+            follows = hello.name.startswith(FOLLOWS)
+            self._followers += follows
             while True:
                 await self._room.wait()
                 await self._hear(await wire.receive(reader, wire.from_client), writer)
@@ -260,6 +274,7 @@ class WriterServer:
         except asyncio.CancelledError:  # the drain: answers are still to come
             return
         finally:
+            self._followers -= follows
             if not self._draining:
                 self._talks.pop(talk, None)
                 writer.close()

@@ -18,7 +18,7 @@ from hopline.graph.live.view import LiveView
 log = logging.getLogger(__name__)
 
 #: Seconds between looks whether the writer has filled the memory, and after which to say that it waits.
-_LOOK_S, _PATIENCE_S = 0.02, 10.0
+_LOOK_S, _PATIENCE_S = 0.01, 10.0
 
 
 def live_folder(config: Config) -> Path:

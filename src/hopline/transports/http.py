@@ -33,7 +33,7 @@ from hopline.transports.http_errors import encode_json, error_response, plain_er
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import Lifecycle
+from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import (
@@ -258,6 +258,12 @@ class HttpApp:
 
     # Rollouts
 
+    def _graph(self, request: Request, id_line: bytes) -> Response:
+        return Response(encode_json(graph_updates(self._service).describe()), headers=id_line)
+
+    def _events(self, request: Request, id_line: bytes) -> Pending:
+        return self._work(graph_updates(self._service).apply(request.body), id_line)
+
     def _rollouts(self, request: Request, id_line: bytes) -> Response | Pending:
         if request.method == b"POST":
             if self._guard is not None:
@@ -334,6 +340,10 @@ class HttpApp:
                 return Route(functools.partial(self._drift, None), _READ, oip=False)
             case ["v1", "drift", model]:
                 return Route(functools.partial(self._drift, model), _READ, oip=False)
+            case ["v1", "graph"]:
+                return Route(self._graph, _READ, oip=False)
+            case ["v1", "graph", "events"]:
+                return Route(self._events, post, oip=False)
             case ["v1", "rollouts"]:
                 return Route(self._rollouts, (*_READ, b"POST"), oip=False)
             case ["v1", "rollouts", model]:

@@ -84,6 +84,17 @@ class Lifecycle:
         return method
 
 
+def graph_updates(service: Any) -> Any:
+    """What takes changes to the live graph.
+
+    Raises: BadRequest: this server's graph is a snapshot.
+    """
+    found = getattr(service, "graph_updates", None)
+    if found is None:
+        raise BadRequest("this server's graph does not change; serve it with live.enabled (--live)")
+    return found
+
+
 def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `Service.load` and `Service.unload` from a request's parameters.
 

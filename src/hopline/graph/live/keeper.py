@@ -217,6 +217,10 @@ class Keeper:
                     found[name] = nodes.ids.external(changed)
             return view.clock.version, found
 
+    def confirm(self) -> None:
+        """Say that the present version has everything that happened until now."""
+        self.writer.publish([], self._now_ms())
+
     def begin_snapshot(self) -> Draft | None:
         """Hold the present version; None where there is a snapshot of it already."""
         if self.sequence == self._snapshot_sequence:

@@ -154,7 +154,7 @@ class LiveWriter:
             return Prepared(applied, changes, ~checked.accepted)
         prepared = self._write(changes, checked, duplicates, version)
         if prepared is None:
-            self._drop()
+            self.drop()
             reason = "the live graph's memory is used up; restart the server with more (live.spare_*)"
             full = [Rejected(at, "full", reason) for at in np.flatnonzero(checked.accepted).tolist()]
             rejected = sorted([*checked.rejected, *full], key=lambda one: one.order)

@@ -1,0 +1,133 @@
+"""Changes to the live graph that come to a worker, over HTTP: read, checked, passed on to the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hopline.errors import BadRequest, RequestTooLarge
+from hopline.events.decode import Decoder
+from hopline.graph.live.changes import Applied
+from hopline.graph.live.view import LiveView
+from hopline.live.link import WriterLink
+from hopline.observe.metrics import Metrics
+
+#: Events of one request, and refused ones that an answer lists.
+_MAX_EVENTS, _MAX_LISTED = 100_000, 1_000
+
+
+class LiveUpdates:
+    """Args:
+    graph: a view for this alone.
+    socket: of the writer.
+    worker: number of this process.
+    metrics: of the server.
+    """
+
+    def __init__(self, graph: LiveView, socket: Path, worker: int, metrics: Metrics) -> None:
+        self._graph = graph
+        self._decoder = Decoder(graph.schema)
+        self._link = WriterLink(socket, f"worker {worker}")
+        count = metrics.counter(
+            "hopline_graph_events_total", "Events that clients sent to the live graph.", ("outcome",)
+        )
+        self._count = {name: count(name) for name in ("applied", "duplicate", "refused")}
+        sequence = metrics.gauge("hopline_graph_sequence", "Version of the live graph.", merge="max")
+        sequence().set_function(lambda: float(graph.memory.version))
+        age = metrics.gauge(
+            "hopline_graph_age_seconds",
+            "How long ago the live graph had everything that had happened.",
+            merge="max",
+        )
+        age().set_function(lambda: self._age_ms() / 1e3)
+
+    def start(self) -> None:
+        """Connect to the writer, now and whenever it comes back."""
+        self._link.start()
+
+    async def close(self) -> None:
+        """Let go of the writer and of the memory."""
+        await self._link.close()
+        self._graph.close()
+
+    async def apply(self, payload: bytes) -> dict[str, Any]:
+        """Apply events; returns when they are durable and all workers of the host see them.
+
+        Args:
+            payload: one event, a list of events, one a line, or an Arrow IPC stream.
+
+        Returns: what became of them: `sequence`, `graph_version`, `applied`, `duplicates`, and of those
+            that were `refused` the place in the payload, the code and the reason.
+        Raises:
+            BadRequest: the payload holds no event at all, or cannot be read.
+            RequestTooLarge: too many at once.
+            WriterUnavailable, LogFull, LogFailed: none was applied, or (the message says so) it is not
+                known.
+        """
+        decoded = self._decoder.decode([payload])
+        refused = [
+            {"index": each.index, "id": each.event_id, "code": each.code, "reason": each.reason}
+            for each in decoded.refused
+        ]
+        count = decoded.changes.num_events
+        if count == 0:
+            whole = [each for each in decoded.refused if each.index < 0]
+            if whole:
+                raise BadRequest(f"the events cannot be read: {whole[0].reason}")
+            if not refused:
+                raise BadRequest("the body holds no event")
+            return self._told(Applied(self._graph.memory.version, 0), [], refused)
+        if count > _MAX_EVENTS:
+            raise RequestTooLarge(f"{count} events in one request; at most {_MAX_EVENTS} are taken")
+        (applied,) = await self._link.apply([decoded.changes])
+        places = decoded.index
+        refused += [
+            {
+                "index": int(places[each.order]),
+                "id": decoded.changes.event_ids[each.order] if decoded.changes.event_ids else "",
+                "code": each.code,
+                "reason": each.reason,
+            }
+            for each in applied.rejected
+        ]
+        return self._told(applied, [int(places[order]) for order in applied.duplicates], refused)
+
+    def describe(self) -> dict[str, Any]:
+        """What there is now: version, counts, age."""
+        with self._graph as graph:
+            return {
+                "graph_version": graph.version,
+                "sequence": graph.clock.version,
+                "age_ms": self._age_ms(),
+                "nodes": {name: part.num_nodes for name, part in graph.nodes.items()},
+                "edges": {key: part.num_edges for key, part in graph.edges.items()},
+                "writer": "up" if self._link.is_up else "away",
+            }
+
+    def _told(
+        self, applied: Applied, duplicates: Sequence[int], refused: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        self._count["applied"].inc(applied.num_applied)
+        self._count["duplicate"].inc(len(duplicates))
+        self._count["refused"].inc(len(refused))
+        lineage = self._graph.memory.plan.lineage
+        answer: dict[str, Any] = {
+            "sequence": applied.sequence,
+            "graph_version": f"{lineage}+{applied.sequence}" if applied.sequence else lineage,
+            "applied": applied.num_applied,
+            "duplicates": duplicates,
+            "refused": sorted(refused, key=_place)[:_MAX_LISTED],
+        }
+        if len(refused) > _MAX_LISTED:
+            answer["num_refused"] = len(refused)
+        return answer
+
+    def _age_ms(self) -> int:
+        with self._graph as graph:
+            return max(0, int(time.time() * 1e3) - graph.through_ms)
+
+
+def _place(refused: Mapping[str, Any]) -> int:
+    return int(refused["index"])
