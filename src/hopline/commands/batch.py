@@ -76,11 +76,11 @@ def batch(
     ] = None,
 ) -> None:
     """Score all nodes of a graph, every row of every level once, and publish the results as one."""
-    from hopline.graph import Graph
     from hopline.jobs.batch.engines import open_engine
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.run import BatchOptions, BatchRun
     from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, work_folder
+    from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
@@ -95,7 +95,7 @@ def batch(
     folder, version = _model_folder(resolved, model, version)
     asked = None
     if nodes is not None:
-        asked = read_nodes(nodes, _id_kind(Graph.open(graph_folder), folder))
+        asked = read_nodes(nodes, _id_kind(open_graph(graph_folder, fresh=False), folder))
     names = tuple(name.strip() for name in outputs.split(",") if name.strip()) if outputs else ()
     options = BatchOptions(
         outputs=names,

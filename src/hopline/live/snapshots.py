@@ -1,0 +1,79 @@
+"""A live graph as a snapshot, for whoever reads all of it: batch runs, packaging, copies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from pathlib import Path
+
+from hopline.errors import GraphError, WriterUnavailable
+from hopline.graph import Graph
+from hopline.graph.live.home import graph_folder
+from hopline.graph.live.manifest import NAME, read_manifest
+from hopline.live.link import WriterLink
+
+log = logging.getLogger(__name__)
+
+
+def open_graph(path: Path, *, fresh: bool = True) -> Graph:
+    """A graph folder, or the newest snapshot of a live folder; see `open_snapshot`.
+
+    Raises: GraphError.
+    """
+    return open_snapshot(path, fresh=fresh) if is_live_folder(path) else Graph.open(path)
+
+
+def is_live_folder(path: Path) -> bool:
+    """Whether changes of a live graph are kept there."""
+    return (path / NAME).is_file()
+
+
+def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
+    """The newest snapshot of a live folder; its version is the live graph's, "<first graph>+<sequence>".
+
+    Where there is none yet, the graph that it all began with.
+
+    Args:
+        fresh: have a writer that is running write one of the present version first.
+
+    Raises: GraphError: it cannot be opened, or this is no live folder.
+    """
+    socket = folder / "writer.sock"
+    if fresh and _is_socket(socket):
+        try:
+            asyncio.run(_ask(socket))
+        except WriterUnavailable as error:
+            log.warning("%s; the newest snapshot that there is will do", error)
+    for _ in range(100):  # one may be replaced while it is opened
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise GraphError(f"{folder} is no folder of a live graph: it has no {NAME}")
+        if not manifest.snapshots:  # nothing has changed, or no writer runs that could write one
+            return Graph.open(manifest.base)
+        entry = manifest.snapshots[0]
+        try:
+            graph = Graph.open(graph_folder(folder, entry))
+        except GraphError:
+            if read_manifest(folder) == manifest:
+                raise
+            continue
+        graph.__dict__["version"] = f"{manifest.lineage}+{entry.sequence}"
+        return graph
+    raise GraphError(f"{folder}: its snapshots are replaced faster than they can be opened")
+
+
+async def _ask(socket: Path) -> None:
+    link = WriterLink(socket, "snapshot")
+    link.start()
+    try:
+        await link.snapshot()
+    finally:
+        await link.close()
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return False
