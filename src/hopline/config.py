@@ -381,7 +381,7 @@ class WorkerConfig:
     metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
     table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
     rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
-    live_memory: str = setting("", "where the live graph's memory can be opened; empty for none", hidden=True)
+    live_memory: str = setting("", "where the live graph's memory can be opened", hidden=True)
     model_factory: str = setting(
         "", '"module:attribute" that opens models in processes of their own; empty: as usual', hidden=True
     )
