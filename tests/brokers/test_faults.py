@@ -97,7 +97,9 @@ async def test_messages_that_nats_deleted_unread_are_counted(nats_server):
     address = nats_server.address("purged")
     await send(address, range(30))
     source = await opened(open_source, address, {})
-    first = await source.poll(10, 2)
+    first = []
+    while len(first) < 10:
+        first += await source.poll(10 - len(first), 2)
     await source.close()
     client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
     await client.jetstream().purge_stream("purged", seq=21)
@@ -172,6 +174,22 @@ async def test_a_redis_entry_that_was_deleted_in_between_is_settled(redis_server
     assert pending[0][pending[0].index(b"pending") + 1] == 0
     await heir.close()
     await queue.close()
+
+
+@pytest.mark.parametrize("broker", ["redis", "nats"])
+async def test_deliveries_are_counted(redis_server, nats_server, broker):
+    """A message that kills whoever reads it is told by that."""
+    server = {"redis": redis_server, "nats": nats_server}[broker]
+    await server.make("counted")
+    await send(server.address("counted"), [1, 2])
+    for count in (1, 2, 3):
+        options = {"redis": {"claim_after_s": 0.05}, "nats": {"ack_wait_s": 0.3}}[broker]
+        queue = await opened(open_queue, server.address("counted", **options))
+        got = []
+        while len(got) < 2:
+            got += await queue.poll(10, 0.1)
+        assert [message.num_deliveries for message in got] == [count, count]
+        await queue.close()
 
 
 async def test_settled_entries_are_deleted_where_that_is_wanted(redis_server):

@@ -16,6 +16,9 @@ from hopline.brokers.condition import Backoff, Condition
 from hopline.brokers.nats_stream import Pull, Receipt
 
 _SLICE_S = 0.5
+#: With a delay a message goes the way of one that nobody acknowledged in time; without one nats-server 2.9
+#: may count and deliver it wrongly while no reader waits.
+_LATER = b'-NAK {"delay": 50000000}'
 
 
 class NatsQueue:
@@ -98,8 +101,10 @@ class NatsQueue:
         if self._client is not None and not self._client.is_closed:
             waiting = [] if self._pull is None else [raw.reply for raw in self._pull.waiting]
             try:
+                if self._pull is not None:  # or they would come back at once
+                    await self._pull.close()
                 for reply in [*self._replies.values(), *waiting]:
-                    await self._client.publish(reply, b"-NAK")
+                    await self._client.publish(reply, _LATER)
                 await self._client.flush(2)
             except nats_stream.FAILURES as error:
                 self._condition.bad(nats_stream.words(error, self._address))

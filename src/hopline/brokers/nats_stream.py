@@ -168,6 +168,7 @@ class Pull:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._clock = clock
+        self._listening: Any = None
         self._arrived = asyncio.Event()
         self._left = 0
         self._until = 0.0
@@ -178,9 +179,14 @@ class Pull:
 
     async def open(self) -> None:
         """Begin to listen."""
-        await self._client.subscribe(
+        self._listening = await self._client.subscribe(
             self._inbox, cb=self._take, pending_msgs_limit=2**31, pending_bytes_limit=2**40
         )
+
+    async def close(self) -> None:
+        """Take no more: what the server has for us it gives to others."""
+        if self._listening is not None:
+            await self._listening.unsubscribe()
 
     async def wait(self, max_messages: int, wait_s: float) -> None:
         """Ask, if nothing was asked for, and wait until something is there or the time is up."""

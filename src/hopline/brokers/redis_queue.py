@@ -172,8 +172,20 @@ class RedisQueue:
         entries = [entry for entry in redis_stream.pairs(reply[1]) if entry[0].decode() not in self._mine]
         if len(reply[1]) < max_messages:
             self._claim_at = self._clock() + self._claim_after_s / 4
+        counts = await self._deliveries(entries)
         self._look_back = False
-        return self._taken(entries, 2)
+        return [message for entry in entries for message in self._taken([entry], counts.get(entry[0], 2))]
+
+    async def _deliveries(self, entries: list[tuple[bytes, Any]]) -> dict[bytes, int]:
+        """How often entries of ours were delivered."""
+        if not entries:
+            return {}
+        found = await self._call(
+            *("XPENDING", self._entries.stream, self._group, entries[0][0], entries[-1][0]),
+            *(len(entries) + len(self._mine), self._name),
+            parse_detail=True,
+        )
+        return {one["message_id"]: one["times_delivered"] for one in found}
 
     def _taken(self, entries: list[tuple[bytes, Any]], num_deliveries: int) -> list[Message]:
         taken = []
