@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
     "batch": ("hopline.commands.batch", "batch", "Score a whole graph, into files or stores."),
+    "stream": (
+        "hopline.commands.stream",
+        "stream",
+        "Follow events of a message broker into a live graph.",
+    ),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),

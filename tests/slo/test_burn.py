@@ -3,12 +3,14 @@
 import json
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hopline.cli import build_app
+from hopline.jobs.stream.meters import StreamMetrics
 from hopline.observe.metrics import LATENCY_BUCKETS, Metrics
 from hopline.observe.scrape import Scrape
 from hopline.slo import promql
@@ -98,6 +100,19 @@ def test_between_bounds_the_count_lies_between_theirs(values, limit):
     high = min(bound for bound in LATENCY_BUCKETS if bound >= limit)
     found = within(buckets, limit)
     assert sum(v <= low for v in values) - 1e-6 <= found <= sum(v <= high for v in values) + 1e-6
+
+
+FRESH = Objective("stream", "freshness_p99_ms", 100.0, 30)
+
+
+def test_freshness_is_counted_from_the_streams_own_histogram():
+    metrics = Metrics()
+    stream = StreamMetrics(metrics)
+    stream.visible(np.array([1000] * 97 + [0] * 5 + [500] * 3), 1050.0)
+    (standing,) = since_start(Scrape(metrics.render().decode()), [FRESH])
+    assert (standing.requests, standing.bad_share) == (100, pytest.approx(0.03))
+    assert standing.is_burnt
+    assert 500 < standing.measured <= 1000
 
 
 def history(path, seconds, step):
@@ -220,6 +235,35 @@ def test_odd_model_names_stay_one_string_in_rules(tmp_path):
     objectives = [Objective('a "b" \\ {c}', kind, 0.1, 7) for kind in ("p99_ms", "availability")]
     rules.write_text(write_rules(objectives))
     promtool("check", "rules", rules)
+
+
+def test_rules_of_a_freshness_objective_fire_when_events_come_late(tmp_path):
+    (tmp_path / "slo.rules.yml").write_text(write_rules([FRESH]))
+    (tmp_path / "test.yml").write_text(
+        """
+rule_files: [slo.rules.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'hopline_stream_freshness_seconds_count', values: '0+600x180'}
+      - {series: 'hopline_stream_freshness_seconds_bucket{le="0.1"}', values: '0+600x90 0+300x90'}
+    alert_rule_test:
+      - {eval_time: 80m, alertname: HoplineBudgetBurns, exp_alerts: []}
+      - eval_time: 170m
+        alertname: HoplineBudgetBurns
+        exp_alerts:
+          - exp_labels: {severity: page, window: 1h, model: stream, objective: freshness_p99_ms}
+            exp_annotations: {summary: "stream: freshness p99 ≤ 100 ms burns 2% of its budget in 1h"}
+          - exp_labels: {severity: page, window: 6h, model: stream, objective: freshness_p99_ms}
+            exp_annotations: {summary: "stream: freshness p99 ≤ 100 ms burns 5% of its budget in 6h"}
+          - exp_labels: {severity: ticket, window: 1d, model: stream, objective: freshness_p99_ms}
+            exp_annotations: {summary: "stream: freshness p99 ≤ 100 ms burns 10% of its budget in 1d"}
+          - exp_labels: {severity: ticket, window: 3d, model: stream, objective: freshness_p99_ms}
+            exp_annotations: {summary: "stream: freshness p99 ≤ 100 ms burns 10% of its budget in 3d"}
+"""
+    )
+    promtool("test", "rules", "test.yml", cwd=tmp_path)
 
 
 def test_paces_are_those_of_the_workbook_for_thirty_days():

@@ -29,6 +29,17 @@ def test_each_entry_is_an_objective_with_its_budget(tmp_path):
     assert found[1].text == "availability ≥ 99.9 %"
 
 
+def test_the_stream_has_an_objective_of_its_own(tmp_path):
+    (found,) = read(tmp_path, "[stream]\nfreshness_p99_ms = 100")
+    assert (found.model, found.kind, found.target, found.budget) == (
+        "stream",
+        "freshness_p99_ms",
+        100,
+        0.01,
+    )
+    assert found.text == "freshness p99 ≤ 100 ms"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -49,6 +60,14 @@ def test_each_entry_is_an_objective_with_its_budget(tmp_path):
         ('[models.risk]\np99_ms = 5\nwindow = "30 days"', r"window: '30 days' is not a time"),
         ('[models.risk]\np99_ms = 5\nwindow = "2d"', r"window: '2d' is not a time of at least 3 days"),
         ("[models.risk", "not valid TOML"),
+        (
+            "[stream]\nfreshness_p99_ms = 70000",
+            r"stream.freshness_p99_ms: 70000 is not above 0 and at most 60000",
+        ),
+        ("[stream]\np99_ms = 5", r"stream.p99_ms: unknown"),
+        ("[streams]\nfreshness_p99_ms = 5", r"streams: unknown.*did you mean 'stream'"),
+        ("[models.risk]\nfreshness_p99_ms = 5", r"models.risk.freshness_p99_ms: unknown"),
+        ("stream = 5", r"stream: 5 is not a section; write \[stream\]"),
     ],
 )
 def test_a_wrong_entry_is_named_by_its_path(tmp_path, text, message):

@@ -15,7 +15,7 @@ from hopline.commands.connection import ApiKey
 from hopline.commands.metrics_page import read_metrics
 from hopline.errors import BadRequest
 from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
-from hopline.slo.objectives import read_objectives
+from hopline.slo.objectives import LATENCIES, read_objectives
 from hopline.slo.prometheus import Prometheus
 from hopline.slo.rules import write_rules
 
@@ -101,6 +101,6 @@ def _table(standings: list[Standing], *, with_burn: bool) -> Table:
 def _measured(standing: Standing) -> str:
     if standing.measured is None:
         return "no requests"
-    if standing.objective.kind == "p99_ms":
+    if standing.objective.kind in LATENCIES:
         return f"{standing.measured:.3g} ms"
     return f"{100 * standing.measured:.4g} %"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.graph.live.changes import EdgeChanges, NodeChanges
+from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.types import IdArray
 
 PartT = TypeVar("PartT", EdgeChanges, NodeChanges)
@@ -28,6 +28,26 @@ def keep(changes: Mapping[str, PartT], wanted: NDArray[np.bool_], place: IdArray
             values = {each: getattr(chosen, each) for each in part.__dataclass_fields__}
             kept[name] = type(part)(**{**values, "order": place[chosen.order]})
     return kept
+
+
+def choose(changes: Changes, wanted: NDArray[np.bool_]) -> Changes:
+    """Some events of a batch, as a batch. Positions are left out.
+
+    Args:
+        wanted: bool [num_events].
+    """
+    place = np.cumsum(wanted) - 1
+    times = changes.event_time_ms
+    ids: Sequence[str] = ()
+    if changes.event_ids:
+        ids = [each for each, yes in zip(changes.event_ids, wanted.tolist(), strict=True) if yes]
+    return Changes(
+        keep(changes.edges, wanted, place),
+        keep(changes.nodes, wanted, place),
+        int(wanted.sum()),
+        ids,
+        None if times is None else times[wanted],
+    )
 
 
 def take(part: PartT, mask: NDArray[np.bool_]) -> PartT:

@@ -29,6 +29,10 @@ LATENCY_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
     1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
+#: Seconds from an event until answers show it: 1 ms to a minute.
+FRESHNESS_BUCKETS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0,
+)  # fmt: skip
 #: Outcomes that are told as 0 before they happen: a counter that begins with 1 seems never to have risen.
 _FROM_THE_START = ("ok", "overloaded", "deadline_exceeded", "unavailable", "runtime_failure", "internal")
 #: Rows: powers of two.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from hopline.observe.scrape import Scrape
 from hopline.slo import promql
-from hopline.slo.counts import count, latency_buckets, quantile
-from hopline.slo.objectives import Objective
+from hopline.slo.counts import buckets_of, count, quantile
+from hopline.slo.objectives import LATENCIES, Objective
 from hopline.slo.prometheus import Prometheus
 
 #: Windows whose burn rate is told: 1 uses the budget up exactly at the end of the objective's window.
@@ -52,8 +52,8 @@ def since_start(scrape: Scrape, objectives: Sequence[Objective]) -> list[Standin
     for objective in objectives:
         found = count(scrape, objective)
         measured = _measured(objective, found.share) if found.valid else None
-        if objective.kind == "p99_ms":
-            seconds = quantile(latency_buckets(scrape, objective.model), 0.99)
+        if objective.kind in LATENCIES:
+            seconds = quantile(buckets_of(scrape, objective), 0.99)
             measured = None if seconds is None else 1e3 * seconds
         standings.append(Standing(objective, "since start", found.valid, found.share, measured))
     return standings
@@ -70,7 +70,7 @@ def over_window(prometheus: Prometheus, objectives: Sequence[Objective]) -> list
         requests = prometheus.value(promql.valid(objective, window)) or 0.0
         share = prometheus.value(promql.bad_share(objective, window)) or 0.0
         measured = _measured(objective, share) if requests else None
-        if objective.kind == "p99_ms" and requests:
+        if objective.kind in LATENCIES and requests:
             measured = prometheus.value(promql.quantile_ms(objective, window))
         burn = {}
         for each in BURN_WINDOWS:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from hopline.observe.scrape import Scrape
-from hopline.slo.objectives import NOT_VALID, REFUSALS, Objective
+from hopline.observe.scrape import Reading, Scrape
+from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 
 
 class Count(NamedTuple):
@@ -30,8 +30,8 @@ class Count(NamedTuple):
 def count(scrape: Scrape, objective: Objective) -> Count:
     """Since the server started."""
     model = objective.model
-    if objective.kind == "p99_ms":
-        buckets = latency_buckets(scrape, model)
+    if objective.kind in LATENCIES:
+        buckets = buckets_of(scrape, objective)
         valid = buckets[-1][1] if buckets else 0.0
         return Count(valid, max(0.0, valid - within(buckets, objective.target / 1e3)))
     valid = bad = 0.0
@@ -45,10 +45,21 @@ def count(scrape: Scrape, objective: Objective) -> Count:
     return Count(valid, bad)
 
 
+def buckets_of(scrape: Scrape, objective: Objective) -> list[tuple[float, float]]:
+    """(upper bound in seconds, count up to it) of what a latency objective is about."""
+    if objective.kind == "p99_ms":
+        return latency_buckets(scrape, objective.model)
+    return _summed(scrape.samples("hopline_stream_freshness_seconds_bucket"))
+
+
 def latency_buckets(scrape: Scrape, model: str) -> list[tuple[float, float]]:
     """(upper bound in seconds, requests up to it) of whole requests, over all versions of a model."""
+    return _summed(scrape.samples("hopline_stage_seconds_bucket", model=model, stage="total"))
+
+
+def _summed(readings: Iterable[Reading]) -> list[tuple[float, float]]:
     sums: dict[float, float] = {}
-    for reading in scrape.samples("hopline_stage_seconds_bucket", model=model, stage="total"):
+    for reading in readings:
         bound = float(reading.labels["le"])
         sums[bound] = sums.get(bound, 0.0) + reading.value
     return sorted(sums.items())

@@ -6,6 +6,9 @@
     error_rate = 0.0005   # share of valid requests that may fail in the server, refusals not among them
     window = "30d"
 
+    [stream]
+    freshness_p99_ms = 100  # 99 % of events show in answers within 100 ms
+
 Valid is every request but those that are the caller's own fault or were withdrawn. Each objective is a
 *budget*: the share of requests that may be bad before the promise is broken.
 """
@@ -23,8 +26,15 @@ from hopline import errors
 from hopline.errors import ConfigError, HoplineError
 from hopline.settings import did_you_mean
 
-Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate"]
+Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate", "freshness_p99_ms"]
+#: Of a model.
 KINDS: tuple[Kind, ...] = ("p99_ms", "availability", "error_rate")
+#: Of the stream that keeps the graph up to date.
+STREAM_KINDS: tuple[Kind, ...] = ("freshness_p99_ms",)
+#: Measured in milliseconds, with the largest that a histogram tells.
+LATENCIES: dict[Kind, int] = {"p99_ms": 10_000, "freshness_p99_ms": 60_000}
+#: Stands for a model's name in objectives of the stream.
+STREAM = "stream"
 
 _WINDOW = re.compile(r"([1-9]\d*)([dw])")
 _DAYS = {"d": 1, "w": 7}
@@ -67,10 +77,11 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One promise about one model.
+    """One promise about one model, or about the stream.
 
     Attributes:
-        target: milliseconds for "p99_ms", else a share.
+        model: its name; `STREAM` where it is about the stream.
+        target: milliseconds for those of `LATENCIES`, else a share.
         window_days: how long the budget lasts.
     """
 
@@ -82,7 +93,7 @@ class Objective:
     @property
     def budget(self) -> float:
         """Share of requests that may be bad."""
-        if self.kind == "p99_ms":
+        if self.kind in LATENCIES:
             return 0.01
         return 1 - self.target if self.kind == "availability" else self.target
 
@@ -91,6 +102,8 @@ class Objective:
         """As people say it."""
         if self.kind == "p99_ms":
             return f"p99 ≤ {self.target:g} ms"
+        if self.kind == "freshness_p99_ms":
+            return f"freshness p99 ≤ {self.target:g} ms"
         if self.kind == "availability":
             return f"availability ≥ {100 * self.target:g} %"
         return f"error rate ≤ {100 * self.target:g} %"
@@ -111,25 +124,30 @@ def read_objectives(file: Path) -> list[Objective]:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     for name in tree:
-        if name != "models":
-            guess = did_you_mean(name, ["models"])
-            raise ConfigError(f"{file}: {name}: unknown; objectives stand in [models.<name>]{guess}")
+        if name not in ("models", STREAM):
+            guess = did_you_mean(name, ["models", STREAM])
+            raise ConfigError(
+                f"{file}: {name}: unknown; objectives stand in [models.<name>] and [stream]{guess}"
+            )
     models = tree.get("models", {})
-    if not isinstance(models, dict) or not models:
+    if not isinstance(models, dict) or (not models and STREAM not in tree):
         raise ConfigError(f"{file}: no objectives; write a section [models.<name>] for each model")
+    sections = [(f"models.{model}", model, entry, KINDS) for model, entry in models.items()]
+    if STREAM in tree:
+        sections.append((STREAM, STREAM, tree[STREAM], STREAM_KINDS))
     found = []
-    for model, entry in models.items():
+    for path, model, entry, kinds in sections:
         try:
-            found += list(_read_model(model, entry))
+            found += list(_read_section(path, model, entry, kinds))
         except ConfigError as error:
-            raise ConfigError(f"{file}: models.{model}{error}") from None
+            raise ConfigError(f"{file}: {path}{error}") from None
     return found
 
 
-def _read_model(model: str, entry: Any) -> Iterator[Objective]:
+def _read_section(path: str, model: str, entry: Any, of: tuple[Kind, ...]) -> Iterator[Objective]:
     if not isinstance(entry, dict):
-        raise ConfigError(f": {entry!r} is not a section; write [models.{model}]")
-    known = (*KINDS, "window")
+        raise ConfigError(f": {entry!r} is not a section; write [{path}]")
+    known = (*of, "window")
     for key in entry:
         if key not in known:
             raise ConfigError(
@@ -140,17 +158,18 @@ def _read_model(model: str, entry: Any) -> Iterator[Objective]:
     window_days = int(match[1]) * _DAYS[match[2]] if match else 0
     if window_days < _SHORTEST_DAYS:
         raise ConfigError(f'.window: {window!r} is not a time of at least 3 days, such as "30d" or "4w"')
-    kinds = [kind for kind in KINDS if kind in entry]
+    kinds = [kind for kind in of if kind in entry]
     if not kinds:
-        raise ConfigError(f": no objective; give at least one of {', '.join(KINDS)}")
+        raise ConfigError(f": no objective; give at least one of {', '.join(of)}")
     for kind in kinds:
         value = entry[kind]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f".{kind}: {value!r} is not a number")
-        if kind == "p99_ms":
-            if not 0 < value <= 10_000:
+        if kind in LATENCIES:
+            if not 0 < value <= LATENCIES[kind]:
                 raise ConfigError(
-                    f".{kind}: {value!r} is not above 0 and at most 10000, where the histogram ends"
+                    f".{kind}: {value!r} is not above 0 and at most {LATENCIES[kind]}, where the histogram "
+                    "ends"
                 )
         elif not 0 < value < 1:
             raise ConfigError(

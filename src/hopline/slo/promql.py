@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 
-from hopline.observe.metrics import LATENCY_BUCKETS
-from hopline.slo.objectives import NOT_VALID, REFUSALS, Objective
+from hopline.observe.metrics import FRESHNESS_BUCKETS, LATENCY_BUCKETS
+from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 
 
 def valid(objective: Objective, window: str) -> str:
     """Requests of the last `window` ("5m", "30d") that the objective is about."""
-    if objective.kind == "p99_ms":
-        return _sum(f'hopline_stage_seconds_count{{{_model(objective)},stage="total"}}', window)
+    if objective.kind in LATENCIES:
+        return _sum(_histogram(objective, "_count"), window)
     return _sum(f"hopline_requests_total{{{_model(objective)},outcome!~{_any(NOT_VALID)}}}", window)
 
 
 def bad(objective: Objective, window: str) -> str:
     """Those of them that were slow, refused or failed; a scalar-like vector, 0 where there are none."""
-    if objective.kind == "p99_ms":
+    if objective.kind in LATENCIES:
         return f"({valid(objective, window)} - {_within(objective, window)})"
     left_out = NOT_VALID | {"ok"}
     if objective.kind == "error_rate":
@@ -34,19 +34,20 @@ def bad_share(objective: Objective, window: str) -> str:
 
 def quantile_ms(objective: Objective, window: str) -> str:
     """99th percentile of whole requests, in milliseconds."""
-    text = f'hopline_stage_seconds_bucket{{{_model(objective)},stage="total"}}'
+    text = _histogram(objective, "_bucket")
     return f"1000 * histogram_quantile(0.99, sum by (le) (increase({text}[{window}])))"
 
 
 def _within(objective: Objective, window: str) -> str:
     """Requests within the limit: evenly spread within a bucket."""
     limit_s = objective.target / 1e3
-    at = bisect_left(LATENCY_BUCKETS, limit_s)
-    high = LATENCY_BUCKETS[at]
+    bounds = LATENCY_BUCKETS if objective.kind == "p99_ms" else FRESHNESS_BUCKETS
+    at = bisect_left(bounds, limit_s)
+    high = bounds[at]
     upper = _bucket(objective, high, window)
     if limit_s == high:
         return upper
-    low = LATENCY_BUCKETS[at - 1] if at else 0.0
+    low = bounds[at - 1] if at else 0.0
     share = (limit_s - low) / (high - low)
     if not at:
         return f"{share:.6g} * {upper}"
@@ -55,8 +56,14 @@ def _within(objective: Objective, window: str) -> str:
 
 
 def _bucket(objective: Objective, bound: float, window: str) -> str:
-    text = f'hopline_stage_seconds_bucket{{{_model(objective)},stage="total",le="{bound!r}"}}'
-    return _sum(text, window)
+    return _sum(_histogram(objective, "_bucket", f'le="{bound!r}"'), window)
+
+
+def _histogram(objective: Objective, suffix: str, label: str = "") -> str:
+    if objective.kind == "p99_ms":
+        labels = [_model(objective), 'stage="total"', *([label] if label else [])]
+        return f"hopline_stage_seconds{suffix}{{{','.join(labels)}}}"
+    return f"hopline_stream_freshness_seconds{suffix}" + (f"{{{label}}}" if label else "")
 
 
 def _sum(selector: str, window: str) -> str:

@@ -1,0 +1,149 @@
+"""`hopline stream`: follow events of a message broker into a live graph."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hopline.commands.connection import ApiKey
+from hopline.commands.serve import resolve_config
+from hopline.config import needed_folder
+from hopline.errors import BadRequest
+
+if TYPE_CHECKING:
+    from hopline.jobs.stream.follow import Rescoring
+
+#: Exit code of a stream that stopped at an event, as it was told to.
+STOPPED = 3
+
+
+class UnknownNode(StrEnum):
+    """What to do with events that name nodes which the graph has not."""
+
+    reject = "reject"
+    add = "add"
+
+
+class SchemaChange(StrEnum):
+    """What to do with events of another schema."""
+
+    dead_letter = "dead-letter"
+    stop = "stop"
+
+
+def stream(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="ADDRESS", help="The events: kafka://, redis:// or nats://, with its options."
+        ),
+    ],
+    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where events go that cannot be applied: a broker's address, a file, or `discard`. "
+            "Without it the stream stops at the first.",
+            show_default=False,
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(help="Messages that are applied together at most.", min=1)
+    ] = 10_000,
+    max_wait_ms: Annotated[
+        float, typer.Option(help="How long a batch waits for more; 0 takes what is there.", min=0)
+    ] = 0.0,
+    on_unknown_node: Annotated[
+        UnknownNode, typer.Option(help="Events that name a node which the graph has not.")
+    ] = UnknownNode.reject,
+    on_schema_change: Annotated[
+        SchemaChange, typer.Option(help="Events with other features, attributes or columns.")
+    ] = SchemaChange.dead_letter,
+    rescore: Annotated[
+        str,
+        typer.Option(help="When nodes that changed are scored: request, immediate or schedule:SECONDS."),
+    ] = "request",
+    server: Annotated[str | None, typer.Option(help="Server that scores them.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model that scores them.", show_default=False)] = None,
+    node_type: Annotated[
+        str | None, typer.Option(help="Nodes that it scores. Default: the only type.", show_default=False)
+    ] = None,
+    results: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Topic for their scores.", show_default=False),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when the broker has no more.")] = False,
+    metrics_host: Annotated[str, typer.Option(help="Address of --metrics-port.")] = "127.0.0.1",
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of /metrics and /healthz; 0 picks one, -1 is off.")
+    ] = -1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    api_key: ApiKey = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Follow events of a message broker into a live graph; ends with 3 where an event is to stop it."""
+    resolved = resolve_config(config, {"graph.path": graph}, settings or [])
+    needed_folder(resolved, "graph.path")
+    from hopline.jobs.stream.consumer import StreamOptions
+    from hopline.jobs.stream.dead_letters import StreamStopped
+    from hopline.jobs.stream.follow import Stream, follow
+    from hopline.observe.logs import configure_logs
+
+    followed = Stream(
+        source,
+        resolved,
+        dead_letters,
+        _rescoring(rescore, server, model, node_type, results, api_key),
+        metrics_host,
+        metrics_port,
+        quiet,
+        StreamOptions(
+            max_batch=max_batch,
+            max_wait_ms=max_wait_ms,
+            on_unknown_node=on_unknown_node.value,
+            on_schema_change=on_schema_change.value,
+            once=once,
+        ),
+    )
+    configure_logs(resolved.log)
+    try:
+        asyncio.run(follow(followed))
+    except StreamStopped as error:
+        typer.secho(f"stopped: {error}", fg="red", err=True)
+        raise typer.Exit(STOPPED) from None
+
+
+def _rescoring(
+    mode: str,
+    server: str | None,
+    model: str | None,
+    node_type: str | None,
+    results: str | None,
+    api_key: str | None,
+) -> Rescoring | None:
+    from hopline.jobs.stream.follow import Rescoring
+    from hopline.jobs.stream.rescore import read_mode
+
+    kind, every_s = read_mode(mode)
+    given = {"--server": server, "--model": model, "--results": results}
+    if kind == "request":
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise BadRequest(f"{', '.join(extra)}: nothing is scored with --rescore request")
+        return None
+    if missing := [name for name, value in given.items() if value is None]:
+        raise BadRequest(f"--rescore {mode} needs {', '.join(missing)} as well")
+    assert server is not None
+    assert model is not None
+    assert results is not None
+    return Rescoring(every_s, server, model, results, node_type, api_key)

@@ -1,0 +1,1 @@
+"""Following a stream of events: what brokers deliver becomes versions of a live graph."""

@@ -1,0 +1,104 @@
+"""One batch of messages, decoded: events with ids, and where each of them came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.brokers.base import Message, Position
+from hopline.events.decode import Decoded, Decoder, Refused, original
+from hopline.graph.live.changes import Changes, Rejected
+from hopline.jobs.stream.dead_letters import DeadLetter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Messages and what is in them.
+
+    Attributes:
+        changes: every event has an id.
+        payload, index: int64 [num_events], message and event in it of each.
+        refused: events that are no changes of the graph.
+    """
+
+    messages: Sequence[Message]
+    changes: Changes
+    payload: NDArray[np.int64]
+    index: NDArray[np.int64]
+    refused: Sequence[Refused]
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """Where to go on once all of it is done."""
+        return {message.partition: message.position for message in self.messages}
+
+    def letters(self, rejected: Iterable[Rejected]) -> list[DeadLetter]:
+        """Dead letters of what was refused and of what the writer rejected, in order of their messages."""
+        found = list(self.refused)
+        ids = self.changes.event_ids
+        for each in rejected:
+            payload, index = int(self.payload[each.order]), int(self.index[each.order])
+            found.append(Refused(payload, index, each.code, each.reason, ids[each.order]))
+        found.sort(key=lambda each: (each.payload, each.index))
+        return [self._letter(each) for each in found]
+
+    def _letter(self, refused: Refused) -> DeadLetter:
+        message = self.messages[refused.payload]
+        return DeadLetter(
+            original(message.payload, refused.index),
+            refused.code,
+            refused.reason,
+            message.partition,
+            str(message.position),
+            refused.index,
+            refused.event_id,
+            message.key,
+            message.timestamp_ms,
+        )
+
+
+def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
+    """Decode messages; those that have a problem are refused whole.
+
+    An event without an id is given one that names its message and its place there: delivered again, it is
+    known.
+    """
+    sound = [at for at, message in enumerate(messages) if not message.problem]
+    decoded = decoder.decode(
+        [messages[at].payload for at in sound], [messages[at].timestamp_ms for at in sound]
+    )
+    if len(sound) < len(messages):
+        decoded = _renumbered(decoded, messages, sound)
+    changes = decoded.changes
+    ids = changes.event_ids
+    if changes.num_events and (not ids or "" in ids):
+        given = ids or [""] * changes.num_events
+        named = zip(given, decoded.payload.tolist(), decoded.index.tolist(), strict=True)
+        starts = [f"{message.partition}@{message.position}#" for message in messages]
+        changes = replace(changes, event_ids=[each or f"{starts[at]}{k}" for each, at, k in named])
+    return Batch(messages, changes, decoded.payload, decoded.index, decoded.refused)
+
+
+def up_to_foreign(messages: Sequence[Message], refused: Sequence[Refused]) -> tuple[int, str] | None:
+    """The first message that has another schema's events, and what is wrong with it; None for none."""
+    foreign = [each for each in refused if each.code == "schema_changed"]
+    if not foreign:
+        return None
+    first = min(foreign, key=lambda each: each.payload)
+    message = messages[first.payload]
+    return first.payload, f"{message.partition} at {message.position}: {first.reason}"
+
+
+def _renumbered(decoded: Decoded, messages: Sequence[Message], sound: list[int]) -> Decoded:
+    places = np.array(sound, np.int64)
+    refused = [replace(each, payload=sound[each.payload]) for each in decoded.refused]
+    refused += [
+        Refused(at, -1, "malformed", message.problem)
+        for at, message in enumerate(messages)
+        if message.problem
+    ]
+    payload = places[decoded.payload] if len(sound) else decoded.payload
+    return Decoded(decoded.changes, payload, decoded.index, refused)

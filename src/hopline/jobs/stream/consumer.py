@@ -1,0 +1,308 @@
+"""From broker to graph: poll, decode, apply, put aside what cannot be applied, acknowledge.
+
+A batch carries the positions at which the batch *before* it was done with, dead letters and all, and where
+it ends itself. So whatever dies between two steps, a restart goes on where everything before is safe; what
+it takes again the writer has judged already, and is only asked for what became of it (`judged.py`). Nothing
+is lost, nothing applied twice or out of turn; a dead letter may come twice. While nothing comes, the
+positions of the last batch are written alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from hopline.brokers.base import Message, Source
+from hopline.errors import Unavailable
+from hopline.events import parts
+from hopline.events.decode import Decoder
+from hopline.graph.live.changes import Applied, Changes
+from hopline.jobs.stream import judged
+from hopline.jobs.stream.batch import Batch, read_batch, up_to_foreign
+from hopline.jobs.stream.dead_letters import DeadLetters, StreamStopped
+from hopline.jobs.stream.intake import Intake
+from hopline.jobs.stream.judged import Judged
+from hopline.jobs.stream.meters import StreamMetrics
+from hopline.jobs.stream.outcome import Outcome
+from hopline.jobs.stream.upsert import Upserts, as_sets
+from hopline.jobs.stream.writer import Patience, Standing, Writer
+
+logger = logging.getLogger("hopline.stream")
+
+#: Nothing came for so long: the last positions are written by themselves.
+_IDLE_S = 0.05
+#: What waits for a graph without room asks again after these seconds.
+_FULL_S = 1.0
+#: Codes of events that are sent again when there is room.
+_FOR_ROOM = frozenset({"full", "unknown_node"})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a stream is followed.
+
+    Attributes:
+        max_batch: messages of one batch at most.
+        max_wait_ms: how long a batch that is not full waits for more; 0 takes what is there.
+        on_unknown_node: "add" makes nodes that edges name, with features of zero.
+        on_schema_change: "stop" ends the stream before the first event of another schema.
+        once: end when the broker has no more.
+    """
+
+    max_batch: int = 10_000
+    max_wait_ms: float = 0.0
+    on_unknown_node: Literal["reject", "add"] = "reject"
+    on_schema_change: Literal["dead-letter", "stop"] = "dead-letter"
+    once: bool = False
+
+
+class Consumer:
+    """Follows one source into one graph.
+
+    Args:
+        after_batch: told the version and the newest event time, ms.
+        extra_positions: what is to be kept beside the positions, asked for each batch.
+        now: wall clock, seconds since 1970.
+        sleep: waits for seconds.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        writer: Writer,
+        dead_letters: DeadLetters,
+        metrics: StreamMetrics,
+        options: StreamOptions,
+        *,
+        after_batch: Callable[[int, int], object] = lambda sequence, newest_ms: None,
+        extra_positions: Callable[[], Mapping[str, Any]] = dict,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Any] = asyncio.sleep,
+    ) -> None:
+        self._writer = writer
+        self._dead_letters = dead_letters
+        self._metrics = metrics
+        self._options = options
+        self._patience = Patience(metrics.waiting, sleep)
+        self._after_batch = after_batch
+        self._extra_positions = extra_positions
+        self._now = now
+        self._sleep = sleep
+        self.intake = Intake(source, options.max_batch, metrics)
+        self._done: dict[str, Any] = {}
+        self._durable: dict[str, Any] = {}
+        self._judged = Judged({})
+        self._upserts: Upserts | None = None
+        self._newest_ms = 0
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more; what is at hand is finished."""
+        self._stopping.set()
+
+    async def run(self, standing: Standing | None = None) -> None:
+        """Follow until told to stop.
+
+        Args:
+            standing: of the writer, where it is known.
+        Raises: StreamStopped: an event that the stream shall stop at. HoplineError: what cannot be
+            waited out.
+        """
+        if standing is None:
+            standing = await self._patience.until_done("writer", self._writer.standing)
+        decoder = Decoder(standing.schema)
+        self._done = dict(judged.positions_of_sources(standing.positions))
+        self._durable = dict(standing.positions)
+        self._judged = Judged(standing.positions)
+        if self._options.on_unknown_node == "add":
+            self._upserts = Upserts(standing.schema)
+        await self._dead_letters.open()
+        await self.intake.open(self._done)
+        try:
+            while not self._stopping.is_set():
+                messages = await self._next()
+                if messages:
+                    await self._process(messages, decoder)
+                else:
+                    await self.commit()
+                    if self._options.once and self.intake.is_dry:
+                        break
+            await self.intake.stop()
+            while rest := await self.intake.take(0):
+                await self._process(rest, decoder)
+            await self.commit()
+        finally:
+            await self.intake.close()
+            await self._dead_letters.close()
+
+    async def commit(self) -> None:
+        """Make the positions of what is done durable; nothing where they are."""
+        positions = self._positions()
+        if any(self._durable.get(name) != position for name, position in positions.items()):
+            await self._apply(Changes(positions=positions))
+
+    async def _next(self) -> list[Message]:
+        take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._options.max_wait_ms / 1e3))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((take, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if take.done():
+                return take.result()
+            return []  # what it would have taken is taken when the intake has stopped
+        finally:
+            for task in (take, stopping):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _process(self, messages: Sequence[Message], decoder: Decoder) -> None:
+        if self._judged:
+            again, messages = self._judged.split(messages)
+            if again:
+                batch = read_batch(again, decoder)
+                outcome = Outcome(batch.changes.num_events)
+                if batch.changes.num_events:
+                    await self._recall(batch, outcome)
+                await self._finish(batch, outcome)
+            if not messages:
+                return
+        batch = read_batch(messages, decoder)
+        foreign = None
+        if self._options.on_schema_change == "stop":
+            foreign = up_to_foreign(messages, batch.refused)
+            if foreign is not None:
+                batch = read_batch(messages[: foreign[0]], decoder)
+        if batch.messages:
+            outcome = Outcome(batch.changes.num_events)
+            if batch.changes.num_events:
+                await self._apply_batch(batch, outcome)
+            await self._finish(batch, outcome)
+        if foreign is not None:
+            await self.commit()
+            raise StreamStopped(f"events of another schema: {foreign[1]}")
+
+    async def _finish(self, batch: Batch, outcome: Outcome) -> None:
+        """All but applying: what came of it is told, what cannot be applied is put aside."""
+        self._count(batch, outcome)
+        letters = batch.letters(outcome.rejected.values())
+        if letters:
+            await self._patience.until_done("dead letters", lambda: self._dead_letters.write(letters))
+            self._metrics.outcomes(Counter(each.code for each in batch.refused))
+        self._done |= batch.positions
+        if outcome.sequence:
+            self._after_batch(outcome.sequence, self._newest_ms)
+
+    async def _apply_batch(self, batch: Batch, outcome: Outcome) -> None:
+        changes = batch.changes
+        started = time.perf_counter()
+        if self._upserts is not None:
+            await self._add_nodes(changes, self._upserts)
+            changes = as_sets(changes)
+        changes = replace(changes, positions={**self._positions(), **judged.end_of(batch.messages)})
+        try:
+            (answer,) = await self._writer.apply([changes])
+        except Unavailable as error:
+            await self._apply_in_doubt(batch, changes, outcome, error)
+        else:
+            outcome.take(answer)
+            self._is_durable(changes.positions)
+        await self._until_room(batch, changes, outcome)
+        self._metrics.apply_seconds.observe(time.perf_counter() - started)
+        self._metrics.batch_events.observe(changes.num_events)
+
+    async def _apply_in_doubt(
+        self, batch: Batch, changes: Changes, outcome: Outcome, error: Unavailable
+    ) -> None:
+        """Apply what may have been applied: the writer did not say."""
+        told = [error]
+
+        async def again() -> Applied | None:
+            if told:
+                raise told.pop()  # as if it came now: it is waited for, and told of
+            standing = await self._writer.standing()
+            if Judged(standing.positions).holds(batch.messages):
+                return None
+            (answer,) = await self._writer.apply([changes])
+            return answer
+
+        answer = await self._patience.until_done("writer", again)
+        self._is_durable(changes.positions)
+        if answer is not None:
+            outcome.take(answer)
+        else:
+            await self._recall(batch, outcome)
+            outcome.applied |= outcome.duplicate
+            outcome.duplicate[:] = False
+
+    async def _recall(self, batch: Batch, outcome: Outcome) -> None:
+        """What became of events that the writer judged: those it knows are in the graph."""
+        (answer,) = await self._patience.until_done(
+            "writer", lambda: self._writer.apply([judged.probe(batch.changes)])
+        )
+        reason = "the writer rejected it when it first came; why was lost with the process that was told"
+        rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
+        outcome.take(replace(answer, rejected=rejected))
+
+    async def _until_room(self, batch: Batch, changes: Changes, outcome: Outcome) -> None:
+        """Send what the graph had no room for again until it has."""
+        full = outcome.first("full")
+        if full is None:
+            return
+        positions = {**self._positions(), **judged.nothing_since(self._done, batch.messages)}
+        self._metrics.waiting("room", 1)
+        while full is not None:
+            logger.warning("waiting for room in the graph: %s", full.reason)
+            # after a crash they are judged anew
+            await self._apply(Changes(positions=positions))
+            await self._sleep(_FULL_S)
+            wanted = np.zeros(changes.num_events, np.bool_)
+            wanted[[at for at, each in outcome.rejected.items() if each.code in _FOR_ROOM]] = True
+            again = parts.choose(changes, wanted)
+            outcome.take(await self._apply(replace(again, positions=positions)), np.flatnonzero(wanted))
+            full = outcome.first("full")
+        self._metrics.waiting("room", 0)
+
+    async def _add_nodes(self, changes: Changes, upserts: Upserts) -> None:
+        nodes = replace(upserts.missing(changes), positions=self._positions())
+        if not nodes.num_events:
+            return
+        while True:
+            answer = await self._apply(nodes)
+            full = next((each for each in answer.rejected if each.code == "full"), None)
+            if full is None:
+                break
+            logger.warning("waiting for room in the graph: %s", full.reason)
+            self._metrics.waiting("room", 1)
+            await self._sleep(_FULL_S)
+        self._metrics.waiting("room", 0)
+        if all(each.code == "node_exists" for each in answer.rejected):
+            upserts.are_there(nodes)
+
+    async def _apply(self, changes: Changes) -> Applied:
+        (answer,) = await self._patience.until_done("writer", lambda: self._writer.apply([changes]))
+        self._is_durable(changes.positions)
+        return answer
+
+    def _is_durable(self, positions: Mapping[str, Any]) -> None:
+        self._durable |= positions
+        self.intake.acknowledge(judged.positions_of_sources(positions))
+
+    def _positions(self) -> dict[str, Any]:
+        return {**self._done, **judged.nothing_since(self._done), **self._extra_positions()}
+
+    def _count(self, batch: Batch, outcome: Outcome) -> None:
+        self._metrics.outcomes(outcome.counts())
+        times = batch.changes.event_time_ms
+        if times is None:
+            return
+        self._metrics.late.inc(int(np.count_nonzero((times > 0) & (times < self._newest_ms))))
+        self._newest_ms = max(self._newest_ms, int(times.max()))
+        self._metrics.visible(times[outcome.applied], 1e3 * self._now())

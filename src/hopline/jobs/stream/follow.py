@@ -1,0 +1,163 @@
+"""A stream from its start to its end: who takes part, what is told meanwhile, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hopline.brokers.registry import open_sink, open_source
+from hopline.config import Config
+from hopline.errors import BadRequest
+from hopline.graph.schema import GraphSchema
+from hopline.jobs.stream.consumer import Consumer, StreamOptions
+from hopline.jobs.stream.dead_letters import DeadLetters, Discard, FileDeadLetters, Refuse, SinkDeadLetters
+from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
+from hopline.jobs.stream.meters import StreamMetrics
+from hopline.jobs.stream.metrics_port import MetricsPort
+from hopline.jobs.stream.progress import Pace, show
+from hopline.jobs.stream.rescore import Rescorer
+from hopline.jobs.stream.writer import Patience
+from hopline.observe.metrics import Metrics
+from hopline.rollout.live_graph import live_socket
+
+logger = logging.getLogger("hopline.stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Rescoring:
+    """What is scored anew and where results go.
+
+    Attributes:
+        every_s: seconds between rounds; 0 is at once.
+        server: URL of who scores.
+        results: address of a topic.
+        node_type: None means the graph's only one.
+    """
+
+    every_s: float
+    server: str
+    model: str
+    results: str
+    node_type: str | None = None
+    api_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What to follow.
+
+    Attributes:
+        source: address of the events.
+        config: the graph and its live folder.
+        dead_letters: address of a topic, a file, "discard", or None to stop at the first.
+        metrics_host, metrics_port: -1 is off, 0 takes a free one.
+    """
+
+    source: str
+    config: Config
+    dead_letters: str | None = None
+    rescoring: Rescoring | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = -1
+    quiet: bool = False
+    options: StreamOptions = field(default_factory=StreamOptions)
+
+
+async def follow(stream: Stream) -> None:
+    """Follow a stream until SIGTERM or SIGINT; what was taken is finished.
+
+    Raises: StreamStopped: an event at which the stream shall stop. HoplineError: it cannot start or go on.
+    """
+    source = open_source(stream.source, "--from")
+    dead_letters = _dead_letters(stream.dead_letters)
+    path = live_socket(stream.config)
+    registry = Metrics()
+    metrics = StreamMetrics(registry)
+    async with contextlib.AsyncExitStack() as stack:
+        if stream.metrics_port >= 0:
+            port = await stack.enter_async_context(
+                MetricsPort(registry, stream.metrics_host, stream.metrics_port)
+            )
+            logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port.port)
+        if not somebody_listens(path):
+            await stack.enter_async_context(OwnWriter(stream.config))
+        writer = SocketWriter(path)
+        writer.start()
+        stack.push_async_callback(writer.close)
+        standing = await Patience(metrics.waiting).until_done("writer", writer.standing)
+        rescorer = None
+        if stream.rescoring is not None:
+            rescorer = await _rescorer(stream.rescoring, writer, metrics, standing.schema, stack)
+            await rescorer.open(standing.positions, standing.sequence)
+        consumer = Consumer(
+            source,
+            writer,
+            dead_letters,
+            metrics,
+            stream.options,
+            after_batch=rescorer.changed if rescorer else lambda sequence, newest_ms: None,
+            extra_positions=rescorer.positions if rescorer else dict,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, consumer.stop)
+        pace = Pace(metrics, lambda: consumer.intake.lag)
+        background = [asyncio.create_task(show(pace, stream.quiet))]
+        if rescorer is not None:
+            background.append(asyncio.create_task(rescorer.run()))
+        running = asyncio.create_task(consumer.run(standing))
+        try:
+            await asyncio.wait([running, *background[1:]], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():  # scoring failed for good: results would be missing
+                consumer.stop()
+            await running
+            for task in background[1:]:
+                if task.done():
+                    await task
+        finally:
+            for task in [*background, running]:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+        if rescorer is not None:
+            await rescorer.catch_up()
+            await consumer.commit()
+        logger.info("ended: %s", pace.line())
+
+
+def _dead_letters(address: str | None) -> DeadLetters:
+    if address is None:
+        return Refuse()
+    if address == "discard":
+        return Discard()
+    if "://" in address:
+        return SinkDeadLetters(open_sink(address, "--dead-letters"))
+    return FileDeadLetters(Path(address))
+
+
+async def _rescorer(
+    wanted: Rescoring,
+    writer: SocketWriter,
+    metrics: StreamMetrics,
+    schema: GraphSchema,
+    stack: contextlib.AsyncExitStack,
+) -> Rescorer:
+    node_type = wanted.node_type
+    if node_type is None and len(schema.node_types) == 1:
+        node_type = next(iter(schema.node_types))
+    if node_type not in schema.node_types:
+        raise BadRequest(
+            f"--node-type: {node_type!r} is none of the graph's; say whose nodes {wanted.model!r} scores: "
+            f"{', '.join(schema.node_types)}"
+        )
+    from hopline.jobs.targets import ServerTarget
+
+    scorer = await stack.enter_async_context(ServerTarget(wanted.server, wanted.api_key))
+    sink = open_sink(wanted.results, "--results")
+    rescorer = Rescorer(writer, scorer, sink, metrics, wanted.model, node_type, every_s=wanted.every_s)
+    stack.push_async_callback(rescorer.close)
+    return rescorer

@@ -1,0 +1,161 @@
+"""Takes messages from a source while earlier ones are applied. The only task that asks the source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from hopline.brokers.base import Message, Position, Source
+from hopline.jobs.stream.meters import StreamMetrics
+
+logger = logging.getLogger("hopline.stream")
+
+#: Seconds that one poll may wait; acknowledgements and lag wait for it.
+_POLL_S = 0.25
+_LAG_EVERY_S = 1.0
+#: Payloads of one batch, unless one message has more: the writer reads messages of 256 MiB.
+_MAX_BYTES = 32 << 20
+#: So many polls in a row that bring nothing: there is nothing, or nothing known.
+_DRY_POLLS = 4
+
+
+class Intake:
+    """Keeps up to `max_messages` at hand.
+
+    Attributes:
+        lag: partition -> messages that the broker has and that were not delivered, about a second old.
+    """
+
+    def __init__(self, source: Source, max_messages: int, metrics: StreamMetrics) -> None:
+        self._source = source
+        self._max = max_messages
+        self._metrics = metrics
+        self._waiting: list[Message] = []
+        self._some = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._to_acknowledge: dict[str, Position] = {}
+        self._failure: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lag_at = 0.0
+        self._ending = False
+        self.lag: Mapping[str, int] = {}
+        self._dry_polls = 0
+        self._was_ok = True
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the broker answers and has no more."""
+        if self._waiting or self._dry_polls <= _DRY_POLLS or not self._source.health().ok:
+            return False
+        return not any(self.lag.values())
+
+    async def open(self, positions: Mapping[str, Position]) -> None:
+        """Begin to read there."""
+        await self._source.open(positions)
+        self._task = asyncio.create_task(self._run())
+
+    async def take(self, wait_s: float, linger_s: float = 0.0) -> list[Message]:
+        """What is at hand; where that is nothing, what comes within `wait_s`.
+
+        Args:
+            linger_s: wait so much longer for a batch to fill.
+        Raises: what the source raised.
+        """
+        if not self._waiting and self._failure is None:
+            self._some.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._some.wait(), wait_s)
+        if self._waiting and linger_s and len(self._waiting) < self._max and self._failure is None:
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._until_full(), linger_s)
+        if not self._waiting and self._failure is not None:
+            raise self._failure
+        count = _within(self._waiting, _MAX_BYTES)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._room.set()
+        return taken
+
+    def acknowledge(self, positions: Mapping[str, Position]) -> None:
+        """Have the broker told, soon."""
+        self._to_acknowledge.update(positions)
+
+    async def stop(self) -> None:
+        """Take no more from the source; what is at hand can still be taken."""
+        self._ending = True  # a cancellation that meets an arrival may be lost
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def close(self) -> None:
+        """Tell the broker what it has not been told, and let go of it."""
+        await self.stop()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._tell()
+        await self._source.close()
+
+    async def _until_full(self) -> None:
+        while len(self._waiting) < self._max and self._failure is None:
+            self._some.clear()
+            self._room.set()
+            await self._some.wait()
+
+    async def _run(self) -> None:
+        try:
+            while not self._ending:
+                await self._tell()
+                if len(self._waiting) >= self._max:
+                    self._room.clear()
+                    await self._room.wait()
+                    continue
+                messages = await self._source.poll(self._max - len(self._waiting), _POLL_S)
+                self._dry_polls = 0 if messages else self._dry_polls + 1
+                if messages:
+                    self._waiting += messages
+                    self._metrics.messages.inc(len(messages))
+                    self._some.set()
+        except Exception as error:  # raised to whoever takes next
+            self._failure = error
+            self._some.set()
+
+    async def _tell(self) -> None:
+        if self._to_acknowledge:
+            positions, self._to_acknowledge = self._to_acknowledge, {}
+            await self._source.acknowledge(positions)
+        for gap in self._source.take_gaps():
+            logger.error(
+                "%s: messages from %s on are gone (%s lost): %s",
+                gap.partition,
+                gap.position,
+                "?" if gap.lost is None else gap.lost,
+                gap.reason,
+            )
+            self._metrics.gap(gap.partition, gap.lost)
+        health = self._source.health()
+        if health.ok != self._was_ok:
+            self._was_ok = health.ok
+            self._metrics.waiting("broker", not health.ok)
+            if health.ok:
+                logger.info("the broker answers again")
+            else:
+                logger.warning("waiting for the broker: %s", health.reason)
+        now = time.monotonic()
+        if now - self._lag_at >= _LAG_EVERY_S or self._dry_polls == _DRY_POLLS:
+            self._lag_at = now
+            self.lag = await self._source.lag()
+            self._metrics.lag(self.lag)
+
+
+def _within(messages: list[Message], num_bytes: int) -> int:
+    """How many messages have at most so many bytes together; one at least."""
+    for count, message in enumerate(messages):
+        num_bytes -= len(message.payload)
+        if num_bytes < 0 and count:
+            return count
+    return len(messages)

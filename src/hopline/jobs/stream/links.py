@@ -1,0 +1,152 @@
+"""The writer of a live graph from here: over its socket; where nobody runs one, in a process of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hopline.config import Config, needed_folder
+from hopline.errors import GraphError
+from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.jobs.stream.writer import Standing
+from hopline.live.link import WriterLink
+from hopline.live.process import COMMAND, Orders
+from hopline.rollout.live_graph import live_folder, live_socket
+
+logger = logging.getLogger("hopline.stream")
+
+#: Seconds before a writer that died is started again: doubled up to the last; back after so long a life.
+_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
+#: What was taken is answered within these seconds of the end.
+_DRAIN_S = 15.0
+
+
+class SocketWriter:
+    """A writer that listens on a Unix socket; see `Writer`.
+
+    Args:
+        path: of the socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._link = WriterLink(path, "hopline stream")
+
+    def start(self) -> None:
+        """Connect, now and whenever the connection is lost."""
+        self._link.start()
+
+    async def standing(self) -> Standing:
+        """As `Writer.standing`."""
+        welcome = await self._link.welcome()
+        status = await self._link.status()
+        return Standing(welcome.graph_schema, status.sequence, status.positions)
+
+    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+        """As `Writer.apply`."""
+        return await self._link.apply(batches)
+
+    async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
+        """As `Writer.affected`."""
+        return await self._link.affected(since)
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._link.close()
+
+
+class OwnWriter:
+    """Runs a writer process while it is entered, and starts it again when it dies.
+
+    Args:
+        config: `graph.path` and `live`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        live = config.live
+        folder = live_folder(config)
+        self._orders = Orders(
+            graph=str(needed_folder(config, "graph.path")),
+            folder=str(folder),
+            socket=str(live_socket(config)),
+            spare_nodes=live.spare_nodes,
+            spare_edges=live.spare_edges,
+            num_levels=live.levels,
+            reads_degrees=live.degrees,
+            seen_events=live.remembered_events,
+            snapshot_bytes=live.snapshot_bytes,
+            snapshot_s=live.snapshot_s,
+            log_level=config.log.level.upper(),
+        )
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> OwnWriter:
+        """Start it. Raises: GraphError: it ends before it is ready; its log says why."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        await self._start()
+        self._keeper = asyncio.create_task(self._keep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let it finish, and wait for its end."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()  # it ends in order when its orders do
+        try:
+            await asyncio.wait_for(process.wait(), _DRAIN_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _start(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(self._orders.line())
+        ready = await process.stdout.readline()
+        if not ready:
+            code = await process.wait()
+            raise GraphError(
+                f"the writer of {self._folder} ended with exit code {code} before it was ready; its log "
+                "is above"
+            )
+
+    async def _keep(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        while True:
+            assert self._process is not None
+            began = loop.time()
+            code = await self._process.wait()
+            pause_s = _FIRST_PAUSE_S if loop.time() - began > _STEADY_S else min(2 * pause_s, _LAST_PAUSE_S)
+            logger.error("the writer ended with exit code %s; starting it again in %.1f s", code, pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._start()
+            except GraphError as error:
+                logger.error("%s", error)
+
+
+def somebody_listens(path: Path) -> bool:
+    """Whether there is a writer at a socket."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1.0)
+        try:
+            caller.connect(str(path))
+        except OSError:
+            return False
+    return True

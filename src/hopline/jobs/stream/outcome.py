@@ -1,0 +1,62 @@
+"""What became of a batch's events, over all the times that it took to apply them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.live.changes import Applied, Rejected
+from hopline.types import IdArray
+
+
+class Outcome:
+    """Of `num_events` events.
+
+    Attributes:
+        applied: bool [num_events], those that changed the graph while this batch was applied. One that was
+            applied here and is a duplicate when it is sent again counts as applied.
+        duplicate: bool [num_events].
+        rejected: order -> why.
+        sequence: the version that has them.
+    """
+
+    def __init__(self, num_events: int) -> None:
+        self.applied: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
+        self.duplicate: NDArray[np.bool_] = np.zeros(num_events, np.bool_)
+        self.rejected: dict[int, Rejected] = {}
+        self.sequence = 0
+
+    def take(self, answer: Applied, orders: IdArray | None = None) -> None:
+        """Take an answer of the writer in.
+
+        Args:
+            orders: int64, the events that it is about, in its order; None means all.
+        """
+        about = np.arange(len(self.applied)) if orders is None else orders
+        rest = np.ones(len(about), np.bool_)
+        self.sequence = answer.sequence
+        for order in about.tolist():
+            self.rejected.pop(order, None)
+        for each in answer.rejected:
+            order = int(about[each.order])
+            rest[each.order] = False
+            self.rejected[order] = Rejected(order, each.code, each.reason)
+        again = about[list(answer.duplicates)]
+        rest[list(answer.duplicates)] = False
+        self.duplicate[again] = ~self.applied[again]
+        self.applied[about[rest]] = True
+
+    def first(self, code: str) -> Rejected | None:
+        """The first event that was rejected so; None where none was."""
+        return min(
+            (e for e in self.rejected.values() if e.code == code), key=lambda e: e.order, default=None
+        )
+
+    def counts(self) -> Mapping[str, int]:
+        """Events by what became of them."""
+        found = Counter(each.code for each in self.rejected.values())
+        found["applied"], found["duplicate"] = int(self.applied.sum()), int(self.duplicate.sum())
+        return {name: count for name, count in found.items() if count}

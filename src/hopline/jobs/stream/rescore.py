@@ -1,0 +1,196 @@
+"""Scores anew what changes touched, and publishes it: at once or on a schedule, at least once.
+
+The version up to which results are published is kept with the positions of the stream. What was scored and
+not published when the process died is scored again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from hopline.brokers.base import Outgoing, Sink
+from hopline.errors import BadRequest, DeadlineExceeded, ModelNotReady, Overloaded
+from hopline.graph.live.changes import Ids
+from hopline.jobs.stream.meters import StreamMetrics
+from hopline.jobs.stream.writer import Patience, Writer
+from hopline.types import ExternalId, ScoreRequest, ScoreResult
+
+#: Scoring is asked for again after these as well.
+_PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
+
+
+class Scorer(Protocol):
+    """Answers score requests; `jobs.targets` has two."""
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Answer. Raises: HoplineError."""
+        ...
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What is published of one node.
+
+    Attributes:
+        node_type, node: whose it is.
+        outputs: output name -> number or numbers.
+        graph_version: that it was computed on; sequence: changes up to this version are in it.
+        event_time_ms: of the newest event in it; 0 if unknown.
+        scored_at_ms: when it was computed.
+    """
+
+    model: str
+    version: str
+    graph_version: str
+    node_type: str
+    node: ExternalId
+    outputs: dict[str, Any]
+    sequence: int
+    event_time_ms: int
+    scored_at_ms: int
+
+
+class Rescorer:
+    """Keeps the published scores of one model up to date.
+
+    Args:
+        model: its name. node_type: of the nodes that it scores.
+        every_s: seconds between rounds; 0 scores after each batch, those meanwhile together.
+        chunk: nodes of one request.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        scorer: Scorer,
+        sink: Sink,
+        metrics: StreamMetrics,
+        model: str,
+        node_type: str,
+        *,
+        every_s: float = 0.0,
+        chunk: int = 1024,
+        patience: Patience | None = None,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._writer = writer
+        self._scorer = scorer
+        self._sink = sink
+        self._metrics = metrics
+        self._model = model
+        self._node_type = node_type
+        self._every_s = every_s
+        self._chunk = chunk
+        self._patience = patience or Patience(metrics.waiting, sleep)
+        self._now = now
+        self._sleep = sleep
+        self._key = f"hopline/scored/{model}"
+        self._changed = asyncio.Event()
+        self._latest = 0
+        self._newest_ms = 0
+        self.scored = 0
+
+    async def open(self, positions: Mapping[str, Any], sequence: int) -> None:
+        """Go on where results were published up to; the first time, at the present version."""
+        await self._sink.open()
+        self.scored = int(positions.get(self._key, sequence))
+        self._latest = sequence
+        if self.scored < sequence:
+            self._changed.set()
+
+    def positions(self) -> Mapping[str, Any]:
+        """What is to be kept: the version up to which results are published."""
+        return {self._key: self.scored}
+
+    def changed(self, sequence: int, newest_ms: int) -> None:
+        """There is a new version."""
+        self._latest = max(self._latest, sequence)
+        self._newest_ms = newest_ms
+        self._metrics.unscored.set(self._latest - self.scored)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Score whenever something changed; until cancelled."""
+        while True:
+            await self._changed.wait()
+            if self._every_s:
+                await self._sleep(self._every_s)
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Score and publish what changed since the last time."""
+        self._changed.clear()
+        newest_ms = self._newest_ms
+        sequence, affected = await self._patience.until_done(
+            "writer", lambda: self._writer.affected(self.scored)
+        )
+        ids = affected.get(self._node_type, ())
+        for begin in range(0, len(ids), self._chunk):
+            await self._score(ids[begin : begin + self._chunk], sequence, newest_ms)
+        self.scored = sequence
+        self._metrics.unscored.set(max(0, self._latest - sequence))
+
+    async def close(self) -> None:
+        """Let go of the sink."""
+        await self._sink.close()
+
+    async def _score(self, ids: Ids, sequence: int, newest_ms: int) -> None:
+        request = ScoreRequest(self._model, ids, on_missing="null")
+        answer = await self._patience.until_done("scores", lambda: self._scorer.score(request), _PASSING)
+        messages = self._messages(ids, answer, sequence, newest_ms)
+        await self._patience.until_done("results", lambda: self._sink.send(messages))
+        self._metrics.rescored.inc(len(ids))
+        self._metrics.results.inc(len(messages))
+
+    def _messages(self, ids: Ids, answer: ScoreResult, sequence: int, newest_ms: int) -> list[Outgoing]:
+        scored_at_ms = int(1e3 * self._now())
+        plain: Sequence[Any] = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        outputs = {name: values.tolist() for name, values in answer.outputs.items()}
+        gone = [False] * len(plain) if answer.missing is None else answer.missing.tolist()
+        return [
+            Outgoing(
+                msgspec.json.encode(
+                    Result(
+                        answer.model,
+                        answer.version,
+                        answer.graph_version,
+                        self._node_type,
+                        node,
+                        {name: values[row] for name, values in outputs.items()},
+                        sequence,
+                        newest_ms,
+                        scored_at_ms,
+                    )
+                ),
+                key=str(node),
+            )
+            for row, node in enumerate(plain)
+            if not gone[row]
+        ]
+
+
+def read_mode(text: str) -> tuple[Literal["request", "rescore"], float]:
+    """`--rescore`: "request", "immediate" or "schedule:SECONDS".
+
+    Raises: BadRequest: none of them.
+    """
+    if text == "request":
+        return "request", 0.0
+    if text == "immediate":
+        return "rescore", 0.0
+    name, _, seconds = text.partition(":")
+    try:
+        every_s = float(seconds) if name == "schedule" else 0.0
+    except ValueError:
+        every_s = 0.0
+    if not 0 < every_s < 1e7:
+        raise BadRequest(
+            f"--rescore {text!r} is none of request, immediate and schedule:SECONDS (schedule:30, say)"
+        )
+    return "rescore", every_s

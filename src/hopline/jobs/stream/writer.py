@@ -1,0 +1,107 @@
+"""What the consumer needs of a live graph's writer, and patience with one that cannot be asked now.
+
+Two things that the writer promises make a restart exact: a batch is durable and visible as a whole or not
+at all, and an event whose id it has seen is reported as a duplicate and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from hopline.errors import BrokerUnavailable, HoplineError, Unavailable
+from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.graph.schema import GraphSchema
+
+logger = logging.getLogger("hopline.stream")
+
+#: Seconds between two tries: the first, and the longest.
+_FIRST_S, _LONGEST_S = 0.05, 5.0
+ResultT = TypeVar("ResultT")
+Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a live graph stands.
+
+    Attributes:
+        schema: of the graph.
+        sequence: its present version.
+        positions: source -> where to go on, as the newest batch that named each said.
+    """
+
+    schema: GraphSchema
+    sequence: int
+    positions: Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """Applies changes to a live graph."""
+
+    async def standing(self) -> Standing:
+        """Where it stands now. Raises: Unavailable: worth another try. HoplineError: it is not."""
+        ...
+
+    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+        """Make changes durable and visible; returns when they are.
+
+        A batch without events makes its positions durable and no new version.
+
+        Raises: Unavailable: not done, or it is not known; asking again with the same event ids is safe.
+        """
+        ...
+
+    async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
+        """The present version, and node type -> ids of nodes whose answers changed after `since`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go."""
+        ...
+
+
+class Patience:
+    """Tries again while what is asked cannot be had now, ever more slowly, and says so once.
+
+    Args:
+        tell: called with what is waited for and 1 when waiting begins, 0 when it ends.
+        sleep: waits for seconds.
+    """
+
+    def __init__(
+        self, tell: Callable[[str, int], object] = lambda what, waiting: None, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        self._tell = tell
+        self._sleep = sleep
+
+    async def until_done(
+        self,
+        what: str,
+        call: Callable[[], Awaitable[ResultT]],
+        passing: tuple[type[HoplineError], ...] = (),
+    ) -> ResultT:
+        """The result of `call`, asked again after each `Unavailable` or `BrokerUnavailable`.
+
+        Args:
+            passing: further errors that pass.
+        """
+        delay = 0.0
+        waited_out: tuple[type[HoplineError], ...] = (Unavailable, BrokerUnavailable, *passing)
+        while True:
+            try:
+                result = await call()
+            except waited_out as error:
+                if not delay:
+                    logger.warning("waiting for %s: %s", what, error)
+                    self._tell(what, 1)
+                delay = min(_LONGEST_S, 2 * delay or _FIRST_S)
+                await self._sleep(delay)
+                continue
+            if delay:
+                logger.info("%s: going on", what)
+                self._tell(what, 0)
+            return result
