@@ -1,4 +1,8 @@
-"""The last pass: final states through the head into the sink, in order, on all threads."""
+"""Final states through the head into the sink, in order.
+
+While the last level is computed, rows whose predecessors are all done are written already, by the thread
+that listens to the engine; what is left then is written on all threads.
+"""
 
 from __future__ import annotations
 
@@ -19,75 +23,68 @@ from hopline.jobs.batch.states import RowFile
 from hopline.jobs.batch.work import SPAN_ROWS
 from hopline.types import AnyArray, FloatArray
 
-_Columns = dict[str, AnyArray | list[str]]
+Columns = dict[str, AnyArray | list[str]]
 
 
-def write_table(
-    sink: Sink,
-    schema: TableSchema,
-    folder: Path,
-    spec: ModelSpec,
-    states: RowFile,
-    ids: IdIndex,
-    threads: int,
-    advance: Advance,
-) -> None:
-    """Write a table and commit it.
+class TableWriter:
+    """Writes one table.
 
     Args:
+        sink: opened here; every way out of the caller must end in `finish` or `abort`.
+        schema: of the table.
         folder, spec: the model.
-        states: rows of the final level.
+        states: file of the final level's rows.
         ids: of the node type.
 
     Raises:
-        SinkError: it could not be written; nothing of it is visible.
+        SinkError: the sink cannot take it.
     """
-    names = tuple(column.name for column in schema.columns)
-    done = sink.open(schema)
-    try:
-        for begin, columns in _units(schema, folder, spec, states, ids, threads, names, done):
-            sink.write(begin, columns)
-            advance("writing", begin + len(columns[ID_COLUMN]), schema.num_rows)
-        sink.commit()
-    except BaseException:
-        sink.abort()
-        raise
 
+    def __init__(
+        self, sink: Sink, schema: TableSchema, folder: Path, spec: ModelSpec, states: Path, ids: IdIndex
+    ) -> None:
+        self._sink = sink
+        self.schema = schema
+        self._folder = folder
+        self._spec = spec
+        self._states = RowFile(states)
+        self._ids = ids
+        self._names = tuple(column.name for column in schema.columns)
+        self._own = threading.local()
+        self._at = sink.open(schema)
 
-def _units(
-    schema: TableSchema,
-    folder: Path,
-    spec: ModelSpec,
-    states: RowFile,
-    ids: IdIndex,
-    threads: int,
-    names: tuple[str, ...],
-    done: int,
-) -> Iterator[tuple[int, _Columns]]:
-    """Rows of the table from `done` on, in order."""
-    own = threading.local()
+    def feed(self, ready: int) -> None:
+        """Write, in spans, what there is of the table's rows [0, ready)."""
+        while self._at < ready and (ready - self._at >= SPAN_ROWS or ready == self.schema.num_rows):
+            self._put(self._columns(self._at))
 
-    def unit(begin: int) -> tuple[int, _Columns]:
-        if not hasattr(own, "head"):
-            own.head = Head(folder, spec, states.array.shape[1], names)
-        end = min(begin + SPAN_ROWS, schema.num_rows)
-        if schema.rows is None:
-            rows = np.arange(begin, end)
-            found: FloatArray = np.empty((end - begin, states.array.shape[1]), np.float32)
-            states.read_range(begin, end, found)
-        else:
-            rows = schema.rows[begin:end]
-            found = np.empty((end - begin, states.array.shape[1]), np.float32)
-            states.read(rows, found)
-        columns: _Columns = {ID_COLUMN: ids.external(rows)}
-        columns.update(own.head.run(found))
-        return begin, columns
+    def finish(self, threads: int, advance: Advance) -> None:
+        """Write the rest and commit; the last level is done.
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="batch-head") as pool:
-        waiting: deque[Future[tuple[int, _Columns]]] = deque()
+        Raises:
+            SinkError: it could not be written; nothing of it is visible.
+        """
+        with ThreadPoolExecutor(threads, thread_name_prefix="batch-head") as pool:
+            for columns in self._rest(pool, threads):
+                self._put(columns)
+                advance("writing", self._at, self.schema.num_rows)
+        self._sink.commit()
+        self._states.close()
+
+    def abort(self) -> None:
+        """Give up; nothing becomes visible."""
+        self._sink.abort()
+        self._states.close()
+
+    def _put(self, columns: Columns) -> None:
+        self._sink.write(self._at, columns)
+        self._at += len(columns[ID_COLUMN])
+
+    def _rest(self, pool: ThreadPoolExecutor, threads: int) -> Iterator[Columns]:
+        waiting: deque[Future[Columns]] = deque()
         try:
-            for begin in range(done, schema.num_rows, SPAN_ROWS):
-                waiting.append(pool.submit(unit, begin))
+            for begin in range(self._at, self.schema.num_rows, SPAN_ROWS):
+                waiting.append(pool.submit(self._columns, begin))
                 if len(waiting) > 2 * threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -95,3 +92,20 @@ def _units(
         finally:
             for future in waiting:
                 future.cancel()
+
+    def _columns(self, begin: int) -> Columns:
+        """Rows from `begin` on, at most SPAN_ROWS."""
+        dim = self._states.array.shape[1]
+        if not hasattr(self._own, "head"):
+            self._own.head = Head(self._folder, self._spec, dim, self._names)
+        end = min(begin + SPAN_ROWS, self.schema.num_rows)
+        found: FloatArray = np.empty((end - begin, dim), np.float32)
+        if self.schema.rows is None:
+            rows = np.arange(begin, end)
+            self._states.read_range(begin, end, found)
+        else:
+            rows = self.schema.rows[begin:end]
+            self._states.read(rows, found)
+        columns: Columns = {ID_COLUMN: self._ids.external(rows)}
+        columns.update(self._own.head.run(found))
+        return columns

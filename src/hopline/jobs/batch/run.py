@@ -30,12 +30,13 @@ from hopline.jobs.batch.previous import PreviousRun
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
-from hopline.jobs.batch.results import write_table
+from hopline.jobs.batch.results import TableWriter
 from hopline.jobs.batch.rows import below_of, with_all_neighbors
 from hopline.jobs.batch.sink import Sink, TableSchema
-from hopline.jobs.batch.spans import Span, count, merged, missing
+from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Worker
+from hopline.live.snapshots import open_graph
 from hopline.types import ExternalIds, IdArray
 
 #: Unknown ids that a message lists.
@@ -75,7 +76,7 @@ class BatchOptions:
 class BatchRun:
     """Args:
         model_folder: `<repository>/<model>/<version>`.
-        graph_folder: a saved graph.
+        graph_folder: a saved graph, or the folder of a live one, of which a snapshot is taken.
         work: folder for what is half done, on a disk with room for the states of two levels.
         options: see there.
         engine: makes the engine; None computes on threads of this process.
@@ -112,7 +113,8 @@ class BatchRun:
                 "are no nodes to score; a batch run takes graph models"
             )
         self._spec = spec
-        self._graph = Graph.open(graph_folder)
+        # An interrupted run goes on with the snapshot that it began with, if that is still the newest.
+        self._graph = open_graph(graph_folder, fresh=not work.exists())
         check_schema(spec, self._graph)
         usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
         self._outputs = chosen_outputs(spec, self._options.outputs or usual)
@@ -130,6 +132,9 @@ class BatchRun:
             raise
         self._pending: dict[tuple[int, str], list[Span]] = {}
         self._reports: list[LevelReport] = []
+        #: Of the table that is written while the last level is computed.
+        self._writer: TableWriter | None = None
+        self._open_sink: Callable[[], Sink]
 
     def run(self, open_sink: Callable[[], Sink]) -> Report:
         """Compute what is not done yet, and write the tables.
@@ -141,6 +146,7 @@ class BatchRun:
             BatchError: the disk is full, or anything else that another start may mend.
             SinkError: the results cannot be brought to the sink; the states are kept.
         """
+        self._open_sink = open_sink
         try:
             for level in range(self._first_level(), len(self._needed)):
                 for node_type in self._needed[level]:
@@ -148,13 +154,16 @@ class BatchRun:
                 self._end_level(level)
             if self._options.keep:
                 self._finish_states()
-            num_rows = self._write(open_sink)
-            report = self._report(num_rows)
+            report = self._report(self._write())
             if self._options.keep:
                 self._work.close()
             else:
                 self._work.remove()
             return report
+        except BaseException:
+            if self._writer is not None:
+                self._writer.abort()
+            raise
         finally:
             self._engine.close()
             self._work.close()
@@ -245,6 +254,9 @@ class BatchRun:
         counted = [count(done), 0]
         before = counted[0]
         self._advance(label, before, work.num_rows)
+        if level == len(self._needed) - 1 and len(self._types) == 1 and work.rows is None:
+            self._writer = self._open_table(node_type)
+            self._writer.feed(leading(done))
 
         def span_done(span: Span, num_edges: int) -> None:
             counted[0] += span[1] - span[0]
@@ -253,6 +265,8 @@ class BatchRun:
             self._advance(label, counted[0], work.num_rows)
             if self._clock() - self._synced >= self._options.checkpoint_s:
                 self._checkpoint()
+            if self._writer is not None:
+                self._writer.feed(leading([*done, *self._pending.get(key, []), *self._work.done(*key)]))
 
         try:
             self._engine.run(work, missing(done, work.num_rows, work.span_rows), span_done)
@@ -410,18 +424,20 @@ class BatchRun:
 
     # The tables.
 
-    def _write(self, open_sink: Callable[[], Sink]) -> int:
-        top = len(self._needed) - 1
+    def _write(self) -> int:
         num_rows = 0
         for name in self._types:
-            schema = self._schema(name, name if len(self._types) > 1 else "")
-            states = RowFile(self._final_file(top, name))
-            threads = self._engine.threads
-            ids = self._graph.nodes[name].ids
-            write_table(open_sink(), schema, self._folder, self._spec, states, ids, threads, self._advance)
-            states.close()
-            num_rows += schema.num_rows
+            writer = self._writer = self._writer or self._open_table(name)
+            writer.finish(self._engine.threads, self._advance)
+            num_rows += writer.schema.num_rows
+            self._writer = None
         return num_rows
+
+    def _open_table(self, node_type: str) -> TableWriter:
+        schema = self._schema(node_type, node_type if len(self._types) > 1 else "")
+        states = self._final_file(len(self._needed) - 1, node_type)
+        ids = self._graph.nodes[node_type].ids
+        return TableWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
 
     def _final_file(self, top: int, node_type: str) -> Path:
         if not self._whole and self._spec.levels[top][node_type].file is None:

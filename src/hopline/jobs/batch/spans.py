@@ -33,3 +33,9 @@ def missing(done: Iterable[Span], num_rows: int, most: int) -> Iterator[Span]:
 def count(spans: Iterable[Span]) -> int:
     """Rows of disjoint spans."""
     return sum(end - begin for begin, end in spans)
+
+
+def leading(spans: Iterable[Span]) -> int:
+    """Rows [0, n) are all in these spans: the largest such n."""
+    found = merged(spans)
+    return found[0][1] if found and found[0][0] == 0 else 0

@@ -64,22 +64,35 @@ class LevelWork:
     span_rows: int = SPAN_ROWS
 
 
+def listed(rows: IdArray | None, begin: int, end: int) -> IdArray:
+    """Rows [begin, end) of a level's list, int64 [end - begin]; `rows` None means all rows."""
+    return np.arange(begin, end) if rows is None else np.array(rows[begin:end], np.int64)
+
+
 class Worker:
     """Does spans of one level; for one thread.
 
     Args:
         work: what to do.
         graph, spec: where the caller has them open already (`spec` as in model.json).
+        writes: False for one that only computes, and leaves the file to somebody else.
     """
 
-    def __init__(self, work: LevelWork, graph: Graph | None = None, spec: ModelSpec | None = None) -> None:
+    def __init__(
+        self,
+        work: LevelWork,
+        graph: Graph | None = None,
+        spec: ModelSpec | None = None,
+        *,
+        writes: bool = True,
+    ) -> None:
         self.work = work
         graph = graph if graph is not None else Graph.open(work.graph_folder)
         spec = spec if spec is not None else read_spec(work.model_folder, verify=False)
         spec = with_all_neighbors(spec) if work.exact else spec
         self._files = {name: RowFile(path) for name, path in work.below.items()}
         self._raw = RowFile(work.raw) if work.raw is not None else None
-        self._out = RowFile(work.out, writable=True)
+        self._out = RowFile(work.out, writable=True) if writes else None
         self._rows: IdArray | None = None if work.rows is None else np.load(work.rows, mmap_mode="r")
         self._buffer = np.empty((work.span_rows, work.dim), np.float32)
         below: dict[str, Base] = dict(self._files)
@@ -109,9 +122,20 @@ class Worker:
         Raises:
             BatchError: the disk is full.
         """
-        ids = np.arange(begin, end) if self._rows is None else np.array(self._rows[begin:end], np.int64)
-        num_edges = self._computer.compute(ids, self._buffer[: end - begin])
-        self._out.write(ids, self._buffer[: end - begin])
+        assert self._out is not None
+        num_edges = self.compute(begin, end, self._buffer)
+        self._out.write(listed(self._rows, begin, end), self._buffer[: end - begin])
+        return num_edges
+
+    def compute(self, begin: int, end: int, out: FloatArray) -> int:
+        """Compute rows [begin, end) of the list into out[: end - begin], float32 [>= n, dim].
+
+        Args:
+            begin, end: at most `span_rows` apart.
+
+        Returns: sampled edges.
+        """
+        num_edges = self._computer.compute(listed(self._rows, begin, end), out[: end - begin])
         if self._guard is not None:
             self._guard.check()
         return num_edges
