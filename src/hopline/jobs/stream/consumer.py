@@ -41,6 +41,8 @@ logger = logging.getLogger("hopline.stream")
 _IDLE_S = 0.05
 #: What waits for a graph without room asks again after these seconds.
 _FULL_S = 1.0
+#: Between two words that the graph is up to date.
+_CONFIRM_S = 0.25
 #: Codes of events that are sent again when there is room.
 _FOR_ROOM = frozenset({"full", "unknown_node"})
 
@@ -102,6 +104,7 @@ class Consumer:
         self._judged = Judged({})
         self._upserts: Upserts | None = None
         self._newest_ms = 0
+        self._confirmed_s = 0.0
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -133,8 +136,10 @@ class Consumer:
                     await self._process(messages, decoder)
                 else:
                     await self.commit()
-                    if self._options.once and self.intake.is_dry:
-                        break
+                    if self.intake.is_dry:
+                        if self._options.once:
+                            break
+                        await self._confirm()
             await self.intake.stop()
             while rest := await self.intake.take(0):
                 await self._process(rest, decoder)
@@ -148,6 +153,13 @@ class Consumer:
         positions = self._positions()
         if any(self._durable.get(name) != position for name, position in positions.items()):
             await self._apply(Changes(positions=positions))
+
+    async def _confirm(self) -> None:
+        """Say now and then that the graph has all that the broker has: answers tell how old it is."""
+        now = self._now()
+        if now - self._confirmed_s >= _CONFIRM_S:
+            self._confirmed_s = now
+            await self._apply(Changes())
 
     async def _next(self) -> list[Message]:
         take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._options.max_wait_ms / 1e3))
