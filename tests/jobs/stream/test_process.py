@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -50,6 +51,14 @@ class Process:
         )
         return cls(process)
 
+    def kill_writer(self):
+        """kill -9 of the writer that it started."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert children
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+
     async def end(self, number=None, timeout_s=60):
         """Exit code and log."""
         if number is not None and self.process.returncode is None:
@@ -70,6 +79,18 @@ async def publish(server, topic, payloads, chunk=25, pause_s=0.0):
             await asyncio.sleep(0.1)
         await asyncio.sleep(pause_s)
     await sink.close()
+
+
+async def has_grown(log):
+    """Wait until something is written there."""
+
+    def size():
+        return sum(file.stat().st_size for file in log.glob("*")) if log.exists() else 0
+
+    end, before = time.monotonic() + 40, size()
+    while size() == before:
+        assert time.monotonic() < end, "nothing was applied"
+        await asyncio.sleep(0.01)
 
 
 async def read_all(server, topic, wanted):
@@ -113,17 +134,24 @@ async def test_killed_at_any_moment_it_loses_no_event_and_applies_none_twice(ser
     # The mock of Kafka keeps nothing, so that only the others are killed as well. What a dying broker took
     # and did not confirm is sent twice: its events have ids, the others are known by where they are.
     events = [payload(i, **({"id": f"e-{i}"} if server.keeps else {})) for i in range(NUM_EVENTS)]
-    publishing = asyncio.create_task(publish(server, "edges", events, pause_s=0.25))
+    share = NUM_EVENTS // 5
     for life in range(4):
         process = await Process.start(folder, server, "--max-batch", 7)
-        await asyncio.sleep(1.5 + dice.random())
+        now = events[life * share : (life + 1) * share]
+        publishing = asyncio.create_task(publish(server, "edges", now, chunk=4, pause_s=0.05))
+        await has_grown(folder / "graph.live" / "log")
+        await asyncio.sleep(0.6 * dice.random())
+        if life == 1:
+            process.kill_writer()
+            await asyncio.sleep(1.0)
         if life == 2 and server.keeps:
             server.kill()
             await asyncio.sleep(0.3)
             server.start()
         code, log = await process.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, log
-    await publishing
+        await publishing
+    await publish(server, "edges", events[4 * share :])
     code, log = await (await Process.start(folder, server, "--once")).end()
     assert code == 0, log
     found, positions = edges(folder)

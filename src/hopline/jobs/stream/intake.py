@@ -16,6 +16,8 @@ logger = logging.getLogger("hopline.stream")
 #: Seconds that one poll may wait; acknowledgements and lag wait for it.
 _POLL_S = 0.25
 _LAG_EVERY_S = 1.0
+#: Seconds for which a broker may not answer before that is told; connecting takes some.
+_PATIENCE_S = 1.0
 #: Payloads of one batch, unless one message has more: the writer reads messages of 256 MiB.
 _MAX_BYTES = 32 << 20
 #: So many polls in a row that bring nothing: there is nothing, or nothing known.
@@ -138,10 +140,11 @@ class Intake:
             )
             self._metrics.gap(gap.partition, gap.lost)
         health = self._source.health()
-        if health.ok != self._was_ok:
-            self._was_ok = health.ok
-            self._metrics.waiting("broker", not health.ok)
-            if health.ok:
+        is_ok = health.ok or time.time() - health.since_s < _PATIENCE_S
+        if is_ok != self._was_ok:
+            self._was_ok = is_ok
+            self._metrics.waiting("broker", not is_ok)
+            if is_ok:
                 logger.info("the broker answers again")
             else:
                 logger.warning("waiting for the broker: %s", health.reason)
