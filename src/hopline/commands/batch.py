@@ -65,7 +65,14 @@ def batch(
     checkpoint_s: Annotated[
         float, typer.Option(help="Seconds of work that a kill can cost.", min=0.0)
     ] = 5.0,
-    engine: Annotated[str, typer.Option(help="What computes: this process, or a cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="What computes: local (this process) or ray.")] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a Ray cluster, for --engine ray. Default: RAY_ADDRESS; without it, one is started here.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
@@ -115,7 +122,7 @@ def batch(
             graph_folder,
             work or work_folder(to, f"batch-{model}-{version}"),
             options,
-            engine=partial(open_engine, engine),
+            engine=partial(open_engine, engine, address=ray_address or ""),
             advance=advance,
         )
         report = run.run(lambda: open_sink(to))

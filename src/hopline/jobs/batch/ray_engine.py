@@ -1,0 +1,222 @@
+"""Spans on a Ray cluster, as tasks; this process hands them out and alone writes what comes back.
+
+    driver ── spans ──► task on any node ── rows (Ray's object store) ──► driver ── pwrite ──► state file
+                          └── maps model, graph and the level below from a shared file system
+
+The level below is read from mapped files and not from Ray's object store: any row may be needed anywhere,
+so every node's store would have to hold all of it, while of a mapped file a node keeps what it reads, as
+page cache. Rows come back through the object store, so that there is one writer: file systems that
+machines share promise nothing to several writers of one page, and a machine that was given up cannot
+write into a later run.
+
+A task changes nothing, so Ray may do one again when its process or machine dies. What dies with this
+process is what was not marked in the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hopline.artifact import ModelSpec
+from hopline.errors import BatchError
+from hopline.graph import Graph
+from hopline.jobs.batch import ray_task
+from hopline.jobs.batch.publish import sync_file
+from hopline.jobs.batch.ray_task import Order
+from hopline.jobs.batch.spans import Span
+from hopline.jobs.batch.states import RowFile
+from hopline.jobs.batch.work import LevelWork, listed
+from hopline.types import IdArray
+
+#: Tries of a task whose process or machine dies; rows that end a process each time are not its fault.
+_RETRIES = 8
+#: Tasks that are handed out for each processor: one works, one waits with its arguments there.
+_AHEAD = 2
+#: Bytes of rows that a task brings back, unless that would leave processors idle.
+_TASK_BYTES = 8 << 20
+#: Tasks for each processor that a level is cut into at least, so that all end at about the same time.
+_TASKS_EACH = 4
+#: Of a cluster that is started here for the run, for each processor: what may wait to be written.
+_STORE_BYTES = 4 * _AHEAD * _TASK_BYTES
+_LEAST_STORE_BYTES = 128 << 20
+#: Seconds between looks at how many processors there are, and how long there may be none at all.
+_LOOK_S, _PATIENCE_S = 5.0, 300.0
+
+
+class RayEngine:
+    """See `work.Engine`.
+
+    Args:
+        graph, spec: of the run; other machines open the graph by its path.
+        threads: processors of the cluster that may work at once; 0 means all. They are also those of a
+            cluster that is started here.
+        address: of the cluster; "" takes RAY_ADDRESS, and without that starts one on this machine for as
+            long as the run takes. A connection that this process has already is used as it is.
+
+    Attributes:
+        threads: of this process: it turns final states into outputs on all processors.
+
+    Raises:
+        BatchError: Ray is missing, or there is no cluster at the address.
+    """
+
+    def __init__(self, graph: Graph, spec: ModelSpec, threads: int = 0, *, address: str = "") -> None:
+        if graph.path is None:
+            raise BatchError("a batch run needs a saved graph; save it first")
+        self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
+        self._limit = threads
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._ray = _import_ray()
+        self._connected = not self._ray.is_initialized()
+        if self._connected:
+            self._connect(address or os.environ.get("RAY_ADDRESS", ""))
+        task = self._ray.remote(ray_task.compute)
+        self._task = task.options(num_cpus=1, num_returns=1, max_retries=_RETRIES)
+
+    def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
+        """As `Engine.run`."""
+        wanted = list(spans)
+        if not wanted:
+            return
+        order = self._order(work)
+        rows: IdArray | None = None if work.rows is None else np.load(work.rows, mmap_mode="r")
+        tasks = _cut(wanted, work, self._processors())
+        out = RowFile(work.out, writable=True)
+        pending: dict[Any, list[Span]] = {}
+        try:
+            more = True
+            room, looked = _AHEAD * self._processors(), time.monotonic()
+            while more or pending:
+                fresh = list(islice(tasks, max(0, room - len(pending)))) if more else []
+                more = more and (bool(fresh) or len(pending) >= room)
+                for some in fresh:
+                    pending[self._task.remote(order, some)] = some
+                for ref in self._wait(list(pending)):
+                    some = pending.pop(ref)
+                    self._take(ref, some, rows, out, done)
+                if time.monotonic() - looked >= _LOOK_S:
+                    room, looked = max(1, _AHEAD * self._processors()), time.monotonic()
+        finally:
+            out.close()
+            for ref in pending:
+                self._ray.cancel(ref)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._connected:
+            self._connected = False
+            self._ray.shutdown()
+
+    def _take(
+        self,
+        ref: Any,
+        spans: list[Span],
+        rows: IdArray | None,
+        out: RowFile,
+        done: Callable[[Span, int], None],
+    ) -> None:
+        """Write what a task brought."""
+        try:
+            values, edges = self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, BatchError):
+                raise error.cause from None
+            raise BatchError(f"a task of the Ray cluster failed: {error}") from None
+        except self._ray.exceptions.RayError as error:
+            raise BatchError(
+                f"rows {spans[0][0]:,} to {spans[-1][1]:,} could not be computed on the Ray cluster, tried "
+                f"{_RETRIES + 1} times ({type(error).__name__}: {_first_line(error)}); what is done is "
+                "kept: start the same command again when that is mended"
+            ) from error
+        at = 0
+        for (begin, end), num_edges in zip(spans, edges, strict=True):
+            out.write(listed(rows, begin, end), values[at : at + end - begin])
+            at += end - begin
+            done((begin, end), num_edges)
+
+    def _wait(self, refs: list[Any]) -> list[Any]:
+        """Tasks that ended; waits for one at least."""
+        idle_since = time.monotonic()
+        while refs:
+            ready: list[Any]
+            ready, _ = self._ray.wait(refs, num_returns=1, timeout=_LOOK_S)
+            if ready:
+                # Those that ended meanwhile, too.
+                ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+                return ready
+            if self._processors():
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > _PATIENCE_S:
+                raise BatchError(
+                    f"the Ray cluster has had no processor for {_PATIENCE_S:.0f} s; what is done is kept: "
+                    "start the same command again when it has"
+                )
+        return []
+
+    def _processors(self) -> int:
+        found = int(self._ray.cluster_resources().get("CPU", 0))
+        return min(found, self._limit) if self._limit else found
+
+    def _order(self, work: LevelWork) -> Order:
+        """A level as other machines need it: where paths lead from anywhere."""
+        work = dataclasses.replace(
+            work,
+            model_folder=work.model_folder.absolute(),
+            graph_folder=self._graph_folder,
+            below={name: path.absolute() for name, path in work.below.items()},
+            raw=None if work.raw is None else work.raw.absolute(),
+            rows=None if work.rows is None else work.rows.absolute(),
+            out=work.out.absolute(),
+        )
+        read = [*work.below.values(), *(path for path in (work.raw, work.rows) if path is not None)]
+        for path in read:  # so that other machines find all of it
+            sync_file(path)
+        sizes = {path: path.stat().st_size for path in read}
+        return Order(secrets.token_hex(8), work, self._graph_version, sizes)
+
+    def _connect(self, address: str) -> None:
+        # A cluster of one run on one machine is nobody's business, unless its owner says otherwise.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+        if not address or address == "local":
+            address = "local"
+            options |= {
+                "num_cpus": self.threads,
+                "include_dashboard": False,
+                "object_store_memory": max(_LEAST_STORE_BYTES, _STORE_BYTES * self.threads),
+            }
+        try:
+            self._ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise BatchError(
+                f"there is no Ray cluster at {address} (--ray-address, RAY_ADDRESS): {_first_line(error)}"
+            ) from error
+
+
+def _cut(spans: list[Span], work: LevelWork, processors: int) -> Iterator[list[Span]]:
+    """Spans in the portions of tasks."""
+    span_bytes = 4 * work.dim * work.span_rows
+    most = max(1, min(_TASK_BYTES // max(1, span_bytes), len(spans) // max(1, _TASKS_EACH * processors)))
+    for at in range(0, len(spans), most):
+        yield spans[at : at + most]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise BatchError("--engine ray needs Ray: pip install 'hopline[ray]'") from None
+    return ray

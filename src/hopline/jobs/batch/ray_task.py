@@ -1,0 +1,95 @@
+"""What a process of a Ray cluster does: rows of some spans, handed back to the run; imports no Ray.
+
+It reads the model, the graph and the level below from folders that all machines see, and writes nothing.
+The level that it works on stays open in the process from one task to the next.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hopline.errors import BatchError, HoplineError
+from hopline.graph import Graph
+from hopline.jobs.batch.spans import Span
+from hopline.jobs.batch.work import LevelWork, Worker
+from hopline.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Order:
+    """A level, as it is sent along with every task.
+
+    Attributes:
+        number: another one for every level of every run, so that nothing open is taken for it.
+        work: its paths are absolute.
+        graph_version: of the graph that the run reads.
+        sizes: file of the level below (or of ids) -> its bytes.
+    """
+
+    number: str
+    work: LevelWork
+    graph_version: str
+    sizes: dict[Path, int]
+
+
+#: Of this process: the order's number and what was opened for it.
+_opened: tuple[str, Worker] | None = None
+
+
+def compute(order: Order, spans: list[Span]) -> tuple[FloatArray, list[int]]:
+    """Rows of spans, one span after another: float32 [n, dim]; and the sampled edges of each span.
+
+    Raises:
+        BatchError: this machine does not see what the run sees, or the rows cannot be computed.
+    """
+    try:
+        worker = _worker(order)
+        rows = np.empty((sum(end - begin for begin, end in spans), order.work.dim), np.float32)
+        edges, at = [], 0
+        for begin, end in spans:
+            edges.append(worker.compute(begin, end, rows[at:]))
+            at += end - begin
+        return rows, edges
+    except BatchError:
+        raise
+    except HoplineError as error:  # as one that can be sent, whatever it holds
+        raise BatchError(f"on {socket.gethostname()}: {error}") from None
+
+
+def _worker(order: Order) -> Worker:
+    global _opened
+    if _opened is not None and _opened[0] == order.number:
+        return _opened[1]
+    if _opened is not None:
+        _opened[1].close()
+        _opened = None
+    for path, size in order.sizes.items():
+        _check(path, size)
+    _check(order.work.model_folder / "model.json")
+    _check(order.work.graph_folder / "graph.json")
+    graph = Graph.open(order.work.graph_folder)
+    if graph.version != order.graph_version:
+        raise BatchError(
+            f"on {socket.gethostname()}, {order.work.graph_folder} holds version {graph.version} of the "
+            f"graph, the run reads {order.graph_version}; all machines need the same folder there"
+        )
+    _opened = (order.number, Worker(order.work, graph, writes=False))
+    return _opened[1]
+
+
+def _check(path: Path, size: int | None = None) -> None:
+    """Fail unless this machine sees a file, and of the right size."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise BatchError(
+            f"{socket.gethostname()} does not see {path} ({error.strerror}): the model, the graph and the "
+            "run's work folder (--work) must lie on a file system that all machines of the cluster mount "
+            "at the same path"
+        ) from None
+    if size is not None and found != size:
+        raise BatchError(f"{socket.gethostname()} sees {found} bytes of {path}, there are {size}")

@@ -1,0 +1,245 @@
+"""Runs on a Ray cluster of two nodes: the same bytes as on threads, whatever dies meanwhile."""
+
+import dataclasses
+import filecmp
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hopline.errors import BadRequest, BatchError
+from hopline.jobs.batch import ray_engine, ray_task
+from hopline.jobs.batch.engines import open_engine
+from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.ray_engine import RayEngine
+from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.packaging import package
+from hopline.testing.graphs import power_law_graph
+from tests.engine import zoo
+from tests.jobs.batch.conftest import score
+
+# Ray's own; the driver's sockets and the cluster's pipes are closed by the collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+#: Tasks of one span of 4,096 rows.
+NODES = 60_000
+OUTPUTS = ("logits", "embedding")
+STORE_BYTES = 80 << 20
+#: A node that is gone is missed after a second, not after half a minute.
+QUICK = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray-model")
+    torch.manual_seed(1)
+    graph = power_law_graph(NODES, 3 * NODES, 6, seed=3, ids="string").save(folder / "graph")
+    made = package(zoo.Plain().eval(), graph, folder / "r", name="p", fanouts=[4, 3, 5], task="multiclass")
+    return made.path, graph
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head of one processor; tests add nodes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets have short paths
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        started = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "object_store_memory": STORE_BYTES,
+                "include_dashboard": False,
+                "temp_dir": str(folder),
+                "_system_config": QUICK,
+            },
+        )
+        try:
+            # Runs of this process share a connection, and so the processes that have been started for it.
+            ray.init(address=started.address, log_to_driver=False, logging_level="warning")
+            yield started
+        finally:
+            ray.shutdown()
+            started.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def second(cluster):
+    """A second node, which a test may kill."""
+    node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    yield node
+    if node in cluster.list_all_nodes():
+        cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """One span a task."""
+    monkeypatch.setattr(ray_engine, "_TASK_BYTES", 1)
+
+
+def check_same(a, b):
+    names = sorted(path.name for path in a.iterdir())
+    assert names == sorted(path.name for path in b.iterdir())
+    assert filecmp.cmpfiles(a, b, names, shallow=False)[0] == names
+
+
+def raylet_of(node):
+    """The process that manages a node's processes, which are its children and end with it."""
+    (raylet,) = node.all_processes["raylet"]
+    return raylet.process.pid
+
+
+def seen(order):
+    """Raylets whose processes have done a task of a run."""
+    return {int(path.name.split("-")[1]) for path in order.work.out.parent.glob("by-*")}
+
+
+def compute_when_both_work(order, spans):
+    """In place of `ray_task.compute`: nobody begins before both nodes do; says which node it was."""
+    (order.work.out.parent / f"by-{os.getppid()}").touch()
+    end = time.monotonic() + 60
+    while len(seen(order)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    return COMPUTE(order, spans)
+
+
+COMPUTE = ray_task.compute
+
+
+def test_a_node_that_is_killed_costs_no_byte(model, cluster, second, small_tasks, tmp_path, monkeypatch):
+    folder, graph = model
+    whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
+    monkeypatch.setattr(ray_task, "compute", compute_when_both_work)
+    raylet, told, both = raylet_of(second), [], []
+
+    def advance(label, done, total):
+        told.append((label, done))
+        if len(told) == 5:  # in the middle of the first level
+            both.extend(path.name for path in (tmp_path / "out.run" / "states").glob("by-*"))
+            os.kill(raylet, signal.SIGKILL)
+
+    found = score(
+        folder,
+        graph,
+        tmp_path / "out",
+        outputs=OUTPUTS,
+        engine=RayEngine,
+        advance=advance,
+        checkpoint_s=0.0,
+    )
+    assert f"by-{raylet}" in both
+    assert len(both) == 2
+    assert 0 < told[4][1] < NODES
+    assert found.report.recomputed == 3 * NODES  # each row was told of once
+    check_same(whole.folder, found.folder)
+
+
+def _killed(folder, graph_folder, out, address, moment):
+    told = 0
+
+    def advance(label, done, total):
+        nonlocal told
+        told += 1
+        if told == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = BatchOptions(outputs=OUTPUTS, checkpoint_s=0.0)
+    engine = partial(RayEngine, address=address)
+    work = out.with_name("out.run")
+    BatchRun(folder, graph_folder, work, options, engine=engine, advance=advance).run(
+        lambda: NpyFolder(out)
+    )
+
+
+def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
+    folder, graph = model
+    whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
+    out = tmp_path / "out"
+    spawn = multiprocessing.get_context("spawn")
+    child = spawn.Process(target=_killed, args=(folder, graph.path, out, cluster.address, 20))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert not out.exists()
+    found = score(folder, graph, out, outputs=OUTPUTS, engine=RayEngine)
+    assert found.report.resumed
+    assert 0 < found.report.recomputed < 3 * NODES
+    check_same(whole.folder, out)
+
+
+def test_nodes_named_and_exact(model, cluster, tmp_path):
+    folder, graph = model
+    nodes = graph.nodes["node"].ids.external(np.arange(0, NODES, 7))
+    options = {"outputs": OUTPUTS, "nodes": nodes, "exact": True, "memory_bytes": 2 << 30}
+    whole = score(folder, graph, tmp_path / "whole", **options)
+    check_same(whole.folder, score(folder, graph, tmp_path / "out", engine=RayEngine, **options).folder)
+
+
+def test_a_machine_that_does_not_see_the_files_says_so(model, cluster, tmp_path, monkeypatch):
+    folder, graph = model
+    monkeypatch.setattr(ray_task, "compute", compute_elsewhere)
+    message = "does not see /elsewhere/model.json .* must lie on a file system that all machines"
+    with pytest.raises(BatchError, match=message):
+        score(folder, graph, tmp_path / "out", engine=RayEngine)
+
+
+def compute_elsewhere(order, spans):
+    """As on a machine where the model is not mounted."""
+    work = dataclasses.replace(order.work, model_folder=Path("/elsewhere"))
+    return COMPUTE(dataclasses.replace(order, work=work, number="elsewhere"), spans)
+
+
+def test_a_task_that_ends_its_process_each_time_ends_the_run(model, cluster, tmp_path, monkeypatch):
+    folder, graph = model
+    monkeypatch.setattr(ray_task, "compute", compute_and_die)
+    monkeypatch.setattr(ray_engine, "_RETRIES", 0)
+    with pytest.raises(BatchError, match=r"rows 0 to .*, tried 1 times .*start the same command again"):
+        score(folder, graph, tmp_path / "out", engine=RayEngine)
+
+
+def compute_and_die(order, spans):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_no_cluster_at_the_address(model, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(BatchError, match=r"no Ray cluster at ray-nowhere .*--ray-address"):
+        RayEngine(model[1], None, address="ray-nowhere")
+
+
+def test_an_address_is_for_a_cluster(model):
+    with pytest.raises(BadRequest, match="--engine local has no cluster"):
+        open_engine("local", model[1], None, 0, address="10.0.0.1:6379")
+
+
+def test_without_ray_the_extra_is_named(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BatchError, match=r"needs Ray: pip install 'hopline\[ray\]'"):
+        open_engine("ray", model[1], None, 0)
