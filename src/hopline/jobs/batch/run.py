@@ -10,67 +10,33 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact, sha256_of
+from hopline.artifact import ModelSpec, TableSpec, read_artifact
 from hopline.engine.schema import check_schema
-from hopline.errors import BadRequest, BatchError, NodeNotFound
+from hopline.errors import BadRequest, BatchError
 from hopline.graph import Graph
 from hopline.jobs.batch import needed as needs
 from hopline.jobs.batch.budget import Reads, pace
-from hopline.jobs.batch.changes import Changes
+from hopline.jobs.batch.goal import BatchOptions, Goal
 from hopline.jobs.batch.head import available_outputs, chosen_outputs, columns_of
-from hopline.jobs.batch.journal import Identity, Manifest, Mark, WorkFolder
+from hopline.jobs.batch.journal import Manifest, Mark, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
-from hopline.jobs.batch.previous import PreviousRun
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
 from hopline.jobs.batch.results import TableWriter
-from hopline.jobs.batch.rows import below_of, with_all_neighbors
+from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Worker
 from hopline.live.snapshots import open_graph
-from hopline.types import ExternalIds, IdArray
 
-#: Unknown ids that a message lists.
-_NAMED = 20
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """How a run is done.
-
-    Attributes:
-        outputs: columns of the table; () means `usual`.
-        usual: those that the sink is for; of them, the ones that the model has. () means what the server
-            answers.
-        exact: read all neighbours, not the model's fanouts.
-        memory_bytes: of resident memory; 0 means no limit.
-        threads: 0 means one for each processor.
-        nodes: external ids to score; None means all.
-        since: work folder of an earlier run of this model, kept with `keep`.
-        keep: leave the work folder, so that a later run can be `since` this one.
-        restart: throw away what an unfinished run left.
-        checkpoint_s: seconds of work that a kill can cost.
-    """
-
-    outputs: tuple[str, ...] = ()
-    usual: tuple[str, ...] = ()
-    exact: bool = False
-    memory_bytes: int = 0
-    threads: int = 0
-    nodes: ExternalIds | None = None
-    since: Path | None = None
-    keep: bool = False
-    restart: bool = False
-    checkpoint_s: float = 5.0
+__all__ = ["BatchOptions", "BatchRun"]
 
 
 class BatchRun:
@@ -118,14 +84,12 @@ class BatchRun:
         check_schema(spec, self._graph)
         usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
         self._outputs = chosen_outputs(spec, self._options.outputs or usual)
-        self._whole = spec.runtime == "torch"
-        self._types = needs.head_types(spec)
-        self._asked, self._duplicates = self._find_nodes()
-        self._previous = self._find_previous()
-        self._plan()
+        self._goal = goal = Goal(model_folder, spec, self._graph, self._options)
+        self._types, self._needed = goal.types, goal.needed
         self._engine = (engine or LocalEngine)(self._graph, spec, self._options.threads)
         try:
-            manifest = Manifest(self._identity, str(graph_folder.resolve()))
+            assert self._graph.path is not None
+            manifest = Manifest(goal.identity, str(self._graph.path.resolve()))
             self._work = WorkFolder(work, manifest, restart=self._options.restart)
         except BaseException:
             self._engine.close()
@@ -167,73 +131,6 @@ class BatchRun:
         finally:
             self._engine.close()
             self._work.close()
-
-    # What there is to do.
-
-    def _plan(self) -> None:
-        """Levels, and the rows of each that are not all rows."""
-        spec = self._exact_spec
-        self._rows: dict[tuple[int, str], IdArray] = {}
-        self._changes: Changes | None = None
-        if self._whole:
-            if self._previous is not None:
-                raise BatchError(
-                    f"{spec.name}/{spec.version} is served whole and keeps no states: start without --since"
-                )
-            self._needed: list[list[str]] = [[], [spec.head.node_type]]
-            if self._asked is not None:
-                self._rows[1, spec.head.node_type] = np.sort(self._asked[spec.head.node_type])
-            return
-        self._needed = needs.needed_levels(spec, self._graph)
-        if self._asked is not None:
-            self._rows = needs.rows_for(spec, self._graph, self._needed, self._asked)
-        elif self._previous is not None:
-            self._previous.check(self._identity, self._needed)
-            self._changes = self._previous.changes(spec, self._graph)
-            self._rows = self._changes.rows(self._needed)
-
-    @property
-    def _exact_spec(self) -> ModelSpec:
-        return with_all_neighbors(self._spec) if self._options.exact else self._spec
-
-    def _find_nodes(self) -> tuple[dict[str, IdArray] | None, int]:
-        asked = self._options.nodes
-        if asked is None:
-            return None, 0
-        if self._options.since is not None:
-            raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
-        if len(self._types) > 1:
-            raise BadRequest(f"--nodes is for one node type; this model has {' and '.join(self._types)}")
-        ids = self._graph.nodes[self._types[0]].ids.lookup(asked)
-        unknown = [asked[k] for k in np.flatnonzero(ids < 0).tolist()]
-        if unknown:
-            listed = ", ".join(repr(name) for name in unknown[:_NAMED])
-            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-            raise NodeNotFound(f"the graph has no nodes {listed}{more}", unknown)
-        distinct, first = np.unique(ids, return_index=True)
-        in_order = ids[np.sort(first)]
-        return {self._types[0]: in_order}, len(asked) - distinct.shape[0]
-
-    def _find_previous(self) -> PreviousRun | None:
-        return PreviousRun(self._options.since) if self._options.since is not None else None
-
-    @property
-    def _identity(self) -> Identity:
-        nodes = ""
-        if self._asked is not None:
-            digest = hashlib.blake2b(digest_size=16)
-            for rows in self._asked.values():
-                digest.update(np.ascontiguousarray(rows).data)
-            nodes = digest.hexdigest()
-        return Identity(
-            model=self._spec.name,
-            version=self._spec.version,
-            model_hash=sha256_of(self._folder / "model.json"),
-            graph_version=self._graph.version,
-            exact=self._options.exact,
-            nodes=nodes,
-            since=self._previous.manifest.identity.run_id if self._previous is not None else "",
-        )
 
     def _first_level(self) -> int:
         """Below it everything is done: a level whose states are complete needs none of those before."""
@@ -293,20 +190,19 @@ class BatchRun:
         num_nodes = self._graph.nodes[node_type].num_nodes
         dim = self._dim(level, node_type)
         out = state_path(self._work.folder, level, node_type)
-        rows = self._rows.get((level, node_type))
+        rows = self._goal.rows.get((level, node_type))
         copied = 0
         if not self._work.done(level, node_type) and not self._work.is_marked(level, node_type, "kept"):
-            if self._changes is not None and self._previous is not None:
-                anew = self._rows[level, node_type]
-                matched = self._changes.matched[node_type]
+            previous, changes = self._goal.previous, self._goal.changes
+            if previous is not None and changes is not None and rows is not None:
                 self._advance(f"copying level {level}", 0, num_nodes)
-                copied = self._previous.copy(out, level, node_type, matched, anew)
+                copied = previous.copy(out, level, node_type, changes.matched[node_type], rows)
                 self._work.mark([Mark(level, node_type, kept=True)])
             else:
                 create(out, num_nodes, dim, sparse=rows is not None)
         elif not out.is_file():
             raise BatchError(f"{out} is gone, though {self._work.folder} says it is done; give --restart")
-        elif rows is not None and self._changes is not None:
+        elif rows is not None and self._goal.changes is not None:
             copied = num_nodes - rows.shape[0]
         listed = None
         if rows is not None:
@@ -330,7 +226,7 @@ class BatchRun:
             rows=listed,
             limit_bytes=self._options.memory_bytes,
         )
-        if self._whole or not self._options.memory_bytes:
+        if self._goal.is_whole or not self._options.memory_bytes:
             return work, copied
         trial = Worker(dataclasses.replace(work, compact_edges=1, span_rows=1), self._graph, self._spec)
         taken = trial.taken_bytes()
@@ -339,11 +235,15 @@ class BatchRun:
         return dataclasses.replace(work, **dataclasses.asdict(at_once)), copied
 
     def _dim(self, level: int, node_type: str) -> int:
-        return self._spec.head.output_dim if self._whole else self._spec.levels[level][node_type].state_dim
+        return (
+            self._spec.head.output_dim
+            if self._goal.is_whole
+            else self._spec.levels[level][node_type].state_dim
+        )
 
     def _below(self, level: int, node_type: str) -> tuple[dict[str, Path], Path | None]:
         """Files of the rows one level below, and of the raw features, that a stage reads."""
-        if self._whole:
+        if self._goal.is_whole:
             return {}, None
         stage = self._spec.levels[level][node_type]
         found = {}
@@ -360,7 +260,7 @@ class BatchRun:
     def _reads(self, work: LevelWork) -> Reads:
         shapes = [rows_of(path) for path in work.below.values()]
         fanout, usual = 1, 1.0
-        for sampler in needs.samplers_of(self._exact_spec, self._graph, work.level, work.node_type):
+        for sampler in needs.samplers_of(self._goal.spec, self._graph, work.level, work.node_type):
             most = sampler.adjacency.max_degree
             mean = sampler.adjacency.num_edges / max(1, work.num_nodes)
             fanout += most if sampler.fanout < 0 else min(most, sampler.fanout)
@@ -440,13 +340,13 @@ class BatchRun:
         return TableWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
 
     def _final_file(self, top: int, node_type: str) -> Path:
-        if not self._whole and self._spec.levels[top][node_type].file is None:
+        if not self._goal.is_whole and self._spec.levels[top][node_type].file is None:
             return feature_file(self._graph, node_type, self._work.folder)
         return state_path(self._work.folder, top, node_type)
 
     def _schema(self, node_type: str, part: str) -> TableSchema:
         identity = self._work.manifest.identity
-        rows = None if self._asked is None else self._asked[node_type]
+        rows = None if self._goal.asked is None else self._goal.asked[node_type]
         nodes = self._graph.nodes[node_type]
         columns = columns_of(self._spec, self._outputs, self._dim(len(self._needed) - 1, node_type))
         run = hashlib.blake2b(f"{identity.run_id} {self._outputs} {part}".encode(), digest_size=8)
@@ -484,6 +384,6 @@ class BatchRun:
             rows_per_s=num_rows / seconds if seconds > 0 else 0.0,
             peak_rss_bytes=peak_bytes(),
             levels=tuple(self._reports),
-            duplicates=self._duplicates,
+            duplicates=self._goal.duplicates,
             kept=str(self._work.folder) if self._options.keep else "",
         )

@@ -24,9 +24,10 @@ def missing(done: Iterable[Span], num_rows: int, most: int) -> Iterator[Span]:
     """What of [0, num_rows) is not done, in spans of at most `most` rows."""
     at = 0
     for begin, end in [*merged(done), (num_rows, num_rows)]:
-        while at < begin:
-            yield at, min(at + most, begin)
-            at = min(at + most, begin)
+        until = min(begin, num_rows)
+        while at < until:
+            yield at, min(at + most, until)
+            at = min(at + most, until)
         at = max(at, end)
 
 
