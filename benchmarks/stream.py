@@ -1,0 +1,165 @@
+"""A graph that changes: 169,343 nodes, 1.2 M edges, GraphSAGE 128 → 128 → 64; 70 % of updates add an edge.
+
+    rates     edge updates a second on one core, durable: rows computed on demand, and all rows at once; PyG
+              computing them anew, in the same run
+    exact     after any mix of updates: online = batch = a fresh build, bit for bit
+    serving   a server of two workers while updates arrive through a broker: latency, freshness, whether the
+              workers agree
+    crash     kill -9 of consumer, server, writer, worker and broker at random moments: lost, applied twice
+
+    python -m benchmarks.stream [--quick] [--small] [--phases rates,crash]
+
+The headline of `rates` is for batches of 10,000 and the model of fanouts [10, 5]; other rates are in the
+JSON line as well. Prints a table; the last line is one JSON object. A figure that could not be had is null,
+and `failed` says why. Wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import workload
+from benchmarks.machine import commit, machine
+from benchmarks.phases import PhaseReport
+from benchmarks.stream_phases import worker
+from benchmarks.stream_phases.place import HUBS, MAIN, SMALL, SMALL_HUBS, Place
+
+FIGURES = (
+    *("updates_per_s_lazy", "updates_per_s_eager", "exact", "serving_p99_ratio", "freshness_p99_ms"),
+    *("workers_agree", "crash"),
+)
+GOAL_LAZY, GOAL_EAGER, GOAL_RATIO, GOAL_FRESHNESS_MS = 200_000, 56_000, 2.0, 100.0
+_HEADLINE = "10000"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        seconds: of each rate. updates: of `exact`.
+        window_s: of each turn of serving. rounds: turns.
+        kills: of `crash`.
+    """
+
+    seconds: float
+    updates: int
+    window_s: float
+    rounds: int
+    kills: int
+
+
+QUICK = Effort(2.0, 100_000, 6.0, 2, 10)
+FULL = Effort(8.0, 100_000, 15.0, 5, 30)
+
+
+class Report(PhaseReport):
+    """The table as it grows, and the JSON line's figures."""
+
+    def line(self, name: str, value: object, goal: str = "") -> None:
+        """One line of the table."""
+        told = (
+            f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else value
+        )
+        print(f"  {name:<60}{told!s:>14}  {goal}", flush=True)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every phase needs."""
+
+    report: Report
+    place: Place
+    hubs: Place
+    scratch: Path
+    effort: Effort
+
+    def rates(self) -> None:
+        """updates_per_s_lazy, updates_per_s_eager and the other rates."""
+        report, orders = self.report, {"scratch": str(self.scratch), "seconds": self.effort.seconds}
+        ours = worker.run(
+            "rates", place=self.place.ensure().name, kinds=["lazy", "sampled", "whole"], **orders
+        )
+        hubs = worker.run("rates", place=self.hubs.ensure().name, kinds=["sampled", "whole"], **orders)
+        pyg = worker.run("naive", place=self.place.name, sizes=[1_000, 10_000], batches=2)
+        titles = {
+            "lazy": "rows on demand",
+            "sampled": "all rows, [10, 5]",
+            "whole": "all rows, all neighbours",
+        }
+        for kind, sizes in ours.items():
+            for size, found in sizes.items():
+                goal = f"goal {GOAL_LAZY if kind == 'lazy' else GOAL_EAGER:,}" if size == _HEADLINE else ""
+                report.line(
+                    f"{titles[kind]}, batches of {int(size):,}: updates/s", found["updates_per_s"], goal
+                )
+                report.line("  of processor time", found["updates_per_s_cpu"])
+        for kind, sizes in hubs.items():
+            report.line(f"{titles[kind]}, graph of hubs", sizes[_HEADLINE]["updates_per_s"])
+        best = {size: max(pyg[way][size]["updates_per_s"] for way in pyg) for size in ours["whole"]}
+        for size, rate in best.items():
+            report.line(f"PyG, all neighbours, batches of {int(size):,}", rate)
+        factor = ours["whole"][_HEADLINE]["updates_per_s"] / best[_HEADLINE]
+        report.line("  all rows, all neighbours, against it", factor)
+        report.figures |= {
+            "updates_per_s_lazy": ours["lazy"][_HEADLINE]["updates_per_s"],
+            "updates_per_s_eager": ours["sampled"][_HEADLINE]["updates_per_s"],
+            "headline": "batches of 10,000, fanouts [10, 5], one core, wall clock, durable",
+            "eager_over_pyg": round(factor, 1),
+            "rates": {"stream": ours, "hubs": hubs, "pyg": pyg},
+        }
+
+    def exact(self) -> None:
+        """exact."""
+        orders = {"scratch": str(self.scratch), "updates": self.effort.updates}
+        found = worker.run("exact", place=self.place.ensure().name, **orders)
+        for name, holds in found["checks"].items():
+            self.report.line(name, holds, "goal True")
+        self.report.figures |= {"exact": found["exact"], "exact_details": found}
+
+
+def phases(bench: Bench) -> dict[str, Callable[[], None]]:
+    """What can be measured, by name."""
+    return {"rates": bench.rates, "exact": bench.exact}
+
+
+def main() -> int:
+    """Returns: 0, or 1 if a phase failed."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="some six minutes in all")
+    parser.add_argument("--small", action="store_true", help="5 k nodes: to try the harness")
+    parser.add_argument("--phases", default="", help="comma-separated; default all")
+    args = parser.parse_args()
+    if (busy := os.getloadavg()[0]) > 0.5:
+        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    at_start = machine()
+    report = Report(FIGURES)
+    place, hubs = (SMALL, SMALL_HUBS) if args.small else (MAIN, HUBS)
+    workload.cache_dir().mkdir(parents=True, exist_ok=True)
+    # Beside the graph, not in /tmp, which may be memory: what is durable must be on a disk.
+    with tempfile.TemporaryDirectory(prefix="stream-run-", dir=workload.cache_dir()) as scratch:
+        known = phases(Bench(report, place, hubs, Path(scratch), QUICK if args.quick else FULL))
+        wanted = [name for name in args.phases.split(",") if name] or list(known)
+        if unknown := set(wanted) - set(known):
+            parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        for name in wanted:
+            report.attempt(name, known[name])
+    config = {"place": place.name, "quick": args.quick, "phases": wanted}
+    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
+    print(json.dumps(report.figures | told))
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
