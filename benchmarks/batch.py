@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -68,6 +69,8 @@ def main() -> int:
     args = parser.parse_args()
     if (busy := os.getloadavg()[0]) > 0.5:
         print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
+    # Ended from outside, it still removes what it wrote.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     at_start = machine()
     sizes = workload.SMALL if args.small else workload.FULL
     folder = workload.ensure(sizes)
