@@ -28,6 +28,7 @@ from hopline.testing.feature_stores import (
     WritableFeatureStoreSuite,
     check_rows,
 )
+from tests.features.test_published import check_notes, check_removal
 
 SERVER = """
 import sys
@@ -540,3 +541,13 @@ async def test_without_boto3_the_extra_is_named(monkeypatch):
     store = DynamoDbStore("dynamodb://table", "features.store")
     with pytest.raises(ConfigError, match=r"^features\.store: .*hopline\[dynamodb\]"):
         await store.open()
+
+
+async def test_notes_and_removal_are_those_of_other_stores(port):
+    store = DynamoDbStore(url(port), "features.store")
+    await store.open()
+    assert await store.note("n") is None  # of a table that is not there yet
+    await check_notes(store)
+    await check_removal(store)
+    assert await store.incarnation() == ""
+    await store.close()

@@ -86,7 +86,7 @@ def batch(
     from hopline.jobs.batch.engines import open_engine
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.run import BatchOptions, BatchRun
-    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, work_folder
+    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, shown, work_folder
     from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(
@@ -129,7 +129,7 @@ def batch(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        show(report, to, Console())
+        show(report, shown(to), Console())
 
 
 def _model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:

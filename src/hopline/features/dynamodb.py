@@ -6,8 +6,8 @@ take at most. Credentials are found as boto3 finds them.
 
 One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
 (binary) holds the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of
-the item "<group>:schema", and the item ":groups" lists the groups. A row whose id is "schema" shares its
-item with the schema; neither is in the other's way.
+the item "<group>:schema", and the item ":groups" lists the groups; an item "#<name>" is a note
+(`published.py`). A row whose id is "schema" shares its item with the schema; neither is in the other's way.
 
 Serving needs the permission dynamodb:BatchGetItem and no other: `open`, `describe` and `fetch` all ask
 that way.
@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
-from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
+from hopline.features.published import PublishingStore
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.features.threads import Threads
 from hopline.settings import did_you_mean
@@ -70,7 +71,7 @@ Item = dict[str, Any]
 _T = TypeVar("_T")
 
 
-class DynamoDbStore(FeatureStore):
+class DynamoDbStore(PublishingStore):
     """A DynamoDB table.
 
     Args:
@@ -164,9 +165,7 @@ class DynamoDbStore(FeatureStore):
     async def create(self, group: FeatureGroup) -> None:
         """As `FeatureStore.create`; makes the table first where it was missing and the URL allows it."""
         check_group(group)
-        if self._is_missing:
-            await self._run(self._create_table)
-            self._is_missing = False
+        await self._make_table()
         # An update, not a put: the item may hold a row as well.
         await self._run(
             self._call,
@@ -218,6 +217,76 @@ class DynamoDbStore(FeatureStore):
             {"PutRequest": {"Item": {"key": {"S": key}, "row": {"B": row}}}} for key, row in rows.items()
         ]
         await self._all(puts, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
+
+    async def note(self, name: str) -> bytes | None:
+        """As `PublishingStore.note`; it may be some moments behind."""
+        if self._is_missing:
+            return None
+        items = await self._get([f"#{name}"], self._reader)
+        found: bytes | None = items.get(f"#{name}", {}).get("note", {}).get("B")
+        return found
+
+    async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
+        """As `PublishingStore.swap_note`: a conditional write."""
+        await self._make_table()
+        request: dict[str, Any] = {"TableName": self._table}
+        request["ExpressionAttributeNames"] = {"#n": "note"}
+        if expected is None:
+            request["ConditionExpression"] = "attribute_not_exists(#n)"
+        else:
+            request["ConditionExpression"] = "#n = :old"
+            request["ExpressionAttributeValues"] = {":old": {"B": expected}}
+        key = {"key": {"S": f"#{name}"}}
+        try:
+            if content is None:
+                await self._run(self._call, "delete_item", Key=key, **request)
+            else:
+                item = {**key, "note": {"B": content}}
+                await self._run(self._call, "put_item", Item=item, **request)
+        except FeatureStoreError as error:
+            if _code(error.__cause__) != "ConditionalCheckFailedException":
+                raise
+            return False
+        return True
+
+    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
+        """As `PublishingStore.remove`: 25 rows a call."""
+        keys = set(_keys(group.name, ids))
+        if _schema_key(group.name) in keys:
+            keys.remove(_schema_key(group.name))
+            await self._run(
+                self._call,
+                "update_item",
+                TableName=self._table,
+                Key={"key": {"S": _schema_key(group.name)}},
+                UpdateExpression="REMOVE #r",
+                ExpressionAttributeNames={"#r": "row"},
+            )
+        deletes = [{"DeleteRequest": {"Key": {"key": {"S": key}}}} for key in sorted(keys)]
+        await self._all(deletes, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
+
+    async def forget(self, group: str) -> None:
+        """As `PublishingStore.forget`."""
+        key = {"key": {"S": _schema_key(group)}}
+        await self._run(self._call, "delete_item", TableName=self._table, Key=key)
+        await self._run(
+            self._call,
+            "update_item",
+            TableName=self._table,
+            Key={"key": {"S": _GROUPS_KEY}},
+            UpdateExpression="DELETE #n :n",
+            ExpressionAttributeNames={"#n": "names"},
+            ExpressionAttributeValues={":n": {"SS": [group]}},
+        )
+
+    async def incarnation(self) -> str:
+        """As `PublishingStore.incarnation`: what DynamoDB has taken, it keeps."""
+        return ""
+
+    async def _make_table(self) -> None:
+        if self._is_missing:
+            await self._run(self._create_table)
+            self._is_missing = False
 
     async def _get(self, keys: list[str], client: Any) -> dict[str, Item]:
         """Items by key; those that the table lacks are left out. Keys must differ."""

@@ -3,6 +3,7 @@
     <prefix><group>:<id>      a row: dim numbers of the group's dtype
     <prefix><group>:schema    the schema: JSON of the FeatureGroup and its hash
     <prefix>groups            a set of the groups' names
+    <prefix>#<name>           a note (`published.py`)
 
 Whatever writes such keys can feed Hopline. This file knows keys, schemas and rows; the protocol is in
 `resp.py`, connections in `redis_connection.py` and `redis_server.py`, clusters in `redis_cluster.py`.
@@ -18,7 +19,8 @@ import numpy as np
 
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features import resp
-from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, FetchedRows
+from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
+from hopline.features.published import PublishingStore
 from hopline.features.redis_cluster import Cluster
 from hopline.features.redis_connection import Replies, refusal
 from hopline.features.redis_server import Server, Unreachable
@@ -31,6 +33,13 @@ _OPEN_S = 5.0
 #: Bytes of rows that are sent before the answers are waited for: enough to fill a pipe, and little
 #: enough for others' requests to get in between.
 _CHUNK_BYTES = 2**20
+#: Writes a note if it is what the writer takes it for; "" stands for none, of either.
+_SWAP = """
+local found = redis.call('GET', KEYS[1]) or ''
+if found ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2]) end
+return 1
+"""
 
 
 class _Backend(Protocol):
@@ -48,8 +57,10 @@ class _Backend(Protocol):
 
     async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies: ...
 
+    async def unlink(self, keys: Keys) -> Replies: ...
 
-class RedisStore(FeatureStore):
+
+class RedisStore(PublishingStore):
     """Rows in one Redis or Valkey server.
 
     Args:
@@ -144,6 +155,37 @@ class RedisStore(FeatureStore):
             replies = await self._backend.write(keys.pick(part), rows[part], self._ttl_ms)
             if replies.errors:
                 raise refusal(self._url.kind, next(iter(replies.errors.values())))
+
+    async def note(self, name: str) -> bytes | None:
+        """As `PublishingStore.note`."""
+        found: bytes | None = await self._call(f"#{name}", "GET")
+        return found
+
+    async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
+        """As `PublishingStore.swap_note`: one script, on the server."""
+        key = f"{self._url.prefix}#{name}".encode()
+        words = ("EVAL", _SWAP, 1, key, expected or b"", content or b"")
+        return bool(await self._backend.call_for(key, *words))
+
+    async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
+        """As `PublishingStore.remove`."""
+        if len(ids):
+            replies = await self._backend.unlink(self._keys(group.name, ids))
+            if replies.errors:
+                raise refusal(self._url.kind, next(iter(replies.errors.values())))
+
+    async def forget(self, group: str) -> None:
+        """As `PublishingStore.forget`."""
+        await self._call(f"{group}:schema", "DEL")
+        await self._call("groups", "SREM", group)
+
+    async def incarnation(self) -> str:
+        """As `PublishingStore.incarnation`: each start of a server has an id of its own."""
+        found = []
+        for server in self._backend.servers():
+            told = bytes(await server.call("INFO", "server"))
+            found += [line.decode() for line in told.split(b"\r\n") if line.startswith(b"run_id:")]
+        return " ".join(sorted(found))
 
     def _keys(self, group: str, ids: ExternalIds) -> Keys:
         prefix = self._prefixes.get(group)

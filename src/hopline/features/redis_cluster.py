@@ -99,6 +99,14 @@ class Cluster:
 
         return await self._ask(keys, 0, payload)
 
+    async def unlink(self, keys: Keys) -> Replies:
+        """UNLINK of every key, one round trip to each server."""
+
+        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
+            return resp.unlink_each(some, asking=asking)
+
+        return await self._ask(keys, 0, payload)
+
     async def _ask(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
         """The replies about all keys; those that another server has by now are asked for there, once."""
         answer = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)

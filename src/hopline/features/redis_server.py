@@ -121,6 +121,12 @@ class Server:
         await self.request(resp.set_each(keys, rows, ttl_ms), replies)
         return replies
 
+    async def unlink(self, keys: Keys) -> Replies:
+        """UNLINK of every key in one round trip."""
+        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
+        await self.request(resp.unlink_each(keys), replies)
+        return replies
+
     async def delete(self, keys: Sequence[bytes]) -> None:
         """Delete keys in one round trip."""
         replies = Replies(asyncio.get_running_loop().create_future(), len(keys), 0)

@@ -31,6 +31,11 @@ STORES: dict[str, str] = {
     "pyg": "hopline.features.pyg:PygStore",
 }
 
+#: What `hopline batch` publishes into these stores, whichever generation of it is current.
+PUBLISHED = "published+"
+_PUBLISHING = (*(name for name in STORES if name.startswith(("redis", "valkey"))), "dynamodb")
+STORES |= {f"{PUBLISHED}{name}": "hopline.features.published:PublishedStore" for name in _PUBLISHING}
+
 
 def open_store(url: str, setting: str = SETTING) -> FeatureStore:
     """The store that a URL names. Nothing is connected to before `open()`.

@@ -130,6 +130,13 @@ def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = F
     return _commands(NO_BYTES, to_bytes(command("ASKING") + before if asking else before), keys, tails).data
 
 
+def unlink_each(keys: Keys, *, asking: bool = False) -> memoryview:
+    """An UNLINK for each key, to be sent in one go; `asking` as above."""
+    before = command("ASKING") + _UNLINK if asking else _UNLINK
+    return _commands(NO_BYTES, to_bytes(before), keys, _no_tails(keys.num)).data
+
+
+_UNLINK = b"*2\r\n$6\r\nUNLINK\r\n"
 _GET = to_bytes(b"*2\r\n$3\r\nGET\r\n")
 _ASKING_GET = to_bytes(command("ASKING") + b"*2\r\n$3\r\nGET\r\n")
 

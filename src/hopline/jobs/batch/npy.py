@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import SinkError
+from hopline.graph.schema import quoted
 from hopline.jobs.batch.publish import publish_folder, sync_file
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray
@@ -45,7 +46,7 @@ class NpyFolder:
     def open(self, schema: TableSchema) -> int:
         """Begin the files; an earlier attempt's are begun again."""
         if schema.part:
-            self.folder = self.folder / schema.part
+            self.folder = self.folder / quoted(schema.part)
         if self.folder.exists() and not (self.folder / TABLE).is_file():
             raise SinkError(f"{self.folder} exists and is no table of a batch run; choose another folder")
         self._schema = schema

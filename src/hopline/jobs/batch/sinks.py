@@ -10,11 +10,19 @@ from hopline.jobs.batch.sink import Sink
 
 #: Scheme -> "module:attribute" of a function from the address to a sink.
 SINKS = {
+    "dynamodb": "hopline.jobs.batch.store_sink:from_address",
     "npy": "hopline.jobs.batch.npy:from_address",
+    "parquet": "hopline.jobs.batch.parquet_sink:from_address",
+    "redis": "hopline.jobs.batch.store_sink:from_address",
+    "redis+cluster": "hopline.jobs.batch.store_sink:from_address",
+    "rediss": "hopline.jobs.batch.store_sink:from_address",
+    "rediss+cluster": "hopline.jobs.batch.store_sink:from_address",
     "table": "hopline.jobs.batch.table_sink:from_address",
+    "valkey": "hopline.jobs.batch.store_sink:from_address",
+    "valkeys": "hopline.jobs.batch.store_sink:from_address",
 }
 #: File ending -> scheme, for addresses that are paths.
-ENDINGS: dict[str, str] = {".table": "table"}
+ENDINGS: dict[str, str] = {".parquet": "parquet", ".table": "table"}
 
 #: Scheme -> outputs that it is for, where none are named.
 OUTPUTS = {"table": ("state", "logits")}
@@ -33,7 +41,14 @@ def scheme_of(address: str) -> str:
         if address.endswith(ending):
             return named
     known = ", ".join([*(f"{name}:…" for name in sorted(SINKS)), *(f"*{e}" for e in sorted(ENDINGS))])
-    raise SinkError(f"--to {address!r} names no sink; there are {known}")
+    raise SinkError(f"--to {shown(address)!r} names no sink; there are {known}")
+
+
+def shown(address: str) -> str:
+    """An address without what may be a password."""
+    scheme, mark, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def open_sink(address: str) -> Sink:

@@ -10,6 +10,7 @@ import numpy as np
 from hopline.engine.table_file import TablePlan, TableWriter
 from hopline.engine.table_file.identity import id_hashes
 from hopline.errors import SinkError, TableFileError
+from hopline.graph.schema import quoted
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray, FloatArray
 
@@ -39,7 +40,7 @@ class TableSink:
             )
         path = self.path
         if schema.part:
-            path = path.with_name(f"{path.stem}-{schema.part}{path.suffix}")
+            path = path.with_name(f"{path.stem}-{quoted(schema.part)}{path.suffix}")
         logits = columns.get("logits")
         plan = TablePlan(
             schema.model,

@@ -1,0 +1,389 @@
+"""Sinks that are Parquet: one file, here or at a URL, or a folder of parts.
+
+Vectors are fixed-size lists of float32, ids int64 or strings, both never null. Every file says in its
+schema what it is about, under keys that begin with `hopline.`. A folder's parts end at fixed rows, so
+that a run that goes on makes the same files; with them is `_table.json`, which readers of Parquet pass
+over.
+
+A file is written beside its place, synced and renamed; one for a URL is written to a temporary file, then
+brought there as one object, which stores show when they have all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from hopline.errors import SinkError
+from hopline.graph.schema import quoted
+from hopline.jobs.batch.publish import publish_file, publish_folder, sync_file
+from hopline.jobs.batch.remote_file import RemoteFile
+from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
+from hopline.types import AnyArray
+
+TABLE = "_table.json"
+#: Bytes of a row group, which is also what is held in memory; and its rows at most and at least.
+_GROUP_BYTES, _GROUP_ROWS, _LEAST_ROWS = 32 << 20, 1 << 16, 256
+#: Bytes of a part of a folder, about.
+_PART_BYTES = 256 << 20
+
+Columns = Mapping[str, AnyArray | list[str]]
+
+
+class _Rows:
+    """Rows on their way into row groups: a buffer of one group.
+
+    Args:
+        schema: of the table.
+        num_rows: of a group.
+    """
+
+    def __init__(self, schema: TableSchema, num_rows: int) -> None:
+        self._pa = _arrow("pyarrow")
+        self._columns = schema.columns
+        self._arrays = {column.name: column.empty(num_rows) for column in schema.columns}
+        self._strings = schema.id_kind == "string"
+        self._texts: list[str] = []
+        self._numbers = np.empty(0 if self._strings else num_rows, np.int64)
+        self.room = num_rows
+        self.num_rows = 0
+        id_type = self._pa.string() if self._strings else self._pa.int64()
+        fields = [self._pa.field(ID_COLUMN, id_type, nullable=False)]
+        for column in schema.columns:
+            kind = self._pa.from_numpy_dtype(np.dtype(column.dtype))
+            if column.width:
+                kind = self._pa.list_(self._pa.field("item", kind, nullable=False), column.width)
+            fields.append(self._pa.field(column.name, kind, nullable=False))
+        self.schema = self._pa.schema(fields, metadata=_told(schema))
+
+    def add(self, columns: Columns, first: int, last: int) -> None:
+        """Copy rows [first, last) of what the sink was given; there must be room."""
+        a, b = self.num_rows, self.num_rows + last - first
+        ids = columns[ID_COLUMN]
+        if isinstance(ids, list):
+            self._texts += ids[first:last]
+        else:
+            self._numbers[a:b] = ids[first:last]
+        for name, array in self._arrays.items():
+            array[a:b] = columns[name][first:last]
+        self.num_rows = b
+
+    def take(self) -> Any:
+        """The rows as an Arrow table that shares the buffer; the next `add` begins anew."""
+        pa, n = self._pa, self.num_rows
+        try:
+            ids = pa.array(self._texts, pa.string()) if self._strings else pa.array(self._numbers[:n])
+        except (UnicodeEncodeError, pa.ArrowInvalid) as error:
+            raise SinkError(f"Parquet holds strings of UTF-8; an id is none: {error}") from None
+        columns = [ids]
+        for column in self._columns:
+            flat = pa.array(self._arrays[column.name][:n].reshape(-1))
+            kind = self.schema.field(column.name).type
+            columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind) if column.width else flat)
+        self._texts, self.num_rows = [], 0
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+class _Writer:
+    """One Parquet file that is being written."""
+
+    def __init__(self, file: Path | IO[bytes], schema: Any) -> None:
+        # Numbers of a model's making are all different: dictionaries and compression only cost time.
+        self._writer = _arrow("pyarrow.parquet").ParquetWriter(
+            file,
+            schema,
+            compression={ID_COLUMN: "snappy"},
+            use_dictionary=False,
+            write_statistics=[ID_COLUMN],
+        )
+
+    def write(self, table: Any) -> None:
+        """One row group."""
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+
+class ParquetFile:
+    """A sink that is one file.
+
+    Args:
+        path: where it shall be; "" where `remote` is given.
+        remote: a URL instead.
+    """
+
+    def __init__(self, path: Path | None = None, remote: RemoteFile | None = None) -> None:
+        self._path = path
+        self._remote = remote
+        self._rows: _Rows
+        self._file: IO[bytes] | None = None
+        self._writer: _Writer | None = None
+
+    @property
+    def _draft(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(self._path.name + ".partial")
+
+    @property
+    def _shown(self) -> str:
+        return self._remote.shown if self._remote is not None else str(self._path)
+
+    def open(self, schema: TableSchema) -> int:
+        """Begin the file; the footer comes last, so what an earlier attempt wrote is of no use."""
+        self._rows = _Rows(schema, _group_rows(schema))
+        try:
+            if self._remote is not None:
+                if schema.part:
+                    self._remote = self._remote.beside(quoted(schema.part))
+                self._remote.check()
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115
+            else:
+                assert self._path is not None
+                if schema.part:
+                    name = f"{self._path.stem}-{quoted(schema.part)}{self._path.suffix}"
+                    self._path = self._path.with_name(name)
+                if self._path.is_dir():
+                    raise SinkError(f"{self._path} is a folder; name a file, or use parquet:FOLDER")
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._draft.open("wb")
+            self._writer = _Writer(self._file, self._rows.schema)
+        except OSError as error:
+            raise _failed(self._shown, error) from error
+        return 0
+
+    def write(self, begin: int, columns: Columns) -> None:
+        """See `Sink`."""
+        at, num_rows = 0, len(columns[ID_COLUMN])
+        while at < num_rows:
+            some = min(num_rows - at, self._rows.room - self._rows.num_rows)
+            self._rows.add(columns, at, at + some)
+            at += some
+            if self._rows.num_rows == self._rows.room:
+                self._put()
+
+    def commit(self) -> None:
+        """See `Sink`."""
+        assert self._writer is not None
+        assert self._file is not None
+        if self._rows.num_rows:
+            self._put()
+        try:
+            self._writer.close()
+            self._writer = None
+            self._file.flush()
+            if self._remote is not None:
+                self._remote.put(self._file)
+            self._file.close()
+            if self._path is not None:
+                publish_file(self._draft, self._path)
+        except OSError as error:
+            raise _failed(self._shown, error) from error
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        with suppress(OSError):  # a footer that finds no room
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            if self._path is not None:
+                self._draft.unlink(missing_ok=True)
+
+    def _put(self) -> None:
+        assert self._writer is not None
+        try:
+            self._writer.write(self._rows.take())
+        except OSError as error:
+            raise _failed(self._shown, error) from error
+
+
+class ParquetFolder:
+    """A sink that is a folder of parts, `part-00000.parquet` …
+
+    Args:
+        folder: where it shall be; one of an earlier run is replaced, anything else is refused.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._part_rows = 0
+        self._at = 0
+        self._num_rows = 0
+        self._rows: _Rows
+        self._writer: _Writer | None = None
+        self._file: IO[bytes] | None = None
+
+    @property
+    def _draft(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".partial")
+
+    def open(self, schema: TableSchema) -> int:
+        """Begin, or go on after the whole parts that an attempt at the same run left."""
+        if schema.part:
+            self.folder = self.folder / quoted(schema.part)
+        if self.folder.exists() and not (self.folder / TABLE).is_file():
+            raise SinkError(f"{self.folder} exists and is no table of a batch run; choose another folder")
+        group_rows = _group_rows(schema)
+        self._rows = _Rows(schema, group_rows)
+        groups = max(1, _PART_BYTES // (group_rows * _row_bytes(schema)))
+        self._part_rows, self._num_rows = groups * group_rows, schema.num_rows
+        told = {key.decode(): value.decode() for key, value in _told(schema).items()}
+        told["part_rows"] = str(self._part_rows)
+        try:
+            if _read_told(self._draft) != told:
+                shutil.rmtree(self._draft, ignore_errors=True)
+                self._draft.mkdir(parents=True)
+                (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+                sync_file(self._draft / TABLE)
+            while self._at < schema.num_rows and self._part(self._at).is_file():
+                self._at = min(self._at + self._part_rows, schema.num_rows)
+            if not schema.num_rows:
+                self._begin()
+        except OSError as error:
+            raise _failed(str(self.folder), error) from error
+        return self._at
+
+    def write(self, begin: int, columns: Columns) -> None:
+        """See `Sink`."""
+        at, num_rows = 0, len(columns[ID_COLUMN])
+        try:
+            while at < num_rows:
+                if self._writer is None:
+                    self._begin()
+                left = self._part_rows - self._at % self._part_rows
+                some = min(num_rows - at, self._rows.room - self._rows.num_rows, left)
+                self._rows.add(columns, at, at + some)
+                at += some
+                self._at += some
+                if self._rows.num_rows == self._rows.room:
+                    self._put()
+                if some == left:
+                    self._end(self._at - 1)
+        except OSError as error:
+            raise _failed(str(self.folder), error) from error
+
+    def commit(self) -> None:
+        """See `Sink`."""
+        try:
+            if self._writer is not None:
+                self._end(max(0, self._at - 1))
+            self._open_part.unlink(missing_ok=True)
+            publish_folder(self._draft, self.folder)
+        except OSError as error:
+            raise _failed(str(self.folder), error) from error
+
+    def abort(self) -> None:
+        """Keep whole parts for a later attempt at the same run."""
+        with suppress(OSError):
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    @property
+    def _open_part(self) -> Path:
+        return self._draft / "_part.parquet"
+
+    def _part(self, row: int) -> Path:
+        """The part that a row is in."""
+        return self._draft / f"part-{row // self._part_rows:05d}.parquet"
+
+    def _begin(self) -> None:
+        self._file = self._open_part.open("wb")
+        self._writer = _Writer(self._file, self._rows.schema)
+
+    def _put(self) -> None:
+        assert self._writer is not None
+        self._writer.write(self._rows.take())
+
+    def _end(self, row: int) -> None:
+        """Close a part and give it its name: it is whole from now on."""
+        assert self._writer is not None
+        assert self._file is not None
+        if self._rows.num_rows:
+            self._put()
+        self._writer.close()
+        self._writer = None
+        self._file.close()
+        publish_file(self._open_part, self._part(row))
+
+
+def _told(schema: TableSchema) -> dict[bytes, bytes]:
+    """What a file says of itself."""
+    about = {
+        "run_id": schema.run_id,
+        "model": schema.model,
+        "version": schema.version,
+        "model_hash": schema.model_hash,
+        "graph_version": schema.graph_version,
+        "node_type": schema.node_type,
+        "num_rows": str(schema.num_rows),
+        "exact": "true" if schema.exact else "false",
+        "classes": msgspec.json.encode(schema.classes).decode(),
+    }
+    return {f"hopline.{name}".encode(): value.encode() for name, value in about.items()}
+
+
+def _read_told(draft: Path) -> dict[str, str] | None:
+    try:
+        return msgspec.json.decode((draft / TABLE).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _row_bytes(schema: TableSchema) -> int:
+    widths = (np.dtype(column.dtype).itemsize * max(1, column.width) for column in schema.columns)
+    return 8 + sum(widths)
+
+
+def _group_rows(schema: TableSchema) -> int:
+    return max(_LEAST_ROWS, min(_GROUP_ROWS, _GROUP_BYTES // _row_bytes(schema)))
+
+
+def _failed(where: str, error: OSError) -> SinkError:
+    return SinkError(
+        f"{where} cannot be written: {error.strerror or error}; what is computed is kept: start the same "
+        "command again when that is mended"
+    )
+
+
+def _arrow(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise SinkError("writing Parquet needs pyarrow: pip install 'hopline[parquet]'") from None
+
+
+def from_address(address: str) -> ParquetFile | ParquetFolder:
+    """The sink of `PATH.parquet`, `parquet:PATH.parquet`, `parquet:FOLDER` or `s3://…/x.parquet`.
+
+    Raises:
+        SinkError: nothing is named; or a URL that is no file's.
+    """
+    where = address.removeprefix("parquet:")
+    if not where:
+        raise SinkError("parquet: names nothing; parquet:FOLDER or parquet:FILE.parquet is right")
+    _arrow("pyarrow.parquet")
+    if "://" in where and not where.startswith("file://"):
+        if not where.endswith(".parquet"):
+            raise SinkError(f"{where} names no file; at a URL the table is one file: …/NAME.parquet")
+        return ParquetFile(remote=RemoteFile(where))
+    path = Path(os.path.normpath(where.removeprefix("file://")))
+    return (
+        ParquetFile(path) if path.suffix == ".parquet" and not where.endswith("/") else ParquetFolder(path)
+    )

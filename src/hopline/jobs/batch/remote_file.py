@@ -1,0 +1,77 @@
+"""One file at a URL, brought there whole through fsspec: s3:// (s3fs), gs:// (gcsfs), abfs:// …
+
+Drivers take credentials and endpoints from where they always do: environment, files, the machine's role.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import IO, Any
+
+from hopline.errors import SinkError
+
+_LONGEST_MESSAGE = 300
+
+
+class RemoteFile:
+    """Args:
+        url: of the file.
+
+    Attributes:
+        shown: the URL without what may be a password.
+
+    Raises:
+        SinkError: fsspec or the driver of the scheme is not installed, or there is none.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        host, slash, path = rest.partition("/")
+        self._url = url
+        self.shown = f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}"
+        try:
+            fsspec = importlib.import_module("fsspec")
+        except ModuleNotFoundError:
+            raise SinkError(f"{self.shown}: URLs need fsspec: pip install 'hopline[remote]'") from None
+        try:
+            self._files, self._path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise SinkError(
+                f"{self.shown}: {scheme}:// needs a package that is not installed: {error}"
+            ) from None
+        except ValueError as error:
+            raise SinkError(f"{self.shown} cannot be used: {error}") from None
+
+    def beside(self, part: str) -> RemoteFile:
+        """The file with a part's name before its ending."""
+        stem, dot, ending = self._url.rpartition(".")
+        return RemoteFile(f"{stem}-{part}{dot}{ending}")
+
+    def check(self) -> None:
+        """Ask for the place, so that a wrong one is told before hours of work.
+
+        Raises:
+            SinkError: it cannot be asked, or is a folder.
+        """
+        if self._call(self._files.isdir, self._path):
+            raise SinkError(f"{self.shown} is a folder; name a file")
+
+    def put(self, file: IO[bytes]) -> None:
+        """Bring an open file's content there, replacing what is there in one step.
+
+        Raises:
+            SinkError: it could not be brought; what was there is there.
+        """
+        # By the path of the open file: it has no other, so that a kill leaves nothing behind.
+        self._call(self._files.put_file, f"/proc/self/fd/{file.fileno()}", self._path)
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        """Drivers raise whatever their libraries do."""
+        try:
+            return function(*args)
+        except Exception as error:
+            said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            raise SinkError(
+                f"{self.shown} cannot be written: {type(error).__name__}: {said}; what is computed is "
+                "kept: start the same command again when that is mended"
+            ) from error
