@@ -57,6 +57,29 @@ def test_any_sequence_of_batches_equals_a_fresh_build(seed: int, sizes: list[int
     assert_same(view.snapshot(), oracle.graph())
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12))
+def test_going_on_from_snapshots_equals_a_fresh_build(seed: int, sizes: list[int]) -> None:
+    """Nodes that came last have no edges yet, which a built graph need not have."""
+    oracle = Oracle(np.random.default_rng(seed))
+    writer, view = live(oracle.graph())
+    for number, size in enumerate(sizes):
+        if number % 3 == 2:
+            writer, view = live(view.snapshot())
+        assert not writer.apply(oracle.batch(size)).rejected
+        assert_same(view.snapshot(), oracle.graph())
+
+
+def test_lists_of_nodes_that_begin_without_edges_do_not_share_room() -> None:
+    writer, view = live(Graph.from_edges([[0, 1], [1, 0]], np.zeros((8, 2), np.float32)))
+    edges = [[1, 0, 0, 1, 2, 3], [0, 1, 4, 5, 6, 7]]
+    for src, dst in zip(*edges, strict=True):
+        row = EdgeChanges(np.array([src]), np.array([dst]), np.zeros(1, bool), np.zeros(1, np.int64))
+        writer.apply(Changes({"node__to__node": row}, {}, 1))
+    wanted = Graph.from_edges([[0, 1, *edges[0]], [1, 0, *edges[1]]], np.zeros((8, 2), np.float32))
+    assert_same(view.snapshot(), wanted)
+
+
 def test_long_histories_stay_within_their_room() -> None:
     """Lists that are replaced again and again are given the room of those before them."""
     oracle = Oracle(np.random.default_rng(7))

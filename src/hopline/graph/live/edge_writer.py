@@ -27,7 +27,10 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
         if at < 0:
             continue
         start, degree = records[at, START], records[at, DEGREE]
-        size = degree if start < base else pool.capacity_of(degree)
+        if degree == 0:
+            size = 0  # empty lists at the end of a snapshot all begin where the room of others does
+        else:
+            size = degree if start < base else pool.capacity_of(degree)
         capacities[at] = size
         if size > 0:
             begins[count] = start
