@@ -1,0 +1,78 @@
+"""Whole runs into every kind of place: the same rows as in `.npy` files, also after kill -9."""
+
+import multiprocessing
+import os
+import signal
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.jobs.batch.sink import Column
+from hopline.jobs.batch.sinks import open_sink
+from hopline.packaging import package
+from hopline.testing.graphs import power_law_graph
+from tests.engine import zoo
+from tests.features.conftest import redis_server  # noqa: F401
+from tests.jobs.batch.conftest import score
+from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace, StorePlace
+
+NODES = 10_000
+OUTPUTS = ("probabilities", "label", "embedding")
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    torch.manual_seed(1)
+    graph = power_law_graph(NODES, 40_000, 6, seed=3, ids="string").save(folder / "graph")
+    made = package(zoo.Plain().eval(), graph, folder / "r", name="p", fanouts=[4, 3, 5], task="multiclass")
+    return made.path, graph
+
+
+@pytest.fixture(params=["parquet", "folder", "redis"])
+def place(request, tmp_path, redis_server):  # noqa: F811
+    if request.param == "redis":
+        return StorePlace(f"{redis_server.url}?prefix=run{next(NUMBERS)}:", ())
+    return (ParquetPlace if request.param == "parquet" else ParquetFolderPlace)(tmp_path)
+
+
+def _run(folder, graph_folder, work, address, moment=0):
+    told = 0
+
+    def advance(label, done, total):
+        nonlocal told
+        told += 1
+        if told == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = BatchOptions(outputs=OUTPUTS, checkpoint_s=0.0, threads=2)
+    BatchRun(folder, graph_folder, work, options, advance=advance).run(lambda: open_sink(address))
+
+
+@pytest.mark.parametrize("moment", [0, 8, 11])
+def test_a_run_is_published_whole(model, place, tmp_path, moment):
+    folder, graph = model
+    whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
+    place.columns = tuple(
+        Column(name, whole[name].dtype.name, whole[name].shape[1] if whole[name].ndim == 2 else 0)
+        for name in OUTPUTS
+    )
+    ids = graph.nodes["node"].ids.external(np.arange(NODES))
+    if moment:
+        spawn = multiprocessing.get_context("spawn")
+        args = (folder, graph.path, tmp_path / "w.run", place.address, moment)
+        child = spawn.Process(target=_run, args=args)
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        child.close()
+        assert place.read(ids) is None
+    _run(folder, graph.path, tmp_path / "w.run", place.address)
+    found = place.read(ids)
+    for name in OUTPUTS:
+        np.testing.assert_array_equal(found[name], whole[name])
+    assert not (tmp_path / "w.run").exists()
