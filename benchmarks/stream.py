@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import workload
 from benchmarks.machine import commit, machine
@@ -47,7 +48,7 @@ class Effort:
     Attributes:
         seconds: of each rate. updates: of `exact`.
         window_s: of each turn of serving. rounds: turns.
-        kills: of `crash`.
+        kills: of `crash`, with each of `brokers`.
     """
 
     seconds: float
@@ -55,10 +56,11 @@ class Effort:
     window_s: float
     rounds: int
     kills: int
+    brokers: tuple[str, ...]
 
 
-QUICK = Effort(2.0, 100_000, 6.0, 2, 10)
-FULL = Effort(8.0, 100_000, 15.0, 5, 30)
+QUICK = Effort(2.0, 100_000, 4.0, 3, 10, ("redis",))
+FULL = Effort(8.0, 100_000, 15.0, 5, 30, ("redis", "nats"))
 
 
 class Report(PhaseReport):
@@ -125,10 +127,49 @@ class Bench:
             self.report.line(name, holds, "goal True")
         self.report.figures |= {"exact": found["exact"], "exact_details": found}
 
+    def serving(self) -> None:
+        """serving_p99_ratio, freshness_p99_ms, workers_agree."""
+        from benchmarks.stream_phases import serving
+
+        effort, report = self.effort, self.report
+        found = serving.measure(self.place.ensure(), self.scratch, effort.window_s, effort.rounds)
+        told = found["serving"]
+        report.line("updates/s through the broker", told["updates_per_s"])
+        report.line("p99 ms of requests, idle", told["idle_p99_ms"])
+        report.line("p99 ms of requests, updated", told["busy_p99_ms"])
+        report.line("  ratio", found["serving_p99_ratio"], f"goal ≤ {GOAL_RATIO:g}")
+        report.line(
+            "event → answer, seen from outside: p99 ms",
+            found["freshness_p99_ms"],
+            f"goal ≤ {GOAL_FRESHNESS_MS:g}",
+        )
+        report.line("  p50 ms", told["freshness_p50_ms"])
+        report.line("both workers give the same bits", found["workers_agree"], "goal True")
+        report.figures |= found
+
+    def crash(self) -> None:
+        """crash."""
+        from benchmarks.stream_phases import crash
+
+        small = SMALL.ensure()
+        kills, brokers = self.effort.kills, self.effort.brokers
+        found = [crash.measure(small, self.scratch, name, kills) for name in brokers]
+        told: dict[str, Any] = {"by_broker": dict(zip(brokers, found, strict=True))}
+        for name, goal in (
+            ("kills", ""),
+            ("acknowledged", ""),
+            ("lost", "goal 0"),
+            ("duplicated", "goal 0"),
+        ):
+            told[name] = sum(each[name] for each in found)
+            self.report.line(name, told[name], goal)
+        told["log_readable"] = all(each["log_readable"] for each in found)
+        self.report.figures["crash"] = told
+
 
 def phases(bench: Bench) -> dict[str, Callable[[], None]]:
     """What can be measured, by name."""
-    return {"rates": bench.rates, "exact": bench.exact}
+    return {"rates": bench.rates, "exact": bench.exact, "serving": bench.serving, "crash": bench.crash}
 
 
 def main() -> int:
