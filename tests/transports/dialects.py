@@ -37,12 +37,16 @@ class Ask:
 
 @dataclass
 class Outcome:
-    """`code` is "ok" or the error's; outputs have None for unknown nodes."""
+    """`code` is "ok" or the error's; outputs have None for unknown nodes.
+
+    `graph` is its version, and its age in ms where that is told.
+    """
 
     code: str
     text: str = ""
     outputs: dict[str, Any] = field(default_factory=dict)
     version: str = ""
+    graph: tuple[str, int | None] = ("", None)
 
 
 class V1Json:
@@ -78,7 +82,8 @@ class V1Json:
         answer = response.json()
         if response.status_code != 200:
             return Outcome(answer["error"]["code"], answer["error"]["message"])
-        return Outcome("ok", "", answer["outputs"], answer["version"])
+        graph = (answer["graph_version"], answer.get("graph_age_ms"))
+        return Outcome("ok", "", answer["outputs"], answer["version"], graph)
 
     def close(self) -> None:
         self._http.close()
@@ -130,7 +135,7 @@ class OipJson:
                 blob = response.content[end : end + size]
                 found.append(decode_raw(item["name"], item["datatype"], shape, blob))
                 end += size
-        return Outcome("ok", "", as_lists(found), answer["model_version"])
+        return Outcome("ok", "", as_lists(found), answer["model_version"], told(answer["parameters"]))
 
     def close(self) -> None:
         self._http.close()
@@ -162,10 +167,17 @@ class Grpc:
             decode_raw(output.name, output.datatype, output.shape, raw)
             for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
         ]
-        return Outcome("ok", "", as_lists(found), answer.model_version)
+        named = {name: value.string_param for name, value in answer.parameters.items()}
+        return Outcome("ok", "", as_lists(found), answer.model_version, told(named))
 
     def close(self) -> None:
         self._channel.close()
+
+
+def told(parameters: dict[str, str]) -> tuple[str, int | None]:
+    """Version and age of the graph, of an answer's parameters."""
+    age = parameters.get("graph_age_ms")
+    return parameters["graph_version"], None if age is None else int(age)
 
 
 def infer_request(ask: Ask) -> Any:

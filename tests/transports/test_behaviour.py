@@ -39,6 +39,13 @@ def test_a_version_can_be_chosen(dialect: Any) -> None:
     assert dialect.ask(Ask(nodes=[1], version="1")).version == "1"
 
 
+def test_the_graphs_version_is_told_and_its_age_where_it_changes(dialect: Any) -> None:
+    assert dialect.ask(Ask(nodes=[1])).graph == ("fake-graph", None)
+    version, age_ms = dialect.ask(Ask("people", nodes=["n3"])).graph
+    assert version == "fake-graph"
+    assert 5_000 <= age_ms < 10_000
+
+
 def test_pairs_are_scored_by_link_models(dialect: Any) -> None:
     assert dialect.ask(Ask("link", pairs=[(1, 2), (2, 1)])).outputs["label"] == [1, 0]
 

@@ -155,3 +155,13 @@ def test_the_page_lists_models_and_escapes_their_names(server: RunningServer) ->
     )
     assert b"<script>" not in index_page(service)
     assert b"&lt;script&gt;" in index_page(service)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/graph"), ("POST", "/v1/graph/events")])
+def test_a_graph_that_does_not_change_says_how_to_have_one_that_does(
+    server: RunningServer, method: str, path: str
+) -> None:
+    answer = httpx.request(method, f"{server.url}{path}", content=b"[]")
+    assert answer.status_code == 400
+    assert "serve it with live.enabled (--live)" in answer.json()["error"]["message"]
+    assert httpx.put(f"{server.url}{path}").status_code == 405

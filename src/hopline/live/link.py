@@ -72,16 +72,19 @@ class WriterLink:
         assert self._welcome is not None
         return self._welcome
 
-    async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
+    async def apply(self, batches: Sequence[Changes], *, timeout_s: float | None = None) -> list[Applied]:
         """Make batches durable and visible, all of them at once.
 
+        Args:
+            timeout_s: for all of it, where the caller has less patience than the link.
         Raises:
             WriterUnavailable: nothing was sent, or the answer was lost: the message says which.
             BadRequest, LogFull, LogFailed: nothing was done.
         """
         number = self._number()
         message = wire.frame(wire.Apply(number, [codec.encode_changes(each) for each in batches]))
-        answer = await self._ask(number, message, wire.Outcomes, self._timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        answer = await self._ask(number, message, wire.Outcomes, timeout_s)
         return [codec.decode_applied(outcome) for outcome in answer.outcomes]
 
     async def status(self) -> wire.Status:
@@ -111,9 +114,9 @@ class WriterLink:
         number, self._next_number = self._next_number, self._next_number + 1
         return number
 
-    async def _connected(self) -> asyncio.StreamWriter:
+    async def _connected(self, timeout_s: float = float("inf")) -> asyncio.StreamWriter:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(min(self._patience_s, timeout_s)):
                 await self._up.wait()
         except TimeoutError:
             raise WriterUnavailable(
@@ -126,7 +129,7 @@ class WriterLink:
     async def _ask(
         self, number: int, message: bytes, kind: type[wire.MessageT], timeout_s: float
     ) -> wire.MessageT:
-        writer = await self._connected()
+        writer = await self._connected(timeout_s)
         answer: asyncio.Future[wire.FromWriter] = asyncio.get_running_loop().create_future()
         self._sent[number] = answer
         writer.write(message)

@@ -1,6 +1,6 @@
 """The life of the process that writes a live graph: wait for the lock, recover, serve, drain.
 
-Its orders come as one line of JSON on stdin. It says on stdout when it is ready, and ends in order on
+Its orders come as one line of JSON on stdin. It says when it is ready, and ends in order on
 SIGTERM or when stdin ends: it does not outlive who started it. Exit codes: 0 in order, 1 it could not
 start, 3 the graph cannot be written any more by this process (another one may recover).
 """
@@ -54,7 +54,7 @@ class Orders(msgspec.Struct, frozen=True):
         snapshot_bytes, snapshot_s: as for `WriterServer`.
         verify: compare the hashes of the snapshot before building upon it.
         drain_s: what was taken before SIGTERM has so long to be answered.
-        ready: descriptor on which it says that it is ready, beside stdout; -1 for none.
+        ready: descriptor on which it says that it is ready; -1 for stdout.
         log_level: of its log, on stderr.
     """
 
@@ -134,7 +134,8 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         if orders.ready >= 0:
             os.write(orders.ready, b"ready\n")
             os.close(orders.ready)
-        print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
+        else:  # a server's own stdout says where the server is, and nothing else
+            print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
         await _serve(server, stopping)
         return 3 if server.broken.is_set() else 0
     finally:

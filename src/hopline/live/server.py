@@ -121,7 +121,7 @@ class WriterServer:
         clock: monotonic seconds.
 
     Attributes:
-        counts: see there; set a fresh one to begin anew.
+        counts: see there; set a fresh one to begin anew. totals: the same since the writer began.
         broken: set when the graph cannot be written any more; the process must end.
     """
 
@@ -135,7 +135,7 @@ class WriterServer:
         snapshot_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.counts = Counts()
+        self.counts, self.totals = Counts(), Counts()
         self.broken = asyncio.Event()
         self._keeper = keeper
         self._welcome = wire.frame(wire.Welcome(lineage, schema))
@@ -323,6 +323,9 @@ class WriterServer:
             keeper.filled,
             dict(keeper.positions),
             self._problem,
+            self.totals.steps,
+            self.totals.events,
+            self.totals.seconds,
         )
 
     async def _work(self) -> None:
@@ -391,12 +394,12 @@ class WriterServer:
                 each.writer.write(wire.frame(wire.failed(each.number, error)))
 
     def _count(self, taken: list[_Waiting], took: float) -> None:
-        counts = self.counts
-        counts.steps += 1
-        counts.batches += sum(len(each.batches) for each in taken)
-        counts.events += sum(each.num_events for each in taken)
-        counts.seconds += took
-        counts.longest_s = max(counts.longest_s, took)
+        for counts in (self.counts, self.totals):
+            counts.steps += 1
+            counts.batches += sum(len(each.batches) for each in taken)
+            counts.events += sum(each.num_events for each in taken)
+            counts.seconds += took
+            counts.longest_s = max(counts.longest_s, took)
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

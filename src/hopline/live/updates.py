@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopline.errors import BadRequest, RequestTooLarge
+from hopline.errors import BadRequest, DeadlineExceeded, RequestTooLarge
 from hopline.events.decode import Decoder
 from hopline.graph.live.changes import Applied
 from hopline.graph.live.view import LiveView
 from hopline.live.link import WriterLink
+from hopline.live.watch import WriterWatch
 from hopline.observe.metrics import Metrics
 
 #: Events of one request, and refused ones that an answer lists.
 _MAX_EVENTS, _MAX_LISTED = 100_000, 1_000
+#: A body of this size takes a millisecond to read.
+_LARGE_BYTES = 64 * 1024
 
 
 class LiveUpdates:
@@ -43,30 +47,41 @@ class LiveUpdates:
         )
         age().set_function(lambda: self._age_ms() / 1e3)
 
+        self._watch = WriterWatch(self._link, metrics) if worker == 0 else None
+
     def start(self) -> None:
         """Connect to the writer, now and whenever it comes back."""
         self._link.start()
+        if self._watch is not None:
+            self._watch.start()
 
     async def close(self) -> None:
         """Let go of the writer and of the memory."""
+        if self._watch is not None:
+            await self._watch.close()
         await self._link.close()
         self._graph.close()
 
-    async def apply(self, payload: bytes) -> dict[str, Any]:
+    async def apply(self, payload: bytes, deadline: float | None = None) -> dict[str, Any]:
         """Apply events; returns when they are durable and all workers of the host see them.
 
         Args:
             payload: one event, a list of events, one a line, or an Arrow IPC stream.
+            deadline: on time.monotonic()'s clock; the writer is waited for no longer.
 
         Returns: what became of them: `sequence`, `graph_version`, `applied`, `duplicates`, and of those
             that were `refused` the place in the payload, the code and the reason.
         Raises:
             BadRequest: the payload holds no event at all, or cannot be read.
             RequestTooLarge: too many at once.
+            DeadlineExceeded: none was applied.
             WriterUnavailable, LogFull, LogFailed: none was applied, or (the message says so) it is not
                 known.
         """
-        decoded = self._decoder.decode([payload])
+        if len(payload) < _LARGE_BYTES:
+            decoded = self._decoder.decode([payload])
+        else:  # requests for scores do not wait for it
+            decoded = await asyncio.to_thread(self._decoder.decode, [payload])
         refused = [
             {"index": each.index, "id": each.event_id, "code": each.code, "reason": each.reason}
             for each in decoded.refused
@@ -81,7 +96,10 @@ class LiveUpdates:
             return self._told(Applied(self._graph.memory.version, 0), [], refused)
         if count > _MAX_EVENTS:
             raise RequestTooLarge(f"{count} events in one request; at most {_MAX_EVENTS} are taken")
-        (applied,) = await self._link.apply([decoded.changes])
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
+        (applied,) = await self._link.apply([decoded.changes], timeout_s=left_s)
         places = decoded.index
         refused += [
             {

@@ -104,6 +104,7 @@ class Status(msgspec.Struct, tag="status", omit_defaults=True):
         filled: share of the graph's memory that is in use, 0 to 1.
         positions: source -> the position that follows its last event.
         problem: why the last snapshot could not be written; "" where it could.
+        steps, events: that the writer has done since it began; seconds: that they took.
     """
 
     number: int
@@ -113,6 +114,9 @@ class Status(msgspec.Struct, tag="status", omit_defaults=True):
     filled: float = 0.0
     positions: dict[str, Any] = {}
     problem: str = ""
+    steps: int = 0
+    events: int = 0
+    seconds: float = 0.0
 
 
 class Affected(msgspec.Struct, tag="affected"):

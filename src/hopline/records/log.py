@@ -227,6 +227,11 @@ class PredictionLog:
         ):
             if outcome is None:  # not ended, or nobody wanted the answer any more
                 continue
+            if isinstance(outcome, ScoreResult) and known.graph_version not in ("", outcome.graph_version):
+                known = known._replace(graph_version=outcome.graph_version)  # it changes while it is served
+                as_json = identity_json(known)
+                self._identities[ran.served] = (known, as_json)
+                head = head_of(as_json, of_batch, ended)
             queue_ms = round(queued_s * 1e3, 3)
             total_ms = round((queued_s + away_s + ran.compute_s) * 1e3, 3)
             try:

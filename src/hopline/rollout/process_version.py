@@ -228,6 +228,7 @@ class ProcessVersion(CountedVersion):
             info,
             versions=versions,
             version=self.version,
+            graph_version=self.graph_version,
             state=info.state if is_up else "UNAVAILABLE",
             reason=info.reason if is_up else keeper.reason,
         )
@@ -281,6 +282,7 @@ class ProcessVersion(CountedVersion):
             if item is not None and not item.ended:
                 num_ok += 1
                 result = wire.unpack_result(fields)
+                self.graph_version = result.graph_version  # that of a live graph moves on
                 ended[number] = item, result
                 self._ended(item, "")
                 _deliver(item, result)

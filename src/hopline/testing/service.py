@@ -80,7 +80,7 @@ class FakeService:
     """Serves these models, versions 1 and 2:
 
     sage     integer ids; the label is id mod 2, the embedding's first column is the id
-    people   string ids "n7"; otherwise the same
+    people   string ids "n7", on a graph that is 5 s old; otherwise the same
     link     pairs of integer ids; the label is whether u < v
     table    rows of `amount` and `category`, where sage has ids: a row's number is its amount and the
              length of its category, and 10 for each letter of the request's key, 100 for priority high or
@@ -250,6 +250,7 @@ class FakeService:
             missing if missing.any() else None,
             (),
             {"queue": 0.01},
+            graph_through_ms=int(time.time() * 1e3) - 5_000 if request.model == "people" else 0,
         )
 
     def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:

@@ -262,7 +262,8 @@ class HttpApp:
         return Response(encode_json(graph_updates(self._service).describe()), headers=id_line)
 
     def _events(self, request: Request, id_line: bytes) -> Pending:
-        return self._work(graph_updates(self._service).apply(request.body), id_line)
+        deadline = deadline_after(None, request.headers.get(b"timeout-ms"), time.monotonic())
+        return self._work(graph_updates(self._service).apply(request.body, deadline), id_line)
 
     def _rollouts(self, request: Request, id_line: bytes) -> Response | Pending:
         if request.method == b"POST":
