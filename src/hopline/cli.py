@@ -14,7 +14,7 @@ from hopline.errors import HoplineError
 #: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
-    "graph": ("hopline.commands.graph", "app", "Build and inspect graph snapshots."),
+    "graph": ("hopline.commands.graph", "app", "Build and inspect graphs, and change live ones."),
     "features": ("hopline.commands.features", "app", "Copy features into a store, and compare them."),
     "package": (
         "hopline.commands.package",

@@ -256,3 +256,36 @@ def test_both_clients_have_the_same_calls() -> None:
         }
 
     assert calls(hopline.Client) == calls(hopline.AsyncClient)
+
+
+TAKEN = (200, {"sequence": 3, "graph_version": "g+3", "applied": 1, "duplicates": [1], "refused": []})
+
+
+def test_events_are_sent_and_their_outcome_is_read(make: Any, scripted: Any) -> None:
+    refused = [{"index": 0, "id": "", "code": "unknown_node", "reason": "who?"}]
+    scripted.plan += [(200, TAKEN[1] | {"refused": refused, "num_refused": 2000})]
+    outcome = make(scripted.url).send_events([{"op": "set_features", "node": 1, "features": np.ones(2)}])
+    assert (outcome.sequence, outcome.graph_version, outcome.applied) == (3, "g+3", 1)
+    assert (outcome.duplicates, outcome.num_refused) == ((1,), 2000)
+    assert (outcome.refused[0].code, outcome.refused[0].reason) == ("unknown_node", "who?")
+
+
+AWAY = (503, {"error": {"code": "writer_unavailable", "message": "made or not", "retry_after_s": 0.01}})
+
+
+def test_only_events_with_ids_are_sent_again(make: Any, scripted: Any) -> None:
+    event = {"op": "remove_edge", "src": 1, "dst": 2}
+    scripted.plan += [AWAY, (0, None), TAKEN]
+    assert make(scripted.url).send_events([event | {"id": "a"}, event | {"id": 7}]).applied == 1
+    for events in ([event], [event | {"id": "a"}, event], b'{"op": "remove_edge"}'):
+        scripted.plan += [AWAY]
+        with pytest.raises(errors.WriterUnavailable, match="made or not"):
+            make(scripted.url).send_events(events)
+    assert len(scripted.seen) == 6
+
+
+def test_a_server_whose_graph_does_not_change_says_so(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    for call in (lambda: client.send_events([{"op": "add_node", "node": 1}]), client.graph_state):
+        with pytest.raises(errors.BadRequest, match=r"live\.enabled \(--live\)"):
+            call()

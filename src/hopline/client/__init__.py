@@ -2,6 +2,7 @@
 
 from hopline.client.admin import Admin
 from hopline.client.aio import AsyncClient
+from hopline.client.graph import EventsOutcome, GraphState, RefusedEvent
 from hopline.client.sync import Client
 
-__all__ = ["Admin", "AsyncClient", "Client"]
+__all__ = ["Admin", "AsyncClient", "Client", "EventsOutcome", "GraphState", "RefusedEvent"]

@@ -13,6 +13,15 @@ import httpx
 
 from hopline.client import wire
 from hopline.client.exchange import Exchange
+from hopline.client.graph import (
+    EVENTS_PATH,
+    GRAPH_PATH,
+    EventsOutcome,
+    GraphState,
+    events_body,
+    read_outcome,
+    read_state,
+)
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
@@ -73,6 +82,18 @@ class AsyncClient:
     ) -> ScoreResult:
         """See `Client.score_pairs`."""
         return await self._score(model, wire.pairs_body(pairs, **options), options)
+
+    async def send_events(
+        self, events: Iterable[Mapping[str, Any]] | bytes, *, timeout: float | None = None
+    ) -> EventsOutcome:
+        """See `Client.send_events`."""
+        body, may_repeat = events_body(events)
+        retries = None if may_repeat else 0
+        return read_outcome(await self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
+
+    async def graph_state(self) -> GraphState:
+        """See `Client.graph_state`."""
+        return read_state(await self.send("GET", GRAPH_PATH))
 
     async def models(self) -> list[ModelInfo]:
         """See `Client.models`."""

@@ -12,6 +12,15 @@ import httpx
 
 from hopline.client import wire
 from hopline.client.exchange import Exchange
+from hopline.client.graph import (
+    EVENTS_PATH,
+    GRAPH_PATH,
+    EventsOutcome,
+    GraphState,
+    events_body,
+    read_outcome,
+    read_state,
+)
 from hopline.client.wire import ScoreOptions
 from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
@@ -85,6 +94,30 @@ class Client:
     ) -> ScoreResult:
         """Score links (source, destination); one row for each pair."""
         return self._score(model, wire.pairs_body(pairs, **options), options)
+
+    def send_events(
+        self, events: Iterable[Mapping[str, Any]] | bytes, *, timeout: float | None = None
+    ) -> EventsOutcome:
+        """Change the live graph; returns when the change is durable and all workers of the host see it.
+
+        An event that cannot be applied is in the outcome's `refused`, and costs the others nothing. Events
+        with an `id` each are sent again where an answer was lost: what has been applied is known by it.
+
+        Args:
+            events: such as {"id": "e1", "op": "add_edge", "src": 1, "dst": 2}, in order; or the bytes of a
+                body: JSON, one event a line, or an Arrow IPC stream.
+            timeout: seconds for this call; else the client's.
+        Raises:
+            BadRequest: nothing in it can be read, or the server's graph does not change.
+            WriterUnavailable, LogFull, LogFailed: what became of the change is in the message.
+        """
+        body, may_repeat = events_body(events)
+        retries = None if may_repeat else 0
+        return read_outcome(self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
+
+    def graph_state(self) -> GraphState:
+        """The live graph's version, size and age. Raises: BadRequest: the server's graph is none."""
+        return read_state(self.send("GET", GRAPH_PATH))
 
     def models(self) -> list[ModelInfo]:
         """The models that are served."""

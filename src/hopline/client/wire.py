@@ -245,24 +245,25 @@ def _cell(value: Any) -> Any:
 
 def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(node, Mapping):
-        return {key: _plain(value) for key, value in node.items()}
-    body: dict[str, Any] = {"features": _plain(node.features)}
+        return {key: plain(value) for key, value in node.items()}
+    body: dict[str, Any] = {"features": plain(node.features)}
     for key in ("neighbors", "edge_attr", "edge_weight"):
         values = getattr(node, key)
         if values:
-            body[key] = {edge_type: _plain(items) for edge_type, items in values.items()}
+            body[key] = {edge_type: plain(items) for edge_type, items in values.items()}
     if node.id is not None:
         body["id"] = node.id
     return body
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value with lists in the place of arrays, and numbers in that of NumPy's."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

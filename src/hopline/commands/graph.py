@@ -1,4 +1,4 @@
-"""`hopline graph`: build a snapshot from files, and say what one holds."""
+"""`hopline graph`: build a snapshot from files, say what one holds, and change a server's live graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from hopline.commands import graph_live
 from hopline.errors import GraphError, HoplineError
 from hopline.graph import EdgeFile, Graph, NodeFile
 from hopline.graph.progress import Progress
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
 
-app = typer.Typer(help="Build and inspect graph snapshots.", no_args_is_help=True)
+app = typer.Typer(help="Build and inspect graphs, and change live ones.", no_args_is_help=True)
+app.command("events")(graph_live.events)
+app.command("status")(graph_live.status)
 
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
