@@ -13,6 +13,7 @@ from hopline.rollout.referee import Referee
 from hopline.rollout.rollout import RolloutRequest, begin
 from hopline.rollout.tally import Tally
 from hopline.rollout.watch import Watch
+from hopline.types import ScoreResult
 
 
 @pytest.fixture
@@ -92,3 +93,26 @@ def test_what_is_absorbed_leaves_an_even_sample_of_a_thousand():
     # each is kept with probability 1000 / 1040: 288 of 300 times, five deviations either way
     assert kept.min() >= 270
     assert kept.sum() == 300 * 1000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "compared", "differing"),
+    [
+        ("g+1", "g+1", 1, 1),
+        ("g", "h", 1, 1),  # another snapshot is part of what is tried
+        ("g+1", "g+2", 0, 0),
+        ("g", "g+2", 0, 0),
+    ],
+)
+def test_answers_about_versions_of_a_live_graph_are_no_difference_of_models(
+    wanted: str, found: str, compared: int, differing: int
+) -> None:
+    def result(graph_version: str, score: float) -> ScoreResult:
+        outputs = {"probabilities": np.array([score], np.float32)}
+        return ScoreResult("m", "1", graph_version, outputs)
+
+    tally = Tally()
+    tally.compare(result(wanted, 0.5), result(found, 0.9), 1e-6)
+    assert (tally.compared, tally.differing) == (compared, differing)
+    tally.compare(result(wanted, 0.5), result(found, 0.5), 1e-6)  # nothing below it has changed
+    assert (tally.compared, tally.differing) == (compared + 1, differing)

@@ -66,18 +66,25 @@ class Tally(msgspec.Struct):
         self.latency[bucket(seconds)] += 1
 
     def compare(self, wanted: object, found: object, tolerance: float) -> None:
-        """Hold this unit's outcome against that of the other one for the same request."""
+        """Hold this unit's outcome against that of the other one for the same request.
+
+        Answers that differ are left out where a live graph has changed between them.
+        """
         if isinstance(wanted, HoplineError) and isinstance(found, HoplineError):
             return
-        self.compared += 1
         if isinstance(wanted, ScoreResult) and isinstance(found, ScoreResult):
-            self._sample(wanted, found)
             largest, flips = difference(wanted, found)
+            agree = largest <= tolerance and not flips
+            if not agree and _moved_on(wanted, found):
+                return
+            self.compared += 1
+            self._sample(wanted, found)
             self.difference += largest if math.isfinite(largest) else 0.0
-            if largest <= tolerance and not flips:
+            if agree:
                 return
             self.last_difference = f"scores differ by {largest:.3g}, {flips} labels differ"
         else:
+            self.compared += 1
             self.last_difference = f"{_told(wanted)} in place of {_told(found)}"
         self.differing += 1
 
@@ -191,6 +198,13 @@ def difference(wanted: ScoreResult, found: ScoreResult) -> tuple[float, int]:
         else:
             flips += int((values != others).sum())
     return largest, flips
+
+
+def _moved_on(wanted: ScoreResult, found: ScoreResult) -> bool:
+    """Whether two answers are about two versions of one live graph."""
+    versions = wanted.graph_version, found.graph_version
+    first, other = (version.partition("+")[0] for version in versions)
+    return first == other and versions[0] != versions[1]
 
 
 def _top(values: AnyArray) -> AnyArray:
