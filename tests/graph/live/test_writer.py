@@ -269,3 +269,16 @@ def test_a_full_memory_refuses_the_batch_and_goes_on() -> None:
     for name in names[:2]:
         oracle.users[name] = np.zeros(3, np.float32)
     assert_same(view.snapshot(), oracle.graph())
+
+
+def test_counting_pins_a_version_by_itself() -> None:
+    """Records of an old version are soon part of other lists: reading them without a pin may never end."""
+    oracle = Oracle(np.random.default_rng(9))
+    writer, view = live(oracle.graph())
+    for _ in range(50):
+        writer.apply(oracle.batch(20))
+    wanted = oracle.graph()
+    assert view.num_edges == wanted.num_edges
+    for key, edges in wanted.edges.items():
+        assert view.edges[key].num_edges == edges.num_edges
+        assert view.edges[key].max_degree == edges.max_degree

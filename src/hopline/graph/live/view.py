@@ -108,12 +108,15 @@ class LiveAdjacency:
         has_self_loops: whether there may be some.
     """
 
-    def __init__(self, key: str, room: EdgeRoom, own: EdgeMemory, clock: Clock, nodes: LiveNodes) -> None:
+    def __init__(
+        self, key: str, room: EdgeRoom, own: EdgeMemory, nodes: LiveNodes, reader: LiveView
+    ) -> None:
         self.src, self.dst = room.src, room.dst
         self.relation = key[len(room.src) + 2 : len(key) - len(room.dst) - 2]
         self._own = own
         self._nodes = nodes
-        self.clock = clock
+        self._reader = reader
+        self.clock = reader.clock
         self.indptr, self.records, self.indices = own.heads, own.records, own.indices
         self.time = own.time if room.has_time else None
         self.weight = own.weight if room.has_weight else None
@@ -128,13 +131,15 @@ class LiveAdjacency:
 
     @property
     def num_edges(self) -> int:
-        """Of the reader's version; counts them."""
-        return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
+        """Of the reader's version, or the newest where none is pinned; counts them."""
+        with self._reader:
+            return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
 
     @property
     def max_degree(self) -> int:
-        """Of the reader's version; looks at all."""
-        return int(self.degree(np.arange(self._nodes.num_nodes)).max(initial=0))
+        """Of the reader's version, or the newest where none is pinned; looks at all."""
+        with self._reader:
+            return int(self.degree(np.arange(self._nodes.num_nodes)).max(initial=0))
 
     def degree(self, global_ids: IdArray) -> IdArray:
         """In-degrees of destinations, int64 [n]."""
@@ -192,7 +197,7 @@ class LiveView:
             for name, room in plan.nodes.items()
         }
         self.edges: dict[str, LiveAdjacency] = {
-            key: LiveAdjacency(key, room, memory.edges[key], self.clock, self.nodes[room.dst])
+            key: LiveAdjacency(key, room, memory.edges[key], self.nodes[room.dst], self)
             for key, room in plan.edges.items()
         }
         with self:
@@ -256,7 +261,8 @@ class LiveView:
     @property
     def num_edges(self) -> int:
         """Edges of all types; counts them."""
-        return sum(part.num_edges for part in self.edges.values())
+        with self:
+            return sum(part.num_edges for part in self.edges.values())
 
     @cached_property
     def num_bytes(self) -> int:
