@@ -65,6 +65,13 @@ class World:
         spec = json.loads((folder / "model.json").read_text())
         (folder / "model.json").write_text(json.dumps(spec | {"name": name}))
 
+    def add_version(self, name: str, version: str) -> None:
+        """The same artifact as another version."""
+        folder = self.repository / name / version
+        shutil.copytree(self.repository / name / "1", folder)
+        spec = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps(spec | {"version": version}))
+
     def tabulate(self, model: str, table: Path) -> None:
         """Write a table file of all answers, and have the model served with it."""
         from hopline.commands.batch import batch
@@ -217,7 +224,7 @@ class Live:
 @contextlib.contextmanager
 def serving(*, workers: int = 1, headers: dict[str, str] | None = None, **settings: Any) -> Iterator[Live]:
     """A server with a live graph, as `hopline serve --live` makes it."""
-    small = {"live__spare_nodes": 500, "live__spare_edges": 20_000, "table__memory_bytes": 2**22}
+    small = {"live__spare_nodes": 5_000, "live__spare_edges": 50_000, "table__memory_bytes": 2**22}
     given = {"live__enabled": True, "server__workers": workers, "server__grpc_port": -1, **small}
     with running(DEFAULT_SERVICE, **(given | settings)) as server:
         live = Live(server, workers, headers or {})

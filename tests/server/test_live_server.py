@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import hopline
 from hopline.graph.live.manifest import read_manifest
 from hopline.records.reader import LogReader
 from tests.server.live_rig import Live, Worker, World, command, same, serving, until
@@ -74,7 +75,7 @@ def agree(world: World, live: Live, models: tuple[str, ...] = MODELS) -> None:
 
 
 class Sender(threading.Thread):
-    """Sends batches one after another, each again until it is taken.
+    """Sends batches some milliseconds apart, each again until it is taken.
 
     Attributes:
         told: answers; failures: statuses and codes of those that were not taken at once.
@@ -106,6 +107,7 @@ class Sender(threading.Thread):
                 self.failures.append((answer.status_code, answer.headers["hopline-error"]))
                 time.sleep(0.05)
             self.told.append(answer.json())
+            time.sleep(0.005)
 
     def stop(self) -> None:
         self._going.clear()
@@ -323,6 +325,28 @@ def test_workers_that_are_killed_and_replaced_go_on_where_the_graph_is(world: Wo
     assert sum(told["applied"] for told in sender.told) == 5 * len(sender.told)
     live.connect()
     agree(world, live)
+
+
+def test_copies_for_a_shadow_agree_while_the_graph_changes(world: World, live: Live) -> None:
+    """The candidate is the same model, in processes of its own: maybe at another version of the graph."""
+    world.add_version("apart", "2")
+    with hopline.Client(live.server.url) as client:
+        admin = hopline.Admin(client)
+        admin.begin_rollout("apart", "2", "shadow")
+        sender = Sender(world, live.workers[0])
+        try:
+
+            def compared() -> int:
+                for worker in live.workers:
+                    worker.score("apart", nodes=list(world.nodes)[:50])
+                seen = admin.rollout("apart")["rollout"]["seen"]["candidate"]
+                assert seen["differing"] == 0, seen
+                return int(seen["compared"])
+
+            until(lambda: compared() > 20)
+        finally:
+            sender.stop()
+        admin.decide("apart", "end")
 
 
 def test_a_snapshot_takes_the_place_of_the_log_while_serving(world: World, live: Live) -> None:
