@@ -39,7 +39,7 @@ def open_live_graph(config: Config) -> LiveView:
 
     Raises:
         ConfigError: a setting does not go with a live graph.
-        GraphError: the memory is another version's, or no snapshot fits it.
+        GraphError: the memory is another version's, or no snapshot fits it, or nobody is left to fill it.
     """
     if config.features.store:
         raise ConfigError(
@@ -62,12 +62,14 @@ def _filled(path: str) -> LiveMemory:
     began = said = time.monotonic()
     descriptor = os.open(path, os.O_RDWR)
     try:
+        memory = None
         while True:
-            memory = LiveMemory.attach(descriptor)
-            while memory is not None:
-                if memory.is_filled:
-                    return memory
-                time.sleep(_LOOK_S)
+            memory = memory or LiveMemory.attach(descriptor)
+            if memory is not None and memory.is_filled:
+                return memory
+            # It outlives whoever made it in our descriptor, and nobody would ever fill it.
+            if not os.path.exists(path):
+                raise GraphError("the live graph has no writer: the supervisor has ended")
             if time.monotonic() - said > _PATIENCE_S:
                 said = time.monotonic()
                 log.warning("waiting for the writer of the live graph for %.0f s", said - began)
