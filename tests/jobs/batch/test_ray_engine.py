@@ -45,6 +45,9 @@ QUICK = {
     "health_check_period_ms": 300,
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 3,
+    # Processes that have been started are kept for the next test.
+    "idle_worker_killing_time_threshold_ms": 600_000,
+    "num_workers_soft_limit": 8,
 }
 
 

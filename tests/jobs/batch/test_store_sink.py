@@ -2,17 +2,22 @@
 
 import asyncio
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 
+from hopline.config import load_config
 from hopline.errors import ConfigError, SinkError
 from hopline.features.published import NOTE, read_catalog
 from hopline.features.registry import open_store
 from hopline.jobs.batch import store_sink
+from hopline.jobs.batch.sink import Column
 from hopline.jobs.batch.sinks import open_sink, shown
 from hopline.jobs.batch.store_sink import StoreSink
+from hopline.service import Service
 from hopline.testing.sinks import check, feed, ids_of, schema_of, values_of, write
+from hopline.types import ScoreRequest
 from tests.features.conftest import own_redis, redis_server  # noqa: F401
 from tests.jobs.batch.places import StorePlace
 
@@ -217,6 +222,37 @@ def test_readers_follow_within_a_second_and_lack_nothing_meanwhile(place, keep_s
     # Rows that are gone are looked for in what is current; else those that are still there are read.
     np.testing.assert_array_equal(at_once, a if keep_s else b)
     np.testing.assert_array_equal(after, b)
+
+
+def test_a_server_serves_them_as_features(place, cases, tmp_path):
+    case = cases["sage"]
+    nodes = case.graph.nodes["node"]
+    column = Column("embedding", "float32", nodes.features.shape[1])
+    schema = schema_of(place, nodes.num_nodes, columns=(column,))
+    sink = place.open()
+    sink.open(schema)
+    ids = nodes.ids.external(np.arange(nodes.num_nodes))
+    sink.write(0, {"id": ids, "embedding": np.array(nodes.features, np.float32)})
+    sink.commit()
+    request = ScoreRequest("sage", nodes=ids, outputs=("logits",))
+    shutil.copytree(case.folder, tmp_path / "sage" / "1")
+
+    async def answers(**settings):
+        places = {"graph.path": case.graph.path, "models.repository": tmp_path}
+        service = Service(load_config(overrides={**places, **settings}))
+        await service.start()
+        try:
+            return (await service.score(request)).outputs["logits"]
+        finally:
+            service.begin_drain()
+            await service.drain(5)
+            await service.close()
+
+    store = {"features.store": f"published+{place.url}", "features.groups": ["node=embedding"]}
+    found = asyncio.run(
+        answers(**store, **{"features.memory_bytes": 2**22, "features.fetch_timeout_ms": 2000})
+    )
+    np.testing.assert_array_equal(found, asyncio.run(answers()))
 
 
 def test_a_damaged_catalog_is_told(place, own_redis):  # noqa: F811
