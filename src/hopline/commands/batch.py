@@ -69,7 +69,7 @@ def batch(
     ray_address: Annotated[
         str | None,
         typer.Option(
-            help="Of a Ray cluster, for --engine ray. Default: RAY_ADDRESS; without it, one is started here.",
+            help="Of a Ray cluster, for --engine ray. Default: RAY_ADDRESS, or one that is started here.",
             show_default=False,
         ),
     ] = None,
