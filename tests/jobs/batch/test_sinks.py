@@ -7,12 +7,10 @@ from itertools import count
 
 import pytest
 
-pytest.register_assert_rewrite("hopline.testing.sinks")
-
-from hopline.jobs.batch import parquet_sink, table_sink  # noqa: E402
-from hopline.testing.sinks import SinkSuite  # noqa: E402
-from tests.features.conftest import redis_nodes, redis_server  # noqa: E402, F401
-from tests.jobs.batch import places  # noqa: E402
+from hopline.jobs.batch import parquet_sink, table_sink
+from hopline.testing.sinks import SinkSuite
+from tests.features.conftest import redis_nodes, redis_server  # noqa: F401
+from tests.jobs.batch import places
 
 NUMBERS = count()
 
