@@ -231,10 +231,11 @@ def compute_and_die(order, spans):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_no_cluster_at_the_address(model, monkeypatch):
+@pytest.mark.parametrize("address", ["ray-nowhere", "127.0.0.1:1", "ray://[::1]:1"])
+def test_no_cluster_at_the_address(model, monkeypatch, address):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(BatchError, match=r"no Ray cluster at ray-nowhere .*--ray-address"):
-        RayEngine(model[1], None, address="ray-nowhere")
+    with pytest.raises(BatchError, match=r"no Ray cluster at .*--ray-address"):
+        RayEngine(model[1], None, address=address)
 
 
 def test_an_address_is_for_a_cluster(model):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -47,6 +48,7 @@ _TASKS_EACH = 4
 #: Of a cluster that is started here for the run, for each processor: what may wait to be written.
 _STORE_BYTES = 4 * _AHEAD * _TASK_BYTES
 _LEAST_STORE_BYTES = 128 << 20
+_CONNECT_S = 5.0
 #: Seconds between looks at how many processors there are, and how long there may be none at all.
 _LOOK_S, _PATIENCE_S = 5.0, 300.0
 
@@ -193,12 +195,33 @@ class RayEngine:
                 "include_dashboard": False,
                 "object_store_memory": max(_LEAST_STORE_BYTES, _STORE_BYTES * self.threads),
             }
+        else:
+            _check_listens(address)
         try:
             self._ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise BatchError(
-                f"there is no Ray cluster at {address} (--ray-address, RAY_ADDRESS): {_first_line(error)}"
-            ) from error
+            raise _no_cluster(address, error) from error
+
+
+def _check_listens(address: str) -> None:
+    """Fail unless something answers at host:port: Ray itself would ask for minutes.
+
+    Raises:
+        BatchError: nothing does.
+    """
+    host, colon, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto", say
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: BaseException) -> BatchError:
+    return BatchError(
+        f"there is no Ray cluster at {address} (--ray-address, RAY_ADDRESS): {_first_line(error)}"
+    )
 
 
 def _cut(spans: list[Span], work: LevelWork, processors: int) -> Iterator[list[Span]]:
