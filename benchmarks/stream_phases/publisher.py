@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import numpy as np
 
 from benchmarks.stream_phases import worker
 from benchmarks.stream_phases.place import EDGE, PLACES
+from benchmarks.stream_phases.served import FAR_NICE
 from benchmarks.stream_phases.updates import Updates
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
@@ -131,6 +133,7 @@ def _messages(prefix: str, first: int, count: int, texts: Iterator[str]) -> list
 
 def main() -> None:
     """Entry of the process."""
+    os.nice(FAR_NICE)
     worker.tell(asyncio.run(publish(worker.orders())))
 
 

@@ -18,6 +18,18 @@ from benchmarks.lifecycle_phases.server import Hopline, hopline, wait_until
 from benchmarks.server_process import free_port
 from hopline.testing.broker_servers import BrokerServer, NatsServer, RedisServer
 
+#: Of who brings the updates: producers and broker are on other machines where there is more than a test.
+FAR_NICE = 10
+
+
+class FarRedis(RedisServer):
+    """One that lets those go first who belong to this machine."""
+
+    def command(self) -> list[str]:
+        """As above."""
+        return ["nice", "-n", str(FAR_NICE), *super().command()]
+
+
 BROKERS: dict[str, type[BrokerServer]] = {"nats": NatsServer, "redis": RedisServer}
 TOPIC = "updates"
 _CLOCK = os.sysconf("SC_CLK_TCK")
