@@ -67,7 +67,7 @@ def test_finished_folder_is_served_until_interrupted(
         assert answer.status_code == 200
         assert 0.0 <= answer.json()["outputs"]["probabilities"][0] <= 1.0
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=90)
     finally:
         process.kill()
         process.wait()

@@ -109,7 +109,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         yield Door(server, file, keys)
 
 
-def token(sub: str = "ada", ttl_s: float = 600, secret: str = SECRET, **claims: Any) -> str:
+def token(sub: str = "ada", ttl_s: float = 86_400, secret: str = SECRET, **claims: Any) -> str:
     content = {"sub": sub, "iss": "issuer", "aud": "hopline", "exp": time.time() + ttl_s, **claims}
     return jwt.encode(content, secret, "HS256")
 
@@ -192,7 +192,7 @@ def test_lists_show_what_the_client_may_read(door: Door) -> None:
         ({"x-api-key": "hopline_made_up"}, "not known here"),
         ({"authorization": "Basic YTpi"}, "has to be Bearer"),
         ({"authorization": f"Bearer {token(ttl_s=-60)}"}, "the token has expired"),
-        ({"authorization": f"Bearer {token(nbf=time.time() + 600)}"}, "not valid yet"),
+        ({"authorization": f"Bearer {token(nbf=time.time() + 86_400, ttl_s=172_800)}"}, "not valid yet"),
         ({"authorization": f"Bearer {token(secret=SECRET[::-1])}"}, "signature is not the issuer's"),
         ({"authorization": f"Bearer {token(aud='elsewhere')}"}, "another audience"),
         (

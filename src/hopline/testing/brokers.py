@@ -456,7 +456,8 @@ class BrokerFailureSuite(_Suite):
         server.kill()
         assert await queue.poll(10, 0.3) == []
         server.start()
-        await queue.settle(messages[20:])
+        if server.keeps:  # else the positions of before are beyond those of what comes now
+            await queue.settle(messages[20:])
         await brokers.send(range(100, 140))
         got: list[int] = []
         end = time.monotonic() + _PATIENCE_S
