@@ -566,6 +566,19 @@ def _suggestion(path: str) -> str:
     return guess
 
 
+def live_folder(config: Config) -> Path:
+    """Where the changes of the configured graph are kept."""
+    if config.live.folder is not None:
+        return config.live.folder
+    graph = needed_folder(config, "graph.path")
+    return graph.with_name(f"{graph.name}.live")
+
+
+def live_socket(config: Config) -> Path:
+    """Where the writer of the live graph listens."""
+    return config.live.socket or live_folder(config) / "writer.sock"
+
+
 def needed_folder(config: Config, path: Literal["graph.path", "models.repository"]) -> Path:
     """The folder that a server cannot do without.
 

@@ -273,8 +273,9 @@ class Service:
             served.statistics()
 
     def _follow_graph(self) -> None:
+        from hopline.config import live_socket
         from hopline.live.updates import LiveUpdates
-        from hopline.rollout.live_graph import live_socket, open_live_graph
+        from hopline.rollout.live_graph import open_live_graph
 
         assert self._loader is not None
         own = self._loader.own

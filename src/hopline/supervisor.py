@@ -21,8 +21,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hopline.config import Config, needed_folder
+from hopline.config import Config
 from hopline.errors import HoplineError
+from hopline.live.orders import writer_orders
 from hopline.server import DEFAULT_SERVICE, Server, main_error, ready_line, run_process
 from hopline.sockets import reserve
 
@@ -228,33 +229,6 @@ class Supervisor:
             settings = self._config.server
             grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
             print(ready_line(self._config, settings.http_port, grpc_port), flush=True)
-
-
-def writer_orders(config: Config, memory_fd: int, ready: int) -> dict[str, Any]:
-    """What the writer of the live graph is told; see `live.process.Orders`.
-
-    Args:
-        memory_fd: of the memory that workers read, -1 for memory of its own.
-        ready: descriptor on which it says that it is, -1 for none.
-    """
-    live = config.live
-    graph = needed_folder(config, "graph.path")
-    folder = live.folder or graph.with_name(f"{graph.name}.live")
-    return {
-        "graph": str(graph),
-        "folder": str(folder),
-        "socket": str(live.socket or folder / "writer.sock"),
-        "memory_fd": memory_fd,
-        "ready": ready,
-        "spare_nodes": live.spare_nodes,
-        "spare_edges": live.spare_edges,
-        "num_levels": live.levels,
-        "reads_degrees": live.degrees,
-        "seen_events": live.remembered_events,
-        "snapshot_bytes": live.snapshot_bytes,
-        "snapshot_s": live.snapshot_s,
-        "drain_s": config.server.drain_timeout_s,
-    }
 
 
 def _named(slot: int) -> str:

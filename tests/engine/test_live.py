@@ -10,6 +10,7 @@ import pytest
 
 from hopline.arena import Arena, create_shared
 from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.refresh import Refresher
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
@@ -18,6 +19,7 @@ from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.sampling.keyed import NO_CUT
+from hopline.types import ScoreRequest
 
 NAMES = ["sage", "plain", "gcn", "gat", "hetero", "link"]
 
@@ -259,3 +261,17 @@ def test_rows_that_are_kept_up_to_date_are_those_of_a_fresh_build(cases, name):
         different = np.flatnonzero((wanted != after).any(axis=1))
         assert np.isin(different, changed.get(head, ())).all()
         assert refresher.num_computed > before
+
+
+def test_whoever_answers_pins_a_version(cases):
+    """Rows and lists of versions that nobody reads are used again: an answer never stands on those."""
+    live = Live(cases["sage"], seed=18)
+    answerer = Answerer(live.model(), ("logits",), 1000)
+    names = live.ids["node"].external(np.arange(5))
+    for version in range(4):
+        (answer,) = answerer.answer([ScoreRequest("sage", nodes=names)])
+        assert answer.graph_version.endswith(f"+{version}" if version else live.case.graph.version)
+        np.testing.assert_array_equal(
+            answer.outputs["logits"], live.fresh().logits(scores(live.fresh(), np.arange(5)))
+        )
+        live.change(5)

@@ -87,6 +87,12 @@ class Answerer:
         Raises:
             HoplineError: the batch failed as a whole.
         """
+        if self._live is None:
+            return self._answer_all(requests)
+        with self._live:  # one version for the whole batch, whoever else pins it
+            return self._answer_all(requests)
+
+    def _answer_all(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         rows = self._rows = self.rows
         if rows and any(each.is_stale for each in rows.values()):
             # each alone: which of them has such rows in its answer is part of that

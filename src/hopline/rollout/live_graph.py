@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from hopline.config import Config, needed_folder
+from hopline.config import Config, live_folder, needed_folder
 from hopline.errors import ConfigError, GraphError
 from hopline.graph import Graph
 from hopline.graph.live.home import graph_folder
@@ -19,19 +19,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks whether the writer has filled the memory, and after which to say that it waits.
 _LOOK_S, _PATIENCE_S = 0.01, 10.0
-
-
-def live_folder(config: Config) -> Path:
-    """Where the changes of the configured graph are kept."""
-    if config.live.folder is not None:
-        return config.live.folder
-    graph = needed_folder(config, "graph.path")
-    return graph.with_name(f"{graph.name}.live")
-
-
-def live_socket(config: Config) -> Path:
-    """Where its writer listens."""
-    return config.live.socket or live_folder(config) / "writer.sock"
 
 
 def open_live_graph(config: Config) -> LiveView:

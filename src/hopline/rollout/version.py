@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -133,9 +132,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             else:
                 request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
             # with what there is: the store's rows come with the first requests
-            with self._live or contextlib.nullcontext():
-                outcomes = self._answerer.answer_supplied([request], [Supply(is_last=True)])
-            for outcome in outcomes:
+            for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
                 if isinstance(outcome, HoplineError):
                     raise outcome
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopline.brokers.registry import open_sink, open_source
-from hopline.config import Config
+from hopline.config import Config, live_socket
 from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
@@ -22,7 +22,6 @@ from hopline.jobs.stream.progress import Pace, show
 from hopline.jobs.stream.rescore import Rescorer
 from hopline.jobs.stream.writer import Patience
 from hopline.observe.metrics import Metrics
-from hopline.rollout.live_graph import live_socket
 
 logger = logging.getLogger("hopline.stream")
 

@@ -9,13 +9,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hopline.config import Config, needed_folder
+from hopline.config import Config, live_folder
 from hopline.errors import GraphError
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.jobs.stream.writer import Standing
 from hopline.live.link import WriterLink
+from hopline.live.orders import writer_orders
 from hopline.live.process import COMMAND, Orders
-from hopline.rollout.live_graph import live_folder, live_socket
 
 logger = logging.getLogger("hopline.stream")
 
@@ -66,22 +66,8 @@ class OwnWriter:
     """
 
     def __init__(self, config: Config) -> None:
-        live = config.live
-        folder = live_folder(config)
-        self._orders = Orders(
-            graph=str(needed_folder(config, "graph.path")),
-            folder=str(folder),
-            socket=str(live_socket(config)),
-            spare_nodes=live.spare_nodes,
-            spare_edges=live.spare_edges,
-            num_levels=live.levels,
-            reads_degrees=live.degrees,
-            seen_events=live.remembered_events,
-            snapshot_bytes=live.snapshot_bytes,
-            snapshot_s=live.snapshot_s,
-            log_level=config.log.level.upper(),
-        )
-        self._folder = folder
+        self._orders = Orders(**writer_orders(config))
+        self._folder = live_folder(config)
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
 

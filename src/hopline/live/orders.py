@@ -1,0 +1,36 @@
+"""What a process that writes the live graph is told, from the settings.
+
+Imports nothing heavy: supervisors do without NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hopline.config import Config, live_folder, live_socket, needed_folder
+
+
+def writer_orders(config: Config, memory_fd: int = -1, ready: int = -1) -> dict[str, Any]:
+    """What the writer of the live graph is told; see `live.process.Orders`.
+
+    Args:
+        memory_fd: of the memory that workers read, -1 for memory of its own.
+        ready: descriptor on which it says that it is, -1 for none.
+    """
+    live = config.live
+    return {
+        "graph": str(needed_folder(config, "graph.path")),
+        "folder": str(live_folder(config)),
+        "socket": str(live_socket(config)),
+        "memory_fd": memory_fd,
+        "ready": ready,
+        "spare_nodes": live.spare_nodes,
+        "spare_edges": live.spare_edges,
+        "num_levels": live.levels,
+        "reads_degrees": live.degrees,
+        "seen_events": live.remembered_events,
+        "snapshot_bytes": live.snapshot_bytes,
+        "snapshot_s": live.snapshot_s,
+        "log_level": config.log.level.upper(),
+        "drain_s": config.server.drain_timeout_s,
+    }
