@@ -16,8 +16,8 @@ The list is two arrays, so that kernels can walk it:
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from hopline.jit import njit
 from hopline.types import IdArray
 
 USED, HEAD, TAIL, HAND = 0, 1, 2, 3

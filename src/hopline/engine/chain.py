@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from hopline.engine.kernels import gather_reduce, intern
 from hopline.engine.lap import LapWatch
@@ -24,6 +24,7 @@ from hopline.engine.table import _write, read_rows
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.rows import slots_at
 from hopline.intrinsics import pointer
+from hopline.jit import njit
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT, sample
 from hopline.types import AnyArray, FloatArray, IdArray

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
 from hopline.engine.kernels import intern
 from hopline.engine.need import Need
 from hopline.engine.table import read_rows
+from hopline.jit import njit
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, sample
 from hopline.types import FloatArray, IdArray

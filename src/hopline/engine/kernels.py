@@ -7,10 +7,10 @@ All release the GIL, allocate nothing and write into the caller's buffers. Inner
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hopline.graph.extent import extent
 from hopline.intrinsics import LINE_BYTES, prefetch
+from hopline.jit import njit
 
 #: Rows between asking for a row and reading it; measured flat from 4 to 16 (docs/log.md).
 _AHEAD = 6

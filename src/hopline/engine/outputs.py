@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba import njit
 
+from hopline.jit import njit
 from hopline.types import AnyArray, FloatArray
 
 

@@ -16,13 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from hopline.artifact import ModelSpec
 from hopline.engine.level import Level
 from hopline.engine.view import EdgeView
 from hopline.graph.extent import SINCE
 from hopline.graph.live.view import LiveView
+from hopline.jit import njit
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen

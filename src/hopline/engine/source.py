@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hopline.jit import njit
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ is not before the change. Nobody has to be told to forget anything.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hopline.arena import Arena, array_bytes
 from hopline.graph.extent import STILL, Clock
 from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
+from hopline.jit import njit
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _OWNER_BITS = np.int64(40)

@@ -11,11 +11,11 @@ Knows nothing of rows. All zero bytes are valid: no claims.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.arena import Arena, array_bytes
 from hopline.intrinsics import compare_exchange
+from hopline.jit import njit
 from hopline.types import IdArray
 
 _OWNER_BITS = np.int64(16)

@@ -7,8 +7,8 @@ so that 421 ids are taken in, looked up or let go in a few microseconds and with
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from hopline.jit import njit
 from hopline.types import IdArray
 
 _ROW_BITS = np.int64(24)

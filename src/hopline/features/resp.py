@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.intrinsics import copy_bytes
+from hopline.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
 
 Bytes = NDArray[np.uint8]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from hopline.jit import njit
 from hopline.types import AnyArray, IdArray
 
 _DIGIT_BITS = 10

@@ -8,8 +8,8 @@ record. Kernels take both in one spelling: `records` is empty for a snapshot.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from hopline.jit import njit
 from hopline.types import IdArray
 
 #: Columns of a record: where the list begins, its length, the version it holds from, the record before.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hopline.intrinsics import prefetch
+from hopline.jit import njit
 
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)

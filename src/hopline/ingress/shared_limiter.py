@@ -13,10 +13,10 @@ import logging
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from hopline.ingress.limiter import Bucket, LocalBucket, Rate
 from hopline.intrinsics import compare_exchange
+from hopline.jit import njit
 from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)

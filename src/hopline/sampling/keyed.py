@@ -23,12 +23,12 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.errors import ArtifactError
 from hopline.graph.extent import NUM_COLUMNS, extent
 from hopline.intrinsics import prefetch
+from hopline.jit import njit
 from hopline.types import AnyArray, IdArray
 
 if TYPE_CHECKING:

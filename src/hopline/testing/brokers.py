@@ -464,6 +464,10 @@ class BrokerFailureSuite(_Suite):
         while not set(range(100, 140)) <= set(got):
             assert time.monotonic() < end, (sorted(got), queue.health())
             arrived = await queue.poll(100, 0.5)
+            if not arrived and not server.keeps:
+                # A server that forgot everything numbers from the start again. Until the queue learns of
+                # it, it passes over what lies before its old place; what is sent from then on comes.
+                await brokers.send(range(100, 140))
             await queue.settle(arrived)
             got += numbers(arrived)
         assert not set(got) & set(numbers(messages[:20])) or not server.keeps

@@ -27,6 +27,7 @@ class Edited:
         self.attr = rng.standard_normal((500, 2)).astype(np.float32)
         self.x = rng.standard_normal((zoo.N, 6)).astype(np.float32)
         self.ids = [f"n{i}" for i in range(zoo.N)]
+        self.added = 0
 
     def change(self, rng, kind):
         e = int(rng.integers(self.edges.shape[1]))
@@ -45,7 +46,8 @@ class Edited:
             self.attr[e, 0] += np.float32(1.0)
         elif kind == "node added":
             self.x = np.append(self.x, np.ones((1, 6), np.float32), axis=0)
-            self.ids.append(f"new{len(self.ids)}")
+            self.ids.append(f"new{self.added}")
+            self.added += 1
         elif kind == "nodes in another order":
             order = rng.permutation(len(self.x))
             place = np.argsort(order)

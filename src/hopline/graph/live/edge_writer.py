@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numba import njit
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live import lists, pool
@@ -13,6 +12,7 @@ from hopline.graph.live.check import EdgeRows
 from hopline.graph.live.memory import EdgeMemory
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.parts import Adjacency
+from hopline.jit import njit
 from hopline.types import IdArray
 
 _POSITIONS = (1 << 31) - 1

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hopline.errors import BadRequest
 from hopline.graph import id_values
@@ -18,6 +17,7 @@ from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
 from hopline.graph.ids import IdIndex, IntIds, RangeIds, StringIds
 from hopline.graph.live.memory import NodeMemory
 from hopline.intrinsics import release_fence
+from hopline.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
 
 _ONE = np.uint64(1)

@@ -10,10 +10,10 @@ and then cost a mark that was not needed.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live.memory import EdgeMemory
+from hopline.jit import njit
 from hopline.types import AnyArray, IdArray
 
 #: Added edges after which out-neighbours are listed anew, at least, and as a share of all edges.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.arena import Arena, array_bytes
@@ -22,6 +21,7 @@ from hopline.errors import GraphError
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
 from hopline.intrinsics import compare_exchange, full_fence
+from hopline.jit import njit
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _MAGIC = b"hopline live 1\n\x00"

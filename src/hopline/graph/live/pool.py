@@ -7,7 +7,8 @@ freed before it, so that freeing costs no memory; nobody reads a block that was 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from hopline.jit import njit
 
 #: Entries of the smallest block.
 _SMALLEST = 4

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.graph import hash_table, id_values
 from hopline.graph.hash_table import _mix, _word
+from hopline.jit import njit
 
 #: How ids are hashed; stored with hashes, which mean nothing under another one.
 HASH = "mix128/1"

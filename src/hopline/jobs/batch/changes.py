@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
 from hopline.graph import Adjacency, Graph
 from hopline.graph.parts import Nodes
+from hopline.jit import njit
 from hopline.jobs.batch.needed import samplers_of
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.sampling.keyed import frozen

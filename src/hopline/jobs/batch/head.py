@@ -82,12 +82,12 @@ class Head:
             )
 
     def run(self, states: FloatArray) -> dict[str, AnyArray]:
-        """Columns of float32 [n, state_dim] states; arrays of their own, or the states themselves."""
+        """Columns of float32 [n, state_dim] states; arrays of their own, or views of the states."""
         a, b = self._spec.head.embedding or (0, states.shape[1])
-        named = [name for name in self._names if name != STATE]
-        found = out_of.named_outputs(named, self._spec.task, states[:, a:b], lambda: self._logits(states))
-        if STATE in self._names:
-            found[STATE] = states
+        known = {STATE: states, "embedding": states[:, a:b]}
+        named = [name for name in self._names if name not in known]
+        found = out_of.named_outputs(named, self._spec.task, states, lambda: self._logits(states))
+        found.update(known)
         return {name: found[name] for name in self._names}
 
     def _logits(self, states: FloatArray) -> FloatArray:

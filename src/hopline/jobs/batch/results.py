@@ -51,12 +51,13 @@ class TableWriter:
         self._ids = ids
         self._names = tuple(column.name for column in schema.columns)
         self._own = threading.local()
+        self._buffer = np.empty((SPAN_ROWS, self._states.array.shape[1]), np.float32)
         self._at = sink.open(schema)
 
     def feed(self, ready: int) -> None:
         """Write, in spans, what there is of the table's rows [0, ready)."""
         while self._at < ready and (ready - self._at >= SPAN_ROWS or ready == self.schema.num_rows):
-            self._put(self._columns(self._at))
+            self._put(self._columns(self._at, self._buffer))
 
     def finish(self, threads: int, advance: Advance) -> None:
         """Write the rest and commit; the last level is done.
@@ -93,13 +94,14 @@ class TableWriter:
             for future in waiting:
                 future.cancel()
 
-    def _columns(self, begin: int) -> Columns:
-        """Rows from `begin` on, at most SPAN_ROWS."""
+    def _columns(self, begin: int, buffer: FloatArray | None = None) -> Columns:
+        """Rows from `begin` on, at most SPAN_ROWS; in arrays of their own unless there is a buffer."""
         dim = self._states.array.shape[1]
         if not hasattr(self._own, "head"):
             self._own.head = Head(self._folder, self._spec, dim, self._names)
         end = min(begin + SPAN_ROWS, self.schema.num_rows)
-        found: FloatArray = np.empty((end - begin, dim), np.float32)
+        buffer = np.empty((end - begin, dim), np.float32) if buffer is None else buffer
+        found: FloatArray = buffer[: end - begin]
         if self.schema.rows is None:
             rows = np.arange(begin, end)
             self._states.read_range(begin, end, found)
