@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from hopline.config import ServerConfig
 from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.http_messages import Request, Response
+
+#: As Hopline's own default is.
+SPIN_S = ServerConfig().spin_us * 1e-6
 
 
 async def serve(num_bytes: int) -> None:
@@ -25,7 +29,7 @@ async def serve(num_bytes: int) -> None:
     def refusal(status: int, text: str) -> Response:
         return Response(text.encode(), status)
 
-    endpoint = HttpEndpoint(handler, refusal, max_body_bytes=1 << 20)
+    endpoint = HttpEndpoint(handler, refusal, max_body_bytes=1 << 20, spin_s=SPIN_S)
     server = await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

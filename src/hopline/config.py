@@ -37,6 +37,12 @@ class ServerConfig:
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this", minimum=0)
     read_timeout_s: float = setting(30.0, "a request must have arrived whole by then", minimum=0.1)
+    spin_us: float = setting(
+        100.0,
+        "an HTTP worker waits awake so long for the next request, where that pays; 0 lets it sleep at once",
+        minimum=0,
+        maximum=10_000,
+    )
     drain_delay_s: float = setting(
         0.2, "after SIGTERM: not ready and closing connections, but still serving, for so long", minimum=0
     )

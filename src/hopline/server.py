@@ -10,6 +10,7 @@ import asyncio
 import gc
 import importlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -191,6 +192,7 @@ class Server:
             keep_alive_timeout_s=settings.keep_alive_timeout_s,
             read_timeout_s=settings.read_timeout_s,
             screen=None if self._gate is None else self._http_app.screen,
+            spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
         )
         loop = asyncio.get_running_loop()
         self._endpoint.tick(loop.time())

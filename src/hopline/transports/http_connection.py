@@ -98,6 +98,7 @@ class HttpConnection(asyncio.Protocol):
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
+            self._endpoint.spinner.num_pending -= 1
             pending.cancel()
         # The parser holds bound methods of this object; without this the pair waits for the collector.
         self._parser = None
@@ -108,6 +109,7 @@ class HttpConnection(asyncio.Protocol):
             return
         endpoint = self._endpoint
         self._since = endpoint.now
+        endpoint.spinner.came()
         if self._is_late and endpoint.lane.holds(self, data):
             return
         if self._held is not None:
@@ -281,6 +283,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = request
         self._pending = answer
         answer.receiver = self._answered
+        self._endpoint.spinner.num_pending += 1
 
     def _answered(self, pending: Pending) -> None:
         """Send the response that has come, and go on."""
@@ -290,6 +293,7 @@ class HttpConnection(asyncio.Protocol):
         assert pending.response is not None
         self._pending = None
         pending.receiver = None
+        self._endpoint.spinner.num_pending -= 1
         self._send(request, pending.response)
         self._current = None
         if self._waiting or self._paused:
@@ -321,6 +325,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+        if self._endpoint.spinner.is_on:
+            self._endpoint.spinner.answered()
         if connection is LAST:
             self._close()
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from hopline.transports.http_connection import HttpConnection
 from hopline.transports.http_lane import LateLane
 from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
+from hopline.transports.spinner import Spinner
 
 #: Known heads: their number, and the longest one.
 _MAX_KNOWN_HEADS = 512
@@ -34,6 +35,7 @@ class HttpEndpoint:
         keep_alive_timeout_s: idle connections are closed after this.
         read_timeout_s: a request must have arrived whole by then.
         screen: looks at the heads of large requests; None lets all of them come.
+        spin_s: see `Spinner`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class HttpEndpoint:
         keep_alive_timeout_s: float = 75.0,
         read_timeout_s: float = 30.0,
         screen: Screen | None = None,
+        spin_s: float = 0.0,
     ) -> None:
         self.handler = handler
         self.refusal = refusal
@@ -54,6 +57,7 @@ class HttpEndpoint:
         self.screen = screen
         self.connections: set[HttpConnection] = set()
         self.lane = LateLane()
+        self.spinner = Spinner(spin_s)
         self.closing = False
         #: Heads as received -> what the parser made of them; see `learn`.
         self.known_heads: dict[bytes, KnownHead] = {}
