@@ -355,6 +355,12 @@ class LiveConfig:
         256 * 2**20, "bytes of changes after which a snapshot takes their place", minimum=1
     )
     snapshot_s: float = setting(3600.0, "seconds after which a snapshot takes their place", minimum=1)
+    nice: int = setting(
+        5,
+        "priority of the writer and of `hopline stream` below that of those who answer, as a nice value",
+        minimum=0,
+        maximum=19,
+    )
 
 
 @dataclass(frozen=True, slots=True)

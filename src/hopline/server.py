@@ -22,6 +22,7 @@ from hopline.config import Config, needed_folder
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import check_exposure
 from hopline.sockets import OwnSockets, hold_new_connections, join, reserve, tls_context, tls_pair, url_host
+from hopline.time_slice import SHORT_S, want_slices
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
@@ -85,6 +86,7 @@ def run_process(
             on_loop(server)
         return await server.serve()
 
+    want_slices(SHORT_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,8 +57,13 @@ def stream(
         int, typer.Option(help="Messages that are applied together at most.", min=1)
     ] = 10_000,
     max_wait_ms: Annotated[
-        float, typer.Option(help="How long a batch waits for more; 0 takes what is there.", min=0)
-    ] = 0.0,
+        float,
+        typer.Option(
+            help="Between the beginnings of two batches, unless one is full; the first after a pause goes "
+            "at once.",
+            min=0,
+        ),
+    ] = 20.0,
     on_unknown_node: Annotated[
         UnknownNode, typer.Option(help="Events that name a node which the graph has not.")
     ] = UnknownNode.reject,
@@ -117,6 +123,7 @@ def stream(
         ),
     )
     configure_logs(resolved.log)
+    os.nice(resolved.live.nice)
     try:
         asyncio.run(follow(followed))
     except StreamStopped as error:

@@ -33,4 +33,5 @@ def writer_orders(config: Config, memory_fd: int = -1, ready: int = -1) -> dict[
         "snapshot_s": live.snapshot_s,
         "log_level": config.log.level.upper(),
         "drain_s": config.server.drain_timeout_s,
+        "nice": live.nice,
     }

@@ -56,6 +56,7 @@ class Orders(msgspec.Struct, frozen=True):
         drain_s: what was taken before SIGTERM has so long to be answered.
         ready: descriptor on which it says that it is ready; -1 for stdout.
         log_level: of its log, on stderr.
+        nice: by so much it gives way to those who answer.
     """
 
     graph: str
@@ -74,6 +75,7 @@ class Orders(msgspec.Struct, frozen=True):
     drain_s: float = 10.0
     ready: int = -1
     log_level: str = "INFO"
+    nice: int = 0
 
     def line(self) -> bytes:
         """For the process's stdin."""
@@ -85,6 +87,7 @@ def main() -> None:
     # Unbuffered, since the rest of stdin is watched.
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         orders = msgspec.json.decode(stdin.readline(), type=Orders)
+    os.nice(orders.nice)
     logging.basicConfig(
         level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

@@ -35,6 +35,7 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_compare import Comparison
 from hopline.rollout.process_memory import limit_growth, offer_first
 from hopline.rollout.served import Ran, Recorder, Served
+from hopline.time_slice import want_slices
 from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     from hopline.observe.logs import configure_logs
 
     os.nice(orders["nice"])
+    # Not the server's: it shall be able to interrupt this process, and not the other way round.
+    want_slices(0.0)
     yielding = yield_while_loading()
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything.

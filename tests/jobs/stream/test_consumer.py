@@ -482,7 +482,7 @@ async def test_a_stream_that_is_told_to_stop_finishes_what_it_took():
     assert at(disk) == {"fake/a": taken} == log.acknowledged
 
 
-async def test_a_batch_waits_for_more_only_as_long_as_it_is_told():
+async def test_while_events_keep_coming_a_batch_waits_for_more_and_the_first_does_not():
     log, disk = Log(a=[know("u0", "u1")]), disk_of()
     writer = FakeWriter(disk)
     source = FakeSource(log, step=1)
@@ -490,11 +490,28 @@ async def test_a_batch_waits_for_more_only_as_long_as_it_is_told():
         log, disk, [], source=source, writer=writer, once=False, max_wait_ms=60_000, max_batch=3
     )
     running = asyncio.create_task(follower.run())
-    await asyncio.sleep(0.05)
-    assert disk.history == []
+    await until(lambda: writer.batches == [1])
+    log.add("a", know("u1", "u2"))
+    await asyncio.sleep(0.2)
+    assert writer.batches == [1]
+    log.add("a", know("u2", "u3"), know("u3", "u4"))
+    await until(lambda: len(writer.batches) > 1)
+    assert writer.batches == [1, 3]
+    follower.stop()
+    await running
+
+
+async def test_a_batch_that_is_not_full_goes_when_it_has_waited():
+    log, disk = Log(a=[know("u0", "u1")]), disk_of()
+    writer = FakeWriter(disk)
+    follower = consumer(
+        log, disk, [], source=FakeSource(log, step=1), writer=writer, once=False, max_wait_ms=100
+    )
+    running = asyncio.create_task(follower.run())
+    await until(lambda: writer.batches == [1])
     log.add("a", know("u1", "u2"), know("u2", "u3"))
-    await until(lambda: disk.history)
-    assert writer.batches[0] == 3
+    await until(lambda: sum(writer.batches) == 3)
+    assert writer.batches == [1, 2]
     follower.stop()
     await running
 

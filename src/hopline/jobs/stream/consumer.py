@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,8 @@ class StreamOptions:
 
     Attributes:
         max_batch: messages of one batch at most.
-        max_wait_ms: how long a batch that is not full waits for more; 0 takes what is there.
+        max_wait_ms: between the beginnings of two batches, unless one is full; 0 takes what is there. The
+            first after a pause goes at once, so it is only a busy stream that gathers.
         on_unknown_node: "add" makes nodes that edges name, with features of zero.
         on_schema_change: "stop" ends the stream before the first event of another schema.
         once: end when the broker has no more.
@@ -105,6 +107,7 @@ class Consumer:
         self._upserts: Upserts | None = None
         self._newest_ms = 0
         self._confirmed_s = 0.0
+        self._took_s = -math.inf
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -162,11 +165,12 @@ class Consumer:
             await self._apply(Changes())
 
     async def _next(self) -> list[Message]:
-        take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._options.max_wait_ms / 1e3))
+        take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._linger_s))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((take, stopping), return_when=asyncio.FIRST_COMPLETED)
             if take.done():
+                self._took_s = time.monotonic()
                 return take.result()
             return []  # what it would have taken is taken when the intake has stopped
         finally:
@@ -174,6 +178,9 @@ class Consumer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+
+    def _linger_s(self) -> float:
+        return self._took_s + self._options.max_wait_ms / 1e3 - time.monotonic()
 
     async def _process(self, messages: Sequence[Message], decoder: Decoder) -> None:
         if self._judged:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hopline.brokers.base import Message, Position, Source
 from hopline.jobs.stream.meters import StreamMetrics
@@ -60,21 +60,23 @@ class Intake:
         await self._source.open(positions)
         self._task = asyncio.create_task(self._run())
 
-    async def take(self, wait_s: float, linger_s: float = 0.0) -> list[Message]:
+    async def take(self, wait_s: float, linger_s: Callable[[], float] = lambda: 0.0) -> list[Message]:
         """What is at hand; where that is nothing, what comes within `wait_s`.
 
         Args:
-            linger_s: wait so much longer for a batch to fill.
+            linger_s: asked once something is at hand: wait so much longer for a batch to fill.
         Raises: what the source raised.
         """
         if not self._waiting and self._failure is None:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._some.wait(), wait_s)
-        if self._waiting and linger_s and len(self._waiting) < self._max and self._failure is None:
-            self._room.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until_full(), linger_s)
+        if self._waiting and len(self._waiting) < self._max and self._failure is None:
+            longer = linger_s()
+            if longer > 0.0:
+                self._room.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._until_full(), longer)
         if not self._waiting and self._failure is not None:
             raise self._failure
         count = _within(self._waiting, _MAX_BYTES)
