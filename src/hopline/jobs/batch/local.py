@@ -6,9 +6,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from hopline.artifact import ModelSpec
 from hopline.graph import Graph
+from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.work import LevelWork, Worker
 
@@ -24,6 +26,7 @@ class LocalEngine:
     def __init__(self, graph: Graph, spec: ModelSpec, threads: int = 0) -> None:
         self._graph = graph
         self._spec = spec
+        self.kept: dict[Path, MemoryRows] | None = {}
         self.threads = threads or len(os.sched_getaffinity(0))
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
@@ -39,7 +42,7 @@ class LocalEngine:
 
         def serve() -> None:
             try:
-                worker = Worker(work, self._graph, self._spec)
+                worker = Worker(work, self._graph, self._spec, kept=self.kept or {})
                 try:
                     while not stop.is_set():
                         with lock:
@@ -76,4 +79,5 @@ class LocalEngine:
             raise failure
 
     def close(self) -> None:
-        """Nothing is kept between levels."""
+        """Let go of rows in memory."""
+        self.kept = {}

@@ -75,6 +75,7 @@ class RayEngine:
             raise BatchError("a batch run needs a saved graph; save it first")
         self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
         self._limit = threads
+        self.kept = None  # those who compute see files alone
         self.threads = threads or len(os.sched_getaffinity(0))
         self._ray = _import_ray()
         self._connected = not self._ray.is_initialized()

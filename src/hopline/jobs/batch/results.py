@@ -17,6 +17,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.graph import IdIndex
 from hopline.jobs.batch.head import Head
+from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.progress import Advance
 from hopline.jobs.batch.sink import ID_COLUMN, Sink, TableSchema
 from hopline.jobs.batch.states import RowFile
@@ -33,7 +34,7 @@ class TableWriter:
         sink: opened here; every way out of the caller must end in `finish` or `abort`.
         schema: of the table.
         folder, spec: the model.
-        states: file of the final level's rows.
+        states: the final level's rows.
         ids: of the node type.
 
     Raises:
@@ -41,13 +42,19 @@ class TableWriter:
     """
 
     def __init__(
-        self, sink: Sink, schema: TableSchema, folder: Path, spec: ModelSpec, states: Path, ids: IdIndex
+        self,
+        sink: Sink,
+        schema: TableSchema,
+        folder: Path,
+        spec: ModelSpec,
+        states: RowFile | MemoryRows,
+        ids: IdIndex,
     ) -> None:
         self._sink = sink
         self.schema = schema
         self._folder = folder
         self._spec = spec
-        self._states = RowFile(states)
+        self._states = states
         self._ids = ids
         self._names = tuple(column.name for column in schema.columns)
         self._own = threading.local()
@@ -104,7 +111,10 @@ class TableWriter:
         found: FloatArray = buffer[: end - begin]
         if self.schema.rows is None:
             rows = np.arange(begin, end)
-            self._states.read_range(begin, end, found)
+            if isinstance(self._states, MemoryRows):
+                found = self._states.array[begin:end]
+            else:
+                self._states.read_range(begin, end, found)
         else:
             rows = self.schema.rows[begin:end]
             self._states.read(rows, found)

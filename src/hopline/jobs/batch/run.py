@@ -18,6 +18,7 @@ from hopline.artifact import ModelSpec, TableSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, BatchError
 from hopline.graph import Graph
+from hopline.graph.residency import available_bytes
 from hopline.jobs.batch import needed as needs
 from hopline.jobs.batch.budget import Reads, pace
 from hopline.jobs.batch.goal import BatchOptions, Goal
@@ -25,6 +26,7 @@ from hopline.jobs.batch.head import available_outputs, chosen_outputs, columns_o
 from hopline.jobs.batch.journal import Manifest, Mark, WorkFolder
 from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
+from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
@@ -37,6 +39,9 @@ from hopline.jobs.batch.work import Engine, LevelWork, Worker
 from hopline.live.snapshots import open_graph
 
 __all__ = ["BatchOptions", "BatchRun"]
+
+#: States stay in memory where they take less than this part of what is free.
+_KEPT_SHARE = 0.25
 
 
 class BatchRun:
@@ -210,6 +215,8 @@ class BatchRun:
             listed.parent.mkdir(exist_ok=True)
             np.save(listed, rows)
         below, raw = self._below(level, node_type)
+        if rows is None and not self._work.done(level, node_type) and not self._options.memory_bytes:
+            self._keep(out, num_nodes, dim)
         threads = self._engine.threads
         work = LevelWork(
             model_folder=self._folder,
@@ -233,6 +240,14 @@ class BatchRun:
         trial.close()
         at_once = pace(self._reads(work), self._options.memory_bytes, threads, taken)
         return dataclasses.replace(work, **dataclasses.asdict(at_once)), copied
+
+    def _keep(self, out: Path, num_rows: int, dim: int) -> None:
+        """Have the rows of a file stay in memory, where there is plenty."""
+        kept = self._engine.kept
+        if kept is not None:
+            taken = sum(rows.array.nbytes for rows in kept.values())
+            if taken + 4 * num_rows * dim <= _KEPT_SHARE * (available_bytes() + taken):
+                kept[out] = MemoryRows(num_rows, dim)
 
     def _dim(self, level: int, node_type: str) -> int:
         return (
@@ -282,8 +297,12 @@ class BatchRun:
         """Sync the rows of spans that are done, then say so."""
         marks = []
         for (level, node_type), spans in self._pending.items():
-            file = RowFile(state_path(self._work.folder, level, node_type), writable=True)
+            path = state_path(self._work.folder, level, node_type)
+            rows = (self._engine.kept or {}).get(path)
+            file = RowFile(path, writable=True)
             try:
+                if rows is not None:
+                    rows.save(file, merged(spans))
                 file.sync()
             finally:
                 file.close()
@@ -302,6 +321,8 @@ class BatchRun:
     def _end_level(self, level: int) -> None:
         """In a run that takes long, mark the level and make room; a short one is over before that pays."""
         types = self._needed[level]
+        if types:
+            self._forget(level)
         if not types or self._clock() - self._began < self._options.checkpoint_s:
             return
         self._checkpoint()
@@ -310,6 +331,19 @@ class BatchRun:
             for number in range(level):
                 for name in self._needed[number]:
                     state_path(self._work.folder, number, name).unlink(missing_ok=True)
+
+    def _forget(self, level: int) -> None:
+        """Let go of rows in memory below a level that is done, of which nothing is read any more."""
+        kept = self._engine.kept
+        for number in range(level if kept else 0):
+            for name in self._needed[number]:
+                path = state_path(self._work.folder, number, name)
+                if kept is None or path not in kept:
+                    continue
+                if self._options.keep:
+                    self._checkpoint()
+                self._pending.pop((number, name), None)  # an interrupted run computes them anew
+                del kept[path]
 
     def _finish_states(self) -> None:
         self._checkpoint()
@@ -335,7 +369,8 @@ class BatchRun:
 
     def _open_table(self, node_type: str) -> TableWriter:
         schema = self._schema(node_type, node_type if len(self._types) > 1 else "")
-        states = self._final_file(len(self._needed) - 1, node_type)
+        path = self._final_file(len(self._needed) - 1, node_type)
+        states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids
         return TableWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
 

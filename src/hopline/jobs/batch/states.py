@@ -23,6 +23,8 @@ from hopline.types import FloatArray, IdArray
 
 #: Bytes of one read when rows are brought in order; a gap that is longer begins another read.
 _WINDOW_BYTES, _GAP_BYTES = 1 << 20, 32 << 10
+#: Of one write: the system takes 2 GiB at most.
+_WRITE_BYTES = 1 << 30
 
 
 def state_path(work: Path, level: int, node_type: str) -> Path:
@@ -112,13 +114,22 @@ class RowFile:
             BatchError: the disk is full.
         """
         ends = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), ids.shape[0]]
+        for a, b in pairwise(ends):
+            if b > a:
+                self.write_range(int(ids[a]), rows[a:b])
+
+    def write_range(self, first: int, rows: FloatArray) -> None:
+        """Put rows float32 [n, d], C-contiguous, at `first` and after it.
+
+        Raises:
+            BatchError: the disk is full.
+        """
+        view = rows.data.cast("B") if rows.size else memoryview(b"")
+        at = self._offset + first * self.row_bytes
         with disk_errors(self.path):
-            for a, b in pairwise(ends):
-                view = rows[a:b].data.cast("B") if rows[a:b].size else memoryview(b"")
-                at = self._offset + int(ids[a]) * self.row_bytes if b > a else 0
-                while len(view):
-                    done = os.pwrite(self._fd, view, at)
-                    view, at = view[done:], at + done
+            while len(view):
+                done = os.pwrite(self._fd, view[:_WRITE_BYTES], at)
+                view, at = view[done:], at + done
 
     def read(self, ids: IdArray, out: FloatArray) -> None:
         """Bring rows in, each page of the file at most once and in order.

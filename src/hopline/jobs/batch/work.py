@@ -6,9 +6,10 @@ and in which order, makes no difference to a byte of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, read_spec
 from hopline.graph import Graph
 from hopline.jobs.batch.memory import Guard, graph_arrays, resident_bytes
+from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.rows import Base, RowComputer, with_all_neighbors
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
@@ -76,6 +78,7 @@ class Worker:
         work: what to do.
         graph, spec: where the caller has them open already (`spec` as in model.json).
         writes: False for one that only computes, and leaves the file to somebody else.
+        kept: rows in memory that are read and written in place of the file of this name.
     """
 
     def __init__(
@@ -85,14 +88,15 @@ class Worker:
         spec: ModelSpec | None = None,
         *,
         writes: bool = True,
+        kept: Mapping[Path, MemoryRows] = MappingProxyType({}),
     ) -> None:
         self.work = work
         graph = graph if graph is not None else Graph.open(work.graph_folder)
         spec = spec if spec is not None else read_spec(work.model_folder, verify=False)
         spec = with_all_neighbors(spec) if work.exact else spec
-        self._files = {name: RowFile(path) for name, path in work.below.items()}
+        self._files = {name: kept.get(path) or RowFile(path) for name, path in work.below.items()}
         self._raw = RowFile(work.raw) if work.raw is not None else None
-        self._out = RowFile(work.out, writable=True) if writes else None
+        self._out = kept.get(work.out) or RowFile(work.out, writable=True) if writes else None
         self._rows: IdArray | None = None if work.rows is None else np.load(work.rows, mmap_mode="r")
         self._buffer = np.empty((work.span_rows, work.dim), np.float32)
         below: dict[str, Base] = dict(self._files)
@@ -123,6 +127,8 @@ class Worker:
             BatchError: the disk is full.
         """
         assert self._out is not None
+        if isinstance(self._out, MemoryRows) and self._rows is None:
+            return self.compute(begin, end, self._out.part(begin, end))
         num_edges = self.compute(begin, end, self._buffer)
         self._out.write(listed(self._rows, begin, end), self._buffer[: end - begin])
         return num_edges
@@ -160,9 +166,12 @@ class Engine(Protocol):
 
     Attributes:
         threads: that work at once in one process; each takes its share of `limit_bytes`.
+        kept: file -> rows in memory that take its place, for an engine of this process; None where others
+            compute, which see files alone.
     """
 
     threads: int
+    kept: dict[Path, MemoryRows] | None
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
         """Do `spans`, in any order.
