@@ -1,0 +1,136 @@
+"""Training a student: soft labels of a teacher, early stopping, one seed one result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hopline.errors import BadRequest
+from hopline.jobs.distill.propagate import FloatArray, IdArray
+from hopline.jobs.distill.settings import Settings
+from hopline.jobs.distill.student import Student
+
+Advance = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A student as it was at its best epoch.
+
+    Attributes:
+        module: in eval mode; float32 [n, F + S] to logits float32 [n, C].
+        best_epoch: from 0. score: of the validation rows then.
+        judged_by: "labels", or "teacher" where validation rows have none.
+        history: validation score of each epoch.
+    """
+
+    module: Student
+    best_epoch: int
+    score: float
+    judged_by: str
+    history: list[float] = field(default_factory=list)
+
+    def probabilities(self, x: FloatArray) -> FloatArray:
+        """x: float32 [n, F + S]. Returns: float32 [n, C], rows sum to 1."""
+        with torch.no_grad():
+            answer: FloatArray = self.module(torch.from_numpy(x)).softmax(1).numpy()
+        return answer
+
+
+def train_student(
+    x: FloatArray,
+    soft: FloatArray,
+    labels: IdArray,
+    fit_rows: IdArray,
+    valid_rows: IdArray,
+    settings: Settings,
+    *,
+    structure: FloatArray | None = None,
+    advance: Advance | None = None,
+) -> Trained:
+    """Distil a teacher's answers into an MLP (GLNN, arXiv 2110.08727).
+
+    Args:
+        x: float32 [N, F].
+        soft: float32 [N, C], the teacher's probabilities; only those of fit_rows and, where these have no
+            labels, of valid_rows are looked at.
+        labels: int64 [N], -1 unknown; only those of fit_rows and valid_rows are looked at.
+        fit_rows: int64 [n], rows that the student learns from.
+        valid_rows: int64 [m], rows that choose the epoch: by accuracy on labels where there are any, else
+            by agreement with the teacher.
+        structure: float32 [N, S], `structure_features`, or None.
+        advance: called after each epoch with its number from 1, the most there can be, and the score.
+    """
+    _check(x, soft, labels, fit_rows, valid_rows)
+    inputs = torch.from_numpy(x if structure is None else np.concatenate([x, structure], axis=1))
+    target = torch.from_numpy(soft[fit_rows] ** (1 / settings.temperature))
+    target = target / target.sum(1, keepdim=True)
+    known = torch.from_numpy(np.flatnonzero(labels[fit_rows] >= 0))
+    known_labels = torch.from_numpy(labels[fit_rows])[known]
+    fit = inputs[torch.from_numpy(fit_rows)]
+    valid, truth, judged_by = _judge(inputs, soft, labels, valid_rows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        num_structure = 0 if structure is None else structure.shape[1]
+        module = Student(x.shape[1], num_structure, soft.shape[1], settings)
+        optimizer = torch.optim.Adam(
+            module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+        best: dict[str, Any] = {}
+        best_score, best_epoch, history = -1.0, 0, []
+        for epoch in range(settings.epochs):
+            module.train()
+            optimizer.zero_grad()
+            answer = module(fit).log_softmax(1)
+            loss = _loss(answer, target, known, known_labels, settings)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            module.eval()
+            with torch.no_grad():
+                score = float((module(valid).argmax(1) == truth).float().mean())
+            history.append(score)
+            if advance is not None:
+                advance(epoch + 1, settings.epochs, score)
+            if score > best_score:
+                best, best_score, best_epoch = copy.deepcopy(module.state_dict()), score, epoch
+            elif epoch - best_epoch >= settings.patience:
+                break
+    module.load_state_dict(best)
+    return Trained(module.eval(), best_epoch, best_score, judged_by, history)
+
+
+def _check(
+    x: FloatArray, soft: FloatArray, labels: IdArray, fit_rows: IdArray, valid_rows: IdArray
+) -> None:
+    if not len(x) == len(soft) == len(labels):
+        raise BadRequest(f"{len(x)} rows of features, {len(soft)} of soft labels and {len(labels)} labels")
+    for name, rows in (("fit_rows", fit_rows), ("valid_rows", valid_rows)):
+        if not len(rows):
+            raise BadRequest(f"{name} is empty: a student needs at least one row there")
+
+
+def _judge(
+    inputs: Tensor, soft: FloatArray, labels: IdArray, valid_rows: IdArray
+) -> tuple[Tensor, Tensor, str]:
+    labelled = valid_rows[labels[valid_rows] >= 0]
+    if len(labelled):
+        return inputs[torch.from_numpy(labelled)], torch.from_numpy(labels[labelled]), "labels"
+    return (
+        inputs[torch.from_numpy(valid_rows)],
+        torch.from_numpy(soft[valid_rows].argmax(1).astype(np.int64)),
+        "teacher",
+    )
+
+
+def _loss(answer: Tensor, target: Tensor, known: Tensor, labels: Tensor, settings: Settings) -> Tensor:
+    divergence = nn.functional.kl_div(answer, target, reduction="batchmean")
+    if not len(known) or not settings.label_weight:
+        return divergence
+    right = nn.functional.nll_loss(answer[known], labels)
+    return (1 - settings.label_weight) * divergence + settings.label_weight * right
