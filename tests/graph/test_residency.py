@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hopline.graph import Graph
+from hopline.graph import Graph, residency
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.testing.graphs import power_law_graph
 
@@ -33,3 +33,13 @@ def test_prefault_maps_every_page_of_what_requests_read(tmp_path):
     edges = graph.edges["node__to__node"]
     read = graph.nodes["node"].features.nbytes + edges.indptr.nbytes + edges.indices.nbytes
     assert prefault(graph) == read
+
+
+def test_a_containers_limit_counts_and_its_page_cache_does_not(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\nactive_file 100000\ninactive_file 300000\n")
+    monkeypatch.setattr(residency, "_CGROUP", tmp_path)
+    assert residency.available_bytes() == 700_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert residency.available_bytes() > 1_000_000

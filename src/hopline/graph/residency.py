@@ -6,12 +6,14 @@ reading the row, for as many requests as the graph has pages.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from hopline.types import AnyArray
 #: Linux 5.14; Python 3.11 has no name for it.
 _MADV_POPULATE_READ = 22
 _HUGE_PAGE = 2 << 20
+#: The control group of a container, as it sees itself (version 2).
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> int:
@@ -50,7 +54,22 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
 
 
 def available_bytes() -> int:
-    """Free memory and page cache; all physical memory where the kernel does not say."""
+    """Free memory and page cache, of the machine or of the container's limit if that is less; all physical
+    memory where the kernel does not say.
+    """
+    found = _machine_bytes()
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        for line in (_CGROUP / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("active_file", "inactive_file"):
+                used -= int(value)
+        found = min(found, max(0, limit - used))
+    return found
+
+
+def _machine_bytes() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

@@ -7,12 +7,21 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.graph import Graph
 from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.spans import Span
-from hopline.jobs.batch.work import LevelWork, Worker
+from hopline.jobs.batch.work import LevelWork, Shaper, Worker
+from hopline.types import FloatArray
+
+#: What threads tell: a span that is done and what belongs to it, or how one ended.
+Told: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
+#: Of rows, for each thread: one is filled while others wait for their turn.
+_BUFFERS = 4
 
 
 class LocalEngine:
@@ -31,25 +40,90 @@ class LocalEngine:
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
         """As `Engine.run`: the calling thread only listens, so that it can sync meanwhile."""
-        wanted = list(spans)
+
+        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+            while (span := take()) is not None:
+                told.put((span, worker.do(*span)))
+
+        def hear(item: tuple[Any, ...]) -> None:
+            done(*item)
+
+        self._run(work, list(spans), do, hear)
+
+    def run_shaped(
+        self,
+        work: LevelWork,
+        spans: Iterable[Span],
+        shaper: Shaper,
+        done: Callable[[Span, int, Any, bool], None],
+    ) -> None:
+        """Do `spans`, which ascend, and hand over what is made of each, in their order.
+
+        Rows live in a few buffers that are used again and again: memory that is written for the first time
+        costs more than computing what goes into it.
+
+        Args:
+            done: called in the calling thread with a span, its sampled edges, what `shaper` made of it
+                (valid during the call), and whether its states are in the file.
+        """
+        buffers: queue.SimpleQueue[FloatArray | None] = queue.SimpleQueue()
+        for _ in range(_BUFFERS * self.threads):
+            buffers.put(np.empty((work.span_rows, work.dim), np.float32))
+        ahead: dict[int, tuple[Any, ...]] = {}
+        order = iter(wanted := list(spans))
+        awaited = next(order, None)
+
+        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+            while True:
+                # Before a span is taken: the earliest one that is not done is then under way.
+                buffer = buffers.get()
+                span = None if buffer is None else take()
+                if span is None or buffer is None:
+                    buffers.put(buffer)
+                    return
+                begin, end = span
+                num_edges = worker.compute(begin, end, buffer)
+                saves = shaper.saves()
+                if saves:
+                    worker.save(begin, end, buffer[: end - begin])
+                told.put((span, num_edges, shaper.shape(begin, buffer[: end - begin]), saves, buffer))
+
+        def hear(item: tuple[Any, ...]) -> None:
+            nonlocal awaited
+            ahead[item[0][0]] = item
+            while awaited is not None and awaited[0] in ahead:
+                *told, buffer = ahead.pop(awaited[0])
+                done(*told)
+                buffers.put(buffer)
+                awaited = next(order, None)
+
+        self._run(work, wanted, do, hear, lambda: buffers.put(None))
+
+    def _run(
+        self,
+        work: LevelWork,
+        wanted: list[Span],
+        do: Callable[[Worker, Callable[[], Span | None], Told], None],
+        hear: Callable[[tuple[Any, ...]], None],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
         if not wanted:
             return
-        told: queue.SimpleQueue[tuple[Span, int] | BaseException | None] = queue.SimpleQueue()
+        told: Told = queue.SimpleQueue()
         todo = iter(wanted)
         lock = threading.Lock()
         stop = threading.Event()
         count = min(self.threads, len(wanted))
 
+        def take() -> Span | None:
+            with lock:
+                return None if stop.is_set() else next(todo, None)
+
         def serve() -> None:
             try:
                 worker = Worker(work, self._graph, self._spec, kept=self.kept or {})
                 try:
-                    while not stop.is_set():
-                        with lock:
-                            span = next(todo, None)
-                        if span is None:
-                            break
-                        told.put((span, worker.do(*span)))
+                    do(worker, take, told)
                 finally:
                     worker.close()
             except BaseException as error:  # the boundary of a thread: the caller raises it
@@ -65,14 +139,16 @@ class LocalEngine:
             while count:
                 item = told.get()
                 if isinstance(item, tuple):
-                    done(*item)
+                    hear(item)
                     continue
                 count -= 1
                 if item is not None:
                     failure = failure or item
                     stop.set()
+                    wake()
         finally:
             stop.set()
+            wake()
             for thread in threads:
                 thread.join()
         if failure is not None:

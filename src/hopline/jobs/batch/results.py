@@ -64,7 +64,22 @@ class TableWriter:
     def feed(self, ready: int) -> None:
         """Write, in spans, what there is of the table's rows [0, ready)."""
         while self._at < ready and (ready - self._at >= SPAN_ROWS or ready == self.schema.num_rows):
-            self._put(self._columns(self._at, self._buffer))
+            self.put(self._columns(self._at, self._buffer))
+
+    @property
+    def at(self) -> int:
+        """The next row that the sink takes."""
+        return self._at
+
+    def shape(self, begin: int, states: FloatArray) -> Columns:
+        """Columns of rows from `begin` on, whose states these are; from any thread, for `put`."""
+        rows = np.arange(begin, begin + states.shape[0])
+        return {ID_COLUMN: self._ids.external(rows)} | self._head().run(states)
+
+    def put(self, columns: Columns) -> None:
+        """Write columns of the rows from `at` on."""
+        self._sink.write(self._at, columns)
+        self._at += len(columns[ID_COLUMN])
 
     def finish(self, threads: int, advance: Advance) -> None:
         """Write the rest and commit; the last level is done.
@@ -74,7 +89,7 @@ class TableWriter:
         """
         with ThreadPoolExecutor(threads, thread_name_prefix="batch-head") as pool:
             for columns in self._rest(pool, threads):
-                self._put(columns)
+                self.put(columns)
                 advance("writing", self._at, self.schema.num_rows)
         self._sink.commit()
         self._states.close()
@@ -83,10 +98,6 @@ class TableWriter:
         """Give up; nothing becomes visible."""
         self._sink.abort()
         self._states.close()
-
-    def _put(self, columns: Columns) -> None:
-        self._sink.write(self._at, columns)
-        self._at += len(columns[ID_COLUMN])
 
     def _rest(self, pool: ThreadPoolExecutor, threads: int) -> Iterator[Columns]:
         waiting: deque[Future[Columns]] = deque()
@@ -104,8 +115,6 @@ class TableWriter:
     def _columns(self, begin: int, buffer: FloatArray | None = None) -> Columns:
         """Rows from `begin` on, at most SPAN_ROWS; in arrays of their own unless there is a buffer."""
         dim = self._states.array.shape[1]
-        if not hasattr(self._own, "head"):
-            self._own.head = Head(self._folder, self._spec, dim, self._names)
         end = min(begin + SPAN_ROWS, self.schema.num_rows)
         buffer = np.empty((end - begin, dim), np.float32) if buffer is None else buffer
         found: FloatArray = buffer[: end - begin]
@@ -119,5 +128,13 @@ class TableWriter:
             rows = self.schema.rows[begin:end]
             self._states.read(rows, found)
         columns: Columns = {ID_COLUMN: self._ids.external(rows)}
-        columns.update(self._own.head.run(found))
+        columns.update(self._head().run(found))
         return columns
+
+    def _head(self) -> Head:
+        """Of the calling thread."""
+        if not hasattr(self._own, "head"):
+            dim = self._states.array.shape[1]
+            self._own.head = Head(self._folder, self._spec, dim, self._names)
+        head: Head = self._own.head
+        return head

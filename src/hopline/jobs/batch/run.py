@@ -30,12 +30,12 @@ from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
-from hopline.jobs.batch.results import TableWriter
+from hopline.jobs.batch.results import Columns, TableWriter
 from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
-from hopline.jobs.batch.work import Engine, LevelWork, Worker
+from hopline.jobs.batch.work import Engine, LevelWork, Shaper, Worker
 from hopline.live.snapshots import open_graph
 
 __all__ = ["BatchOptions", "BatchRun"]
@@ -160,18 +160,30 @@ class BatchRun:
             self._writer = self._open_table(node_type)
             self._writer.feed(leading(done))
 
-        def span_done(span: Span, num_edges: int) -> None:
+        def span_done(
+            span: Span, num_edges: int, columns: Columns | None = None, saved: bool = True
+        ) -> None:
             counted[0] += span[1] - span[0]
             counted[1] += num_edges
-            self._pending.setdefault(key, []).append(span)
+            if saved:
+                self._pending.setdefault(key, []).append(span)
             self._advance(label, counted[0], work.num_rows)
             if self._clock() - self._synced >= self._options.checkpoint_s:
                 self._checkpoint()
-            if self._writer is not None:
+            if self._writer is None:
+                return
+            if columns is not None:
+                self._writer.put(columns)
+            else:
                 self._writer.feed(leading([*done, *self._pending.get(key, []), *self._work.done(*key)]))
 
+        spans = missing(done, work.num_rows, work.span_rows)
+        engine, writer = self._engine, self._writer
         try:
-            self._engine.run(work, missing(done, work.num_rows, work.span_rows), span_done)
+            if isinstance(engine, LocalEngine) and writer is not None and not (done or writer.at):
+                engine.run_shaped(work, spans, self._shaper(writer), span_done)
+            else:
+                engine.run(work, spans, span_done)
         except BaseException:
             self._save_what_is_done()
             raise
@@ -189,6 +201,16 @@ class BatchRun:
                 compact_edges=work.compact_edges,
             )
         )
+
+    def _shaper(self, writer: TableWriter) -> Shaper:
+        """Final states become columns where they are computed, and go into their file once a kill would
+        cost more than `checkpoint_s`."""
+        begin_saving = self._began + self._options.checkpoint_s
+
+        def saves() -> bool:
+            return self._options.keep or self._clock() >= begin_saving
+
+        return Shaper(writer.shape, saves)
 
     def _prepare(self, level: int, node_type: str) -> tuple[LevelWork, int]:
         """The work of a level, its file made; rows copied of the previous run."""
@@ -215,7 +237,9 @@ class BatchRun:
             listed.parent.mkdir(exist_ok=True)
             np.save(listed, rows)
         below, raw = self._below(level, node_type)
-        if rows is None and not self._work.done(level, node_type) and not self._options.memory_bytes:
+        is_top = level == len(self._needed) - 1 and len(self._types) == 1
+        begun = bool(self._work.done(level, node_type))
+        if rows is None and not is_top and not begun and not self._options.memory_bytes:
             self._keep(out, num_nodes, dim)
         threads = self._engine.threads
         work = LevelWork(

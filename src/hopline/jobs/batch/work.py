@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -146,6 +146,11 @@ class Worker:
             self._guard.check()
         return num_edges
 
+    def save(self, begin: int, end: int, states: FloatArray) -> None:
+        """Put computed rows [begin, end) of the list into the file."""
+        assert self._out is not None
+        self._out.write(listed(self._rows, begin, end), states)
+
     def taken_bytes(self) -> int:
         """Resident memory once a row has been computed, without pages that can be given back."""
         assert self._guard is not None
@@ -159,6 +164,19 @@ class Worker:
         for file in (*self._files.values(), self._out, self._raw):
             if file is not None:
                 file.close()
+
+
+@dataclass(frozen=True)
+class Shaper:
+    """Makes of a span's states what its receiver wants, on the thread that computed them.
+
+    Attributes:
+        shape: of the first row and its span's states float32 [n, dim]: what is handed on; may be views.
+        saves: whether the states are also to go into the level's file, asked for each span.
+    """
+
+    shape: Callable[[int, FloatArray], Any]
+    saves: Callable[[], bool]
 
 
 class Engine(Protocol):
