@@ -1,0 +1,71 @@
+"""Smaller and faster: what narrower weights, features and lists cost and give, and how soon a process answers.
+
+    int8       a quantised model against the one it was made of: size, accuracy, time
+    features   features in int8 and in 16 bits against float32: memory, gathering, accuracy
+    adjacency  packed neighbour lists against plain ones: size, sampling
+    compiled   a model that cannot be split, compiled against eager; the first request against later ones
+    cold       from a new process to its first answer: the server, and the handler of function platforms
+
+    python -m benchmarks.compress [--quick] [--phases a,b]
+
+Both sides of a ratio are timed in turns in the same run. Prints figures; the last line is one JSON object.
+A figure that could not be had is null, and `failed` says why. Wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from benchmarks.machine import commit, machine
+from benchmarks.phases import PhaseReport
+
+FIGURES = ("int8", "int8_features", "adjacency", "compile", "cold_start_s", "function_cold_start_s", "gpu")
+PHASES = ("int8", "features", "adjacency", "compiled", "cold")
+
+
+def main() -> int:
+    """Returns: 0, or 1 if a phase failed."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="some five minutes in all")
+    parser.add_argument("--phases", default="", help="comma-separated; default all")
+    args = parser.parse_args()
+    wanted = [phase for phase in args.phases.split(",") if phase] or list(PHASES)
+    if unknown := set(wanted) - set(PHASES):
+        parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}")
+    if (busy := os.getloadavg()[0]) > 0.5:
+        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
+    at_start = machine()
+    report = PhaseReport(FIGURES)
+    for phase in wanted:
+
+        def measure(phase: str = phase) -> None:
+            found: dict[str, Any] = importlib.import_module(f"benchmarks.compress_phases.{phase}").measure(
+                args.quick
+            )
+            report.figures.update(found)
+            for name, value in found.items():
+                _show(name, value)
+
+        report.attempt(phase, measure)
+    config = {"quick": args.quick, "phases": wanted}
+    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
+    print(json.dumps(report.figures | told))
+    return 1 if report.failed else 0
+
+
+def _show(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        print(f"  {name:<40}{value}", flush=True)
+        return
+    for key, inner in value.items():
+        _show(f"{name}.{key}", inner)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
