@@ -1,4 +1,4 @@
-"""Smaller and faster: what narrow weights, features and lists cost and give, and how soon a process answers.
+"""Smaller and faster: what narrow weights, features and lists cost and give; how soon a process answers.
 
     int8       a quantised model against the one it was made of: size, accuracy, time
     features   features in int8 and in 16 bits against float32: memory, gathering, accuracy
