@@ -6,8 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hopline.engine.tasks import default_outputs, labels, output_names
 from hopline.jit import njit
 from hopline.types import AnyArray, FloatArray
+
+__all__ = [
+    "default_outputs",
+    "labels",
+    "named_outputs",
+    "output_names",
+    "probabilities",
+    "sigmoid",
+    "softmax",
+]
 
 
 @njit(nogil=True, cache=True)
@@ -49,15 +60,6 @@ def probabilities(task: str, logits: FloatArray) -> FloatArray:
     return out[:, 0] if task == "binary" else out
 
 
-def labels(task: str, logits: FloatArray) -> AnyArray:
-    """Labels of a task: int64 [n] class for multiclass and binary, int64 [n, c] for multilabel."""
-    if task == "multiclass":
-        winners: AnyArray = logits.argmax(axis=1)
-        return winners
-    chosen = (logits >= 0).astype(np.int64)
-    return chosen[:, 0] if task == "binary" else chosen
-
-
 def named_outputs(
     names: Sequence[str], task: str, embedding: FloatArray, logits_of: Callable[[], FloatArray]
 ) -> dict[str, AnyArray]:
@@ -82,17 +84,3 @@ def named_outputs(
         else:
             found[name] = labels(task, logits)
     return found
-
-
-def output_names(task: str) -> tuple[str, ...]:
-    """What a model of this task can answer."""
-    if task in ("multiclass", "binary", "multilabel"):
-        return ("embedding", "logits", "probabilities", "label")
-    return ("embedding", "logits") if task == "regression" else ("embedding",)
-
-
-def default_outputs(task: str) -> tuple[str, ...]:
-    """What a model of this task answers unless asked for something else."""
-    if task in ("multiclass", "binary", "multilabel"):
-        return ("probabilities", "label")
-    return ("logits",) if task == "regression" else ("embedding",)

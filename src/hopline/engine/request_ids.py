@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hopline.errors import BadRequest, NodeNotFound
-from hopline.graph import IdIndex
 from hopline.types import ExternalIds, IdArray
+
+if TYPE_CHECKING:
+    from hopline.graph import IdIndex
 
 #: Unknown ids that a message lists; the error's `missing` has them all.
 _NAMED = 20

@@ -1,0 +1,30 @@
+"""What models of a task answer, by name. Plain NumPy: also for who cannot wait for kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.types import AnyArray, FloatArray
+
+
+def labels(task: str, logits: FloatArray) -> AnyArray:
+    """Labels of a task: int64 [n] class for multiclass and binary, int64 [n, c] for multilabel."""
+    if task == "multiclass":
+        winners: AnyArray = logits.argmax(axis=1)
+        return winners
+    chosen = (logits >= 0).astype(np.int64)
+    return chosen[:, 0] if task == "binary" else chosen
+
+
+def output_names(task: str) -> tuple[str, ...]:
+    """What a model of this task can answer."""
+    if task in ("multiclass", "binary", "multilabel"):
+        return ("embedding", "logits", "probabilities", "label")
+    return ("embedding", "logits") if task == "regression" else ("embedding",)
+
+
+def default_outputs(task: str) -> tuple[str, ...]:
+    """What a model of this task answers unless asked for something else."""
+    if task in ("multiclass", "binary", "multilabel"):
+        return ("probabilities", "label")
+    return ("logits",) if task == "regression" else ("embedding",)

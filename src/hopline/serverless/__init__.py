@@ -1,0 +1,45 @@
+"""Scores from a function platform: a table of final rows or a student, no server and no compiled kernels.
+
+A process that is started for one request has no time to load what computes over graphs. What it can do is
+look up rows that `hopline batch` computed, and run the small MLP beside a model. `handler` is for AWS
+Lambda, `application` for what speaks WSGI (Google Cloud Run and functions, Azure Functions). Requests,
+answers and errors are those of `POST /v1/models/<model>/score`; the settings are the server's environment
+variables.
+
+    events.py | wsgi.py    what a platform hands over, to a call and back
+    app.py                 one call: path, body, answer or error
+    models.py              which models there are, out of the settings
+    known.py               a model's known nodes: checks, rows, what to do without one
+    ids.py, rows.py        ids to row numbers; row numbers to outputs
+    student.py             the MLP; ONNX Runtime is imported when it is first asked
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hopline.serverless.events import handler
+    from hopline.serverless.wsgi import application
+
+__all__ = ["application", "handler"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "handler":
+        from hopline.serverless.events import handler
+
+        return handler
+    if name == "application":
+        from hopline.serverless.wsgi import application
+
+        return application
+    raise AttributeError(f"module 'hopline.serverless' has no attribute {name!r}")
+
+
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+    # The platform gives more processor to what is imported than to the first request.
+    from hopline.serverless.app import warm_up
+
+    warm_up()

@@ -1,0 +1,124 @@
+"""One call of a function: a path and a body to a status and a body, in the words of the HTTP API."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from hopline.errors import HoplineError, RequestTooLarge
+from hopline.serverless.models import Models
+from hopline.transports.http_errors import error_response, plain_error
+from hopline.transports.http_messages import Response
+from hopline.transports.score_json import deadline_after, decode_score, encode_result, score_request
+
+log = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """What was asked, whatever platform brought it.
+
+    Attributes:
+        headers: by lower-case name.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """What is said to it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@functools.cache
+def models() -> Models:
+    """The function's models, opened once; a failure is not kept."""
+    return Models.of_environment()
+
+
+def warm_up() -> None:
+    """Open the models ahead of the first call; what is wrong with them is told by that one."""
+    try:
+        models()
+    except HoplineError as error:
+        log.error("the function cannot answer: %s", error)
+
+
+def answer(call: Call) -> Answer:
+    """Answer a call; never raises.
+
+    Paths are those of the server: `/v1/models/<model>/score`, also with `/versions/<version>`, and
+    `/healthz`.
+    """
+    methods: tuple[str, ...] = ("POST",)
+    version: str | None
+    match [unquote(part) for part in call.path.strip("/").split("/")]:
+        case ["v1", "models", model, "score"]:
+            version = None
+        case ["v1", "models", model, "versions", named, "score"]:
+            version = named
+        case ["healthz"]:
+            methods, model, version = ("GET", "HEAD"), "", None
+        case _:
+            return _sent(plain_error(404, f"nothing is at {call.path}; see / for what there is"))
+    if call.method not in methods:
+        text = f"{call.method} is not allowed here; use {', '.join(methods)}"
+        return _sent(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
+    if not model:
+        return _sent(Response(b'{"live":true}'))
+    return score(model, version, call)
+
+
+def score(model: str | None, version: str | None, call: Call) -> Answer:
+    """Answer a score request; never raises.
+
+    Args:
+        model: None where the function has only one.
+    """
+    request_id = call.headers.get("x-request-id") or secrets.token_hex(8)
+    line = b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
+    try:
+        return _sent(Response(_scored(model, version, call, request_id), headers=line))
+    except HoplineError as error:
+        return _sent(error_response(error, line))
+    except Exception:
+        log.exception("request %s failed", request_id)
+        text = f"internal error; the function's log has it under request id {request_id}"
+        return _sent(error_response(HoplineError(text), line))
+
+
+def _scored(model: str | None, version: str | None, call: Call, request_id: str) -> bytes:
+    there = models()
+    limit = there.settings.max_body_bytes
+    text = call.body
+    if len(text) > limit:
+        raise RequestTooLarge(f"the body is larger than {limit} bytes (server.max_body_bytes)")
+    if "content-encoding" in call.headers:
+        from hopline.transports.compression import decompress
+
+        text = decompress(call.headers["content-encoding"], text, limit)
+    body = decode_score(text)
+    header = call.headers.get("timeout-ms")
+    # Checked as ever; an answer takes less time than a clock that could cut it short.
+    limit_at = deadline_after(body.timeout_ms, header.encode() if header else None, time.monotonic())
+    request = score_request(model or "", version, body, limit_at, request_id)
+    return encode_result(there.of(model, request.version).answer(request), request)
+
+
+def _sent(response: Response) -> Answer:
+    headers = {"content-type": response.content_type.decode("latin-1")}
+    for line in response.headers.decode("latin-1").split("\r\n"):
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.lower()] = value.strip()
+    return Answer(response.status, headers, response.body)

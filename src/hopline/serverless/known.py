@@ -1,0 +1,248 @@
+"""One model as a function has it: what a table says of known nodes, and what its student says of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.artifact import ModelSpec
+from hopline.engine.request_ids import not_found
+from hopline.engine.table_file.header import model_hash
+from hopline.engine.table_file.reader import TableFile
+from hopline.engine.tasks import default_outputs, output_names
+from hopline.errors import ArtifactError, BadRequest, RequestTooLarge, TableFileError, Unavailable
+from hopline.serverless.ids import HashedIds, Ids, id_hash, ids_of_graph
+from hopline.serverless.rows import outputs_of
+from hopline.serverless.settings import Settings
+from hopline.serverless.student import SPEC_FILE, Student
+from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest, ScoreResult
+
+#: Labels of answers that are less than the model's own: see the degradation ladder.
+STALE, STUDENT = "stale_row", "student"
+
+
+class KnownModel:
+    """A version of a model that answers without a server.
+
+    Args:
+        folder: of the version.
+        spec: its model.json.
+        table: file of its final rows, or None.
+        settings: of the function.
+        clock_ms: ms since the epoch.
+
+    Raises:
+        TableFileError: the table is not of this artifact, or of another graph and may not be used.
+        ArtifactError: a link model, or nothing that could answer.
+        GraphError: the graph cannot be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        table: Path | None,
+        settings: Settings,
+        clock_ms: Callable[[], float] = lambda: time.time() * 1e3,
+    ) -> None:
+        self.name, self.version = spec.name, spec.version
+        if spec.head.kind != "node":
+            raise ArtifactError(f"{folder}: {spec.name} scores links; functions answer models of nodes")
+        self._spec = spec
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._student = Student(folder, spec) if (folder / SPEC_FILE).is_file() else None
+        self._features: AnyArray | None = None
+        self._ids: Ids | None = None
+        self.graph_version = ""
+        if settings.graph is not None:
+            self.graph_version, self._ids, self._features = ids_of_graph(
+                settings.graph, spec.head.node_type
+            )
+        self._is_stale = False
+        self.table = None if table is None else self._fitted(TableFile.open(table), folder)
+        if self.table is None and self._student is None:
+            raise ArtifactError(
+                f"{folder}: nothing here can answer: name a table of `hopline batch` in "
+                "HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
+            )
+
+    def answer(self, request: ScoreRequest) -> ScoreResult:
+        """Answer a request, as the server would.
+
+        Raises:
+            BadRequest, NodeNotFound, RequestTooLarge: as the server.
+            Unavailable: it takes a server: rows that are not there, a time cut.
+        """
+        self._check(request)
+        names = request.outputs or default_outputs(self._spec.task)
+        ids = self._look_up(request)
+        present = ids >= 0
+        good = self._good(request, ids)
+        wants_student = bool((present & ~good).any()) or bool(request.inline)
+        used_stale = self._is_stale and bool(good.any())
+        if wants_student or used_stale:
+            self._may(request, names, int((present & ~good).sum()), wants_student)
+        count = len(ids) + len(request.inline)
+        dims = self._widths()
+        embedding = np.zeros((count, dims[0]), np.float32)
+        logits = np.zeros((count, dims[1]), np.float32)
+        self._read(names, ids, good, embedding, logits)
+        if wants_student:
+            self._ask_student(request, ids, np.flatnonzero(present & ~good), logits)
+        missing: NDArray[np.bool_] | None = None
+        if not present.all():
+            missing = np.concatenate([~present, np.zeros(len(request.inline), np.bool_)])
+        degraded = (STALE,) * used_stale + (STUDENT,) * wants_student
+        found = outputs_of(names, self._spec.task, embedding, logits)
+        return ScoreResult(self.name, self.version, self.graph_version, found, missing, degraded)
+
+    # Inside
+
+    def _check(self, request: ScoreRequest) -> None:
+        if request.columns is not None:
+            named = ", ".join(map(repr, request.columns)) or "rows"
+            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes nodes, not columns")
+        known = output_names(self._spec.task)
+        for name in request.outputs:
+            if name not in known:
+                raise BadRequest(f"output {name!r} is unknown; model {self.name!r} has {', '.join(known)}")
+        if request.pairs is not None:
+            raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
+        count = len(request.nodes) + len(request.inline)
+        if count == 0:
+            raise BadRequest("the request names no nodes; at least one is needed")
+        if count > self._settings.max_nodes:
+            raise RequestTooLarge(
+                f"{count} nodes in one request; at most {self._settings.max_nodes} are allowed "
+                "(limits.max_nodes_per_request)"
+            )
+        if request.as_of is not None:
+            raise Unavailable("as_of: this function has rows about now only; ask a server")
+
+    def _look_up(self, request: ScoreRequest) -> IdArray:
+        nodes: Sequence[Any] = request.nodes  # type: ignore[assignment]  # lists, as decoded
+        if not len(nodes):
+            return np.empty(0, np.int64)
+        if self._ids is None:
+            raise Unavailable(
+                f"this function knows no nodes: it has neither a graph nor a table of {self.name!r}; ask "
+                "with inline, or a server"
+            )
+        ids = self._ids.lookup(nodes)
+        if request.on_missing == "error" and ids.min() < 0:
+            raise not_found(self.graph_version, nodes, ids)
+        return ids
+
+    def _good(self, request: ScoreRequest, ids: IdArray) -> NDArray[np.bool_]:
+        """Which nodes have a row that may be used; bool [n]."""
+        if self.table is None or not len(ids) or not self.table.header.plan.num_nodes:
+            return np.zeros(len(ids), np.bool_)
+        inside = (ids >= 0) & (ids < self.table.header.plan.num_nodes)
+        stamps = self.table.stamp[np.where(inside, ids, 0)]
+        good: NDArray[np.bool_] = inside & (stamps != 0)
+        if self._settings.ttl_s:
+            good &= stamps >= self._clock_ms() - self._settings.ttl_s * 1e3
+        if self._is_stale:  # a row counts where it is about the node of that number here
+            for place in np.flatnonzero(good).tolist():
+                good[place] = self.table.ids[ids[place]] == id_hash(request.nodes[place])
+        return good
+
+    def _may(self, request: ScoreRequest, names: tuple[str, ...], num_absent: int, student: bool) -> None:
+        """Refuse what only a server can answer as it is asked."""
+        what = f"{num_absent} of {len(request.nodes)} nodes have no row here that may be used"
+        if request.inline:
+            what = "inline nodes have no row here"
+        if request.degraded == "refuse":
+            why = what if student else "the rows here are about another graph version"
+            raise Unavailable(f'{why}, and degraded is "refuse"; ask a server')
+        if not student:
+            return
+        if self._student is None:
+            raise Unavailable(f"{what}, and model {self.name!r} has no student; ask a server")
+        if "embedding" in names:
+            raise Unavailable(f"{what}, and a student has no embedding; ask a server")
+        if num_absent and self._features is None:
+            raise Unavailable(
+                f"{what}, and this function has no graph to read their features from; ask with inline, or "
+                "a server"
+            )
+
+    def _widths(self) -> tuple[int, int]:
+        """Columns of embeddings and of logits."""
+        if self.table is None:
+            return 0, self._spec.head.output_dim
+        a, b = self._spec.head.embedding or (0, self.table.state.shape[1])
+        return b - a, (self.table.state if self.table.logits is None else self.table.logits).shape[1]
+
+    def _read(
+        self,
+        names: tuple[str, ...],
+        ids: IdArray,
+        good: NDArray[np.bool_],
+        embedding: FloatArray,
+        logits: FloatArray,
+    ) -> None:
+        table, places = self.table, np.flatnonzero(good)
+        if table is None or not len(places):
+            return
+        rows = ids[places]
+        if "embedding" in names:
+            a, b = self._spec.head.embedding or (0, table.state.shape[1])
+            embedding[places] = table.state[rows][:, a:b]
+        if names != ("embedding",):
+            logits[places] = (table.state if table.logits is None else table.logits)[rows]
+
+    def _ask_student(
+        self, request: ScoreRequest, ids: IdArray, places: IdArray, logits: FloatArray
+    ) -> None:
+        assert self._student is not None
+        inline = self._student.inline_rows(list(request.inline))
+        rows = inline
+        if len(places):
+            assert self._features is not None
+            rows = np.concatenate([self._features[ids[places]].astype(np.float32), inline])
+        num_known = len(ids)
+        where = np.concatenate([places, np.arange(num_known, num_known + len(inline))])
+        logits[where] = self._student.logits(rows)
+
+    def _fitted(self, file: TableFile, folder: Path) -> TableFile | None:
+        """The table where it may be used; as `rollout.table_files` decides for a server."""
+        plan, spec = file.header.plan, self._spec
+        own = model_hash(folder)
+        if plan.model_hash != own:
+            raise TableFileError(
+                f"{file.path} was computed by {plan.model}/{plan.version} with artifact "
+                f"{plan.model_hash[:12]}…; the one that is here is {own[:12]}…: run `hopline batch` with it"
+            )
+        logits = file.state if file.logits is None else file.logits
+        if plan.node_type != spec.head.node_type or logits.shape[1] != spec.head.output_dim:
+            raise TableFileError(
+                f"{file.path} has {logits.shape[1]} logits of {plan.node_type!r}; {spec.name} answers "
+                f"{spec.head.output_dim} of {spec.head.node_type!r}: run `hopline batch` for state and "
+                "logits"
+            )
+        if self._ids is None:
+            if plan.num_nodes > 1 and not file.ids[:2].any():
+                raise TableFileError(
+                    f"{file.path} was written without external ids: set HOPLINE__GRAPH__PATH to its graph"
+                )
+            self._ids, self.graph_version = HashedIds(file.ids), plan.graph_version
+            return file
+        if plan.graph_version == self.graph_version:
+            return file
+        differ = f"{file.path} was computed on graph {plan.graph_version}; {self.graph_version} is here"
+        if self._settings.stale == "refuse":
+            raise TableFileError(
+                f'{differ}: run `hopline batch` on that; or table.stale = "compute" uses none of its rows, '
+                'and "serve" all of them, with answers that say so'
+            )
+        if self._settings.stale == "compute":
+            return None
+        self._is_stale = True
+        return file

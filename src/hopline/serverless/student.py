@@ -1,0 +1,105 @@
+"""The student beside a model: an MLP over feature rows (see `engine/student.py` for its two files)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec, sha256_of
+from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.types import FloatArray, InlineNode
+
+SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
+
+
+class Student:
+    """Args:
+    folder: the version folder that has it.
+    spec: of its teacher.
+
+    Raises:
+        ArtifactError: student.json is malformed, or not of this teacher.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        path = folder / SPEC_FILE
+        try:
+            told = msgspec.json.decode(path.read_bytes(), type=_Told)
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
+        except msgspec.MsgspecError as error:
+            raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
+        head = spec.head
+        if (told.node_type, told.output_dim) != (head.node_type, head.output_dim):
+            raise ArtifactError(
+                f"{path}: not a student of {spec.name}/{spec.version}: it answers {told.output_dim} logits "
+                f"of {told.node_type!r}, its teacher {head.output_dim} of {head.node_type!r}"
+            )
+        self.feature_dim = told.feature_dim
+        self._node_type = told.node_type
+        self._model = folder / MODEL_FILE
+        self._sha256 = told.sha256
+        self._session: Any = None
+
+    def logits(self, rows: FloatArray) -> FloatArray:
+        """float32 [n, feature_dim] to float32 [n, c].
+
+        Raises:
+            ArtifactCorrupted: student.onnx is absent or changed; told at the first call.
+        """
+        if self._session is None:
+            self._session = self._opened()
+        found: FloatArray = self._session.run(["logits"], {"features": np.ascontiguousarray(rows)})[0]
+        return found
+
+    def inline_rows(self, nodes: list[InlineNode]) -> FloatArray:
+        """Features of inline nodes, float32 [n, feature_dim].
+
+        Raises: BadRequest: not as many numbers as there are features, or not finite.
+        """
+        rows = np.empty((len(nodes), self.feature_dim), np.float32)
+        for i, node in enumerate(nodes):
+            with np.errstate(over="ignore"):
+                row = np.asarray(node.features, np.float32)
+            if row.shape != (self.feature_dim,):
+                raise BadRequest(
+                    f"inline[{i}].features: shape {list(row.shape)}; node type {self._node_type!r} has "
+                    f"{self.feature_dim} features"
+                )
+            if not np.isfinite(row).all():
+                column = int(np.flatnonzero(~np.isfinite(row))[0])
+                raise BadRequest(
+                    f"inline[{i}].features[{column}] is {row[column]} as float32; it must be finite"
+                )
+            rows[i] = row
+        return rows
+
+    def _opened(self) -> Any:
+        if not self._model.is_file():
+            raise ArtifactCorrupted(
+                f"{self._model}: student.json is there but not the student; distil again"
+            )
+        actual = sha256_of(self._model)
+        if actual != self._sha256:
+            raise ArtifactCorrupted(
+                f"{self._model}: sha256 is {actual[:12]}…, student.json says {self._sha256[:12]}…; copy "
+                "both again or distil again"
+            )
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(str(self._model), options, providers=["CPUExecutionProvider"])
+
+
+class _Told(msgspec.Struct):
+    """What is needed of student.json."""
+
+    sha256: str
+    node_type: str
+    feature_dim: int
+    output_dim: int
