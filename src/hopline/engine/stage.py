@@ -12,6 +12,7 @@ import numpy as np
 from hopline.artifact import Stage, StageInput
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
+from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -38,6 +39,7 @@ class StageRunner:
 
     Attributes:
         row_stage: the runtime, where every input has one row for each destination.
+        block_stage: the runtime, where not; one of the two is None.
         pair: set where the stage reads just own rows and an unweighted sum or mean of neighbours, side
             by side: then `gather_reduce` fills it in one call.
     """
@@ -64,7 +66,7 @@ class StageRunner:
             else:
                 self._columns.append((0, widths.get(entry.edge_type, 0)))
         self.row_stage: RowStage | None = None
-        self._block: BlockStage | None = None
+        self.block_stage: BlockStage | None = None
         #: For row stages, where each input lies: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
@@ -79,15 +81,15 @@ class StageRunner:
                 names, widths_in = ["x"], [sum(widths_in)]
             self.row_stage = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
         else:
-            self._block = BlockStage(folder / stage.file, threads)
+            self.block_stage = BlockStage(folder / stage.file, threads)
         self.pair = self._find_pair() if stage.packed else None
 
     def run(
         self,
         num_rows: int,
-        own: FloatArray,
+        own: Matrix,
         own_rows: IdArray,
-        features: FloatArray,
+        features: Matrix,
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
@@ -129,9 +131,9 @@ class StageRunner:
     def run_pair(
         self,
         num_rows: int,
-        own: FloatArray,
+        own: Matrix,
         own_rows: IdArray,
-        base: FloatArray,
+        base: Matrix,
         rows: IdArray,
         offsets: IdArray,
     ) -> FloatArray:
@@ -166,9 +168,9 @@ class StageRunner:
         self,
         runtime: RowStage,
         num_rows: int,
-        own: FloatArray,
+        own: Matrix,
         own_rows: IdArray,
-        features: FloatArray,
+        features: Matrix,
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
@@ -195,14 +197,14 @@ class StageRunner:
     def _run_block(
         self,
         num_rows: int,
-        own: FloatArray,
+        own: Matrix,
         own_rows: IdArray,
-        features: FloatArray,
+        features: Matrix,
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
     ) -> None:
-        assert self._block is not None
+        assert self.block_stage is not None
         padded = [e.edge_type for e in self.stage.inputs if e.kind == "positions"]
         for chunk, widths in self._chunks(num_rows, [views[key] for key in padded], padded):
             blocks = {
@@ -224,7 +226,7 @@ class StageRunner:
                 else:
                     array = self._block_input(entry, views[entry.edge_type], chunk, blocks, a, b)
                 feeds[entry.name] = array
-            out[chunk] = self._block.run(feeds)
+            out[chunk] = self.block_stage.run(feeds)
 
     def _chunks(
         self, num_rows: int, views: list[EdgeView], keys: list[str]
@@ -315,7 +317,7 @@ def _reduce(
     view: EdgeView,
     a: int,
     b: int,
-    own: FloatArray,
+    own: Matrix,
     own_rows: IdArray,
     column: int,
     width: int,

@@ -36,12 +36,11 @@ class NewVersion:
                 entry.unlink()
 
 
-@contextmanager
-def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -> Iterator[NewVersion]:
-    """Give a folder to write in, and put it in its place when the block ends without an error.
+def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -> Path:
+    """Where a version will be, for who wants to know that it may before the work is done.
 
     Raises:
-        PackagingError: a bad name, or the version exists and `overwrite` is False.
+        PackagingError: as `new_version`.
     """
     for what, value in (("model name", name), ("version", version)):
         if not _NAME.fullmatch(value):
@@ -50,6 +49,17 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
             )
     path = repository / name / version
     _refuse(path, overwrite)
+    return path
+
+
+@contextmanager
+def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -> Iterator[NewVersion]:
+    """Give a folder to write in, and put it in its place when the block ends without an error.
+
+    Raises:
+        PackagingError: a bad name, or the version exists and `overwrite` is False.
+    """
+    path = check_place(repository, name, version, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     # A leading dot keeps a server that scans the repository from taking it for a version.
     folder = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=path.parent))

@@ -1,0 +1,215 @@
+"""`hopline quantize`: a narrow form of a packaged model, as a version of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hopline.commands.serve import resolve_config
+from hopline.config import Config, needed_folder
+from hopline.errors import BadRequest, ConfigError, ModelNotFound
+
+if TYPE_CHECKING:
+    from hopline.jobs.quantize.judge import BucketFigures
+    from hopline.jobs.quantize.report import Latency, QuantizeReport
+    from hopline.jobs.quantize.run import QuantizeOptions
+
+_FORMS = ("int8", "float16", "bfloat16")
+
+
+def quantize(
+    model: Annotated[str, typer.Option(help="Model to quantise.")],
+    version: Annotated[
+        str | None, typer.Option(help="Its version; else the newest.", show_default=False)
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(help="Graph folder: calibrated and judged on its nodes.", show_default=False),
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
+    ] = None,
+    to: Annotated[str, typer.Option(help="int8, float16 or bfloat16.")] = "int8",
+    otherwise: Annotated[
+        str, typer.Option(help="How layers that int8 hurts are kept: float32, float16 or bfloat16.")
+    ] = "float32",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new model. Default: the same.", show_default=False)
+    ] = None,
+    as_version: Annotated[
+        str | None,
+        typer.Option(help="Its version. Default: the original's with -int8 added.", show_default=False),
+    ] = None,
+    calibration: Annotated[int, typer.Option(help="Nodes to calibrate on.", min=1)] = 512,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help="Calibrate on these ids: one a line, or a .npy file.", show_default=False),
+    ] = None,
+    judged: Annotated[int, typer.Option(help="Nodes to judge on.", min=1)] = 4096,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="True labels, to judge by accuracy: id,label lines, or .npy.", show_default=False
+        ),
+    ] = None,
+    max_drop: Annotated[
+        float,
+        typer.Option(help="Points that may be lost, overall and for every range of degrees.", min=0.0),
+    ] = 0.5,
+    exclude: Annotated[
+        str | None,
+        typer.Option(help="Layers that stay in float32, comma-separated.", show_default=False),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report there, as JSON.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a version that exists.")] = False,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """Narrow a packaged model's weights where that costs no accuracy, and write it as a new version."""
+    from hopline.live.snapshots import open_graph
+
+    resolved = resolve_config(
+        config, {"graph.path": graph, "models.repository": repository}, settings or []
+    )
+    _check_words(to, otherwise)
+    if resolved.features.store:
+        raise ConfigError(
+            "features.store: calibration reads the features that lie in the graph folder; build the graph "
+            'with them and run with --set features.store=""'
+        )
+    folder = _model_folder(resolved, model, version)
+    opened = open_graph(needed_folder(resolved, "graph.path"), fresh=False)
+    from hopline.jobs.quantize.run import QuantizeOptions
+    from hopline.jobs.quantize.run import quantize as run
+
+    options = QuantizeOptions(
+        to=to,  # type: ignore[arg-type]
+        calibration=calibration,
+        judged=judged,
+        labels=labels,
+        max_drop=max_drop,
+        exclude=tuple(word.strip() for word in (exclude or "").split(",") if word.strip()),
+        otherwise=otherwise,  # type: ignore[arg-type]
+        overwrite=force,
+        seed=seed,
+    )
+    if nodes is not None:
+        options = _with_nodes(options, nodes, opened, folder)
+    with _bars(quiet=as_json) as advance:
+        done = run(
+            folder,
+            opened,
+            folder.parents[1],
+            options,
+            name=name or "",
+            as_version=as_version or "",
+            advance=advance,
+        )
+    if report is not None:
+        report.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1) + b"\n")
+    if as_json:
+        typer.echo(msgspec.json.encode(done))
+    else:
+        show(done, Console())
+
+
+def _check_words(to: str, otherwise: str) -> None:
+    if to not in _FORMS:
+        raise BadRequest(f"--to {to!r}: one of {', '.join(_FORMS)} is right")
+    if otherwise not in ("float32", "float16", "bfloat16"):
+        raise BadRequest(f"--otherwise {otherwise!r}: one of float32, float16, bfloat16 is right")
+
+
+def _model_folder(config: Config, model: str, version: str | None) -> Path:
+    from hopline.rollout.local_repository import LocalRepository
+    from hopline.rollout.repository import absent, configured_repository
+
+    repository = configured_repository(config)
+    if not isinstance(repository, LocalRepository):
+        raise ConfigError(
+            f"models.repository: {repository.address} cannot be written to; copy the model into a folder, "
+            "quantise it there and copy the new version back"
+        )
+    versions = repository.versions(model)
+    if not versions:
+        raise ModelNotFound(absent(repository, model, version or "1"))
+    return repository.fetch(model, version or versions[-1])
+
+
+def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Path) -> QuantizeOptions:
+    from dataclasses import replace
+
+    from hopline.artifact import ModelSpec, read_artifact
+    from hopline.graph import Graph
+    from hopline.jobs.batch.nodes_file import read_nodes
+
+    assert isinstance(graph, Graph)
+    spec = read_artifact(folder, verify=False)
+    if not isinstance(spec, ModelSpec) or spec.head.node_type not in graph.nodes:
+        return options  # the run itself says what does not fit
+    return replace(options, nodes=read_nodes(path, graph.nodes[spec.head.node_type].ids.kind))
+
+
+def show(report: QuantizeReport, console: Console) -> None:
+    """Print a report."""
+    layers = Table("layer", "weights", "kept as", "costs alone", "", box=None, pad_edge=False)
+    for layer in report.layers:
+        costs = "" if layer.drop is None else f"{layer.drop:.2f}"
+        kept = f"{layer.form} {layer.scheme}".strip()
+        layers.add_row(layer.name, " x ".join(map(str, layer.shape)), kept, costs, layer.why)
+    console.print(layers, highlight=False)
+    console.print()
+    accuracy = ("before %", "after %") if report.labels else ("agreement %",)
+    buckets = Table("nodes of", "judged", *accuracy, "costs, points", box=None, pad_edge=False)
+    for bucket in (*report.figures.buckets, report.figures.overall):
+        buckets.add_row(*_cells(bucket, labels=report.labels))
+    console.print(buckets, highlight=False)
+    console.print(
+        f"\nsize {report.bytes_before:,} -> {report.bytes_after:,} bytes ({report.size_ratio:.2f} x); "
+        f"files alone {_times(report.latency_model)}; whole requests {_times(report.latency_request)}",
+        highlight=False,
+    )
+    console.print(f"Written: {report.path}", style="bold green", highlight=False)
+
+
+def _cells(bucket: BucketFigures, *, labels: bool) -> list[str]:
+    measured = (bucket.before, bucket.after) if labels else (bucket.agreement,)
+    shown = ["" if value is None else f"{value:.2f}" for value in measured]
+    return [bucket.name, f"{bucket.nodes:,}", *shown, f"{bucket.drop:.2f}"]
+
+
+def _times(latencies: tuple[Latency, ...]) -> str:
+    return ", ".join(f"{each.ratio:.2f} x for {each.rows:,}" for each in latencies)
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each step, on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks = {}
+
+        def advance(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done)
+
+        yield advance

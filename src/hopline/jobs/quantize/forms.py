@@ -1,0 +1,76 @@
+"""Writes forms of a model: the original's folder with some layers narrowed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from hopline.artifact import ModelSpec
+from hopline.jobs.quantize.int8 import SCHEMES, Scheme, to_int8
+from hopline.jobs.quantize.narrow import to_narrow
+from hopline.jobs.quantize.operators import File, Layer, files_of, layers_in, prepare
+from hopline.jobs.quantize.record import Feeds
+
+#: How one layer is kept.
+Form = Literal["range", "equalised", "float16", "bfloat16"]
+
+
+class Forms:
+    """The forms that a model can take.
+
+    Args:
+        folder, spec: the original.
+
+    Attributes:
+        files: its ONNX files.
+        layers: what can be narrowed in them, in the order of the files.
+        calls: file -> what it is fed; set before int8 forms are written.
+
+    Raises:
+        PackagingError: it is quantised already.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder = folder
+        self.spec = spec
+        self.files: list[File] = files_of(spec)
+        self._prepared = {file.name: prepare(folder / file.path) for file in self.files}
+        self.layers: list[Layer] = [
+            layer for file in self.files for layer in layers_in(file.name, self._prepared[file.name])
+        ]
+        self.calls: dict[str, list[Feeds]] = {}
+
+    def write(self, target: Path, forms: Mapping[str, Form]) -> Path:
+        """Write the model with these layers narrowed; files without any are the original's, byte for byte.
+
+        Args:
+            target: the folder, created. forms: layer name -> form.
+        """
+        for file in self.files:
+            path = target / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own = [layer for layer in self.layers if layer.file == file.name and layer.name in forms]
+            if own:
+                onnx.save(self._narrowed(file, own, forms), path)
+            else:
+                shutil.copyfile(self._folder / file.path, path)
+        return target
+
+    def _narrowed(self, file: File, layers: list[Layer], forms: Mapping[str, Form]) -> onnx.ModelProto:
+        model = self._prepared[file.name]
+        for dtype in ("float16", "bfloat16"):
+            chosen = [layer for layer in layers if forms[layer.name] == dtype]
+            if chosen:
+                model = to_narrow(model, chosen, "float16" if dtype == "float16" else "bfloat16")
+        schemes: dict[str, Scheme] = {
+            layer.operator: scheme for layer in layers for scheme in SCHEMES if forms[layer.name] == scheme
+        }
+        return to_int8(model, self.calls[file.name], schemes) if schemes else model
+
+    def num_bytes(self, folder: Path) -> int:
+        """Bytes of the ONNX files of a form."""
+        return sum((folder / file.path).stat().st_size for file in self.files)

@@ -1,0 +1,293 @@
+"""`hopline quantize`: check, calibrate, search, measure, write.
+
+Nothing appears in the repository before the gate is passed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec, TableSpec, read_artifact, write_spec
+from hopline.engine.model import Model
+from hopline.engine.request_ids import not_found
+from hopline.engine.schema import check_schema
+from hopline.errors import BadRequest, PackagingError
+from hopline.graph import Graph
+from hopline.jobs.quantize import latency
+from hopline.jobs.quantize.forms import Form, Forms
+from hopline.jobs.quantize.judge import Figures, Judge
+from hopline.jobs.quantize.labels import read_labels
+from hopline.jobs.quantize.nodes import degrees, draw, judged
+from hopline.jobs.quantize.record import record
+from hopline.jobs.quantize.report import Latency, LayerReport, QuantizeReport
+from hopline.jobs.quantize.search import Search
+from hopline.packaging.folder import check_place, new_version
+from hopline.types import ExternalIds, IdArray
+
+Target = Literal["int8", "float16", "bfloat16"]
+
+#: Forms to choose from, the fastest first.
+_FORMS: dict[Target, tuple[Form, ...]] = {
+    "int8": ("range", "equalised"),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """What to do.
+
+    Attributes:
+        to: how weights are kept.
+        calibration: nodes to calibrate on; drawn, unless `nodes` names them.
+        nodes: external ids.
+        judged: nodes to judge on.
+        labels: file of true labels, see `labels.read_labels`.
+        max_drop: points that may be lost, over all nodes and in each bucket of degree.
+        exclude: layers (or files: all layers of them) that stay in float32.
+        otherwise: how layers that hurt are kept.
+        overwrite: replace an existing version.
+        seed: of all draws.
+    """
+
+    to: Target = "int8"
+    calibration: int = 512
+    nodes: ExternalIds | None = None
+    judged: int = 4096
+    labels: Path | None = None
+    max_drop: float = 0.5
+    exclude: tuple[str, ...] = ()
+    otherwise: Literal["float32", "float16", "bfloat16"] = "float32"
+    overwrite: bool = False
+    seed: int = 0
+
+
+def quantize(
+    folder: Path,
+    graph: Graph,
+    repository: Path,
+    options: QuantizeOptions,
+    *,
+    name: str = "",
+    as_version: str = "",
+    advance: Callable[[str, int, int], None] = lambda label, done, total: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> QuantizeReport:
+    """Write a narrow form of a packaged model as a version of its own.
+
+    Args:
+        folder: `<repository>/<model>/<version>` of the original.
+        graph: of the schema that it was packaged for; calibrated and judged on.
+        repository: where the new version goes, as `<name>/<as_version>`.
+        name, as_version: "" are the original's name, and its version with `-<to>` added.
+        advance: told (what is being done, done, in all).
+
+    Raises:
+        PackagingError: the model cannot be quantised (a table model, one served whole, one that is
+            quantised already, none of whose layers is large enough), or the version exists.
+        SchemaMismatch: the graph is of another schema; each difference named.
+        NodeNotFound, BadRequest: calibration nodes or labels that do not fit.
+        ParityError: beyond `max_drop`; nothing is written.
+    """
+    began = clock()
+    rng = np.random.default_rng(options.seed)
+    spec = _graph_model(folder)
+    check_schema(spec, graph)
+    name, as_version = name or spec.name, as_version or f"{spec.version}-{options.to}"
+    path = check_place(repository, name, as_version, overwrite=options.overwrite)
+    if path.exists() and path.samefile(folder):
+        raise PackagingError(f"{path} is the original itself; give --as-version or --name")
+    forms = Forms(folder, spec)
+    excluded = _excluded(forms, options.exclude)
+    labels = None if options.labels is None else read_labels(options.labels, spec, graph)
+    seeds = _seeds(spec, graph, options, rng)
+    forms.calls = record(
+        Model(folder, spec, graph), seeds, lambda done, total: advance("calibrate", done, total)
+    )
+    judge = _judge(folder, spec, graph, seeds[spec.head.node_type], labels, options, rng)
+    with tempfile.TemporaryDirectory(prefix="hopline-quantize-") as work:
+        search = Search(
+            forms,
+            judge,
+            _FORMS[options.to],
+            options.max_drop,
+            Path(work),
+            lambda done, total: advance("try layers", done, total),
+        )
+        chosen, figures = search.run(excluded)
+        if options.otherwise != "float32":
+            chosen, figures = search.add(chosen, options.otherwise, figures)
+        final = forms.write(Path(work) / "chosen", chosen)
+        before, after = forms.num_bytes(folder), forms.num_bytes(final)
+        if after >= before:
+            raise PackagingError(
+                f"{spec.name}/{spec.version} would not become smaller: {before} bytes now, {after} then; "
+                "its layers are small, serve it as it is"
+            )
+        layers = search.reports(chosen)
+        nodes = judge.judged.nodes
+        model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
+        with new_version(repository, name, as_version, overwrite=options.overwrite) as place:
+            shutil.copytree(final, place.folder, dirs_exist_ok=True)
+            _write(folder, place.folder, spec, name, as_version, options, layers, figures)
+    return QuantizeReport(
+        model=spec.name,
+        version=spec.version,
+        name=name,
+        as_version=as_version,
+        path=str(path),
+        to=options.to,
+        bytes_before=before,
+        bytes_after=after,
+        max_drop=options.max_drop,
+        figures=figures,
+        layers=layers,
+        latency_model=model_us,
+        latency_request=request_us,
+        calibration_nodes=sum(ids.shape[0] for ids in seeds.values()),
+        judged_nodes=judge.judged.nodes.shape[0],
+        labels=labels is not None,
+        vnni=has_vnni(),
+        seconds=clock() - began,
+    )
+
+
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor multiplies and adds int8 in one instruction."""
+    try:
+        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
+    except (OSError, StopIteration):
+        return False
+    return "avx512_vnni" in flags or "avx_vnni" in flags
+
+
+def _graph_model(folder: Path) -> ModelSpec:
+    spec = read_artifact(folder)
+    if isinstance(spec, TableSpec):
+        raise PackagingError(
+            f"{spec.name}/{spec.version} is a table model: trees and linear models have no layers to "
+            "quantise; name a graph model"
+        )
+    if spec.runtime != "onnx":
+        raise PackagingError(
+            f"{spec.name}/{spec.version} is served whole by the {spec.runtime} runtime ({spec.why_whole}); "
+            "only models that are split into ONNX stages can be quantised"
+        )
+    if "quantized" in spec.parity:
+        raise PackagingError(
+            f"{spec.name}/{spec.version} is quantised already; quantise the version that it was made from"
+        )
+    return spec
+
+
+def _excluded(forms: Forms, asked: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in asked:
+        names = [layer.name for layer in forms.layers if word in (layer.name, layer.file)]
+        if not names:
+            known = ", ".join(layer.name for layer in forms.layers) or "none"
+            raise BadRequest(f"--exclude {word!r}: no such layer; there are: {known}")
+        found |= dict.fromkeys(names, "excluded by --exclude")
+    return found
+
+
+def _seeds(
+    spec: ModelSpec, graph: Graph, options: QuantizeOptions, rng: np.random.Generator
+) -> dict[str, IdArray]:
+    head = spec.head
+    types = dict.fromkeys((head.node_type, head.dst_node_type or head.node_type))
+    found: dict[str, IdArray] = {}
+    for node_type in types:
+        nodes = graph.nodes[node_type]
+        if not nodes.num_nodes:
+            raise BadRequest(f"calibration data: the graph has no nodes of type {node_type!r}")
+        if options.nodes is not None and node_type == head.node_type:
+            ids = nodes.ids.lookup(options.nodes)
+            if (ids < 0).any():
+                raise not_found(graph.version, options.nodes, ids)
+            found[node_type] = rng.permutation(np.unique(ids))
+        else:
+            found[node_type] = draw(degrees(graph, node_type), options.calibration, rng)
+    return found
+
+
+def _judge(
+    folder: Path,
+    spec: ModelSpec,
+    graph: Graph,
+    calibrated: IdArray,
+    labels: IdArray | None,
+    options: QuantizeOptions,
+    rng: np.random.Generator,
+) -> Judge:
+    """On nodes that were not calibrated on, where enough are left."""
+    degree = degrees(graph, spec.head.node_type)
+    allowed = np.arange(degree.shape[0]) if labels is None else np.flatnonzero(labels >= 0)
+    fresh = np.setdiff1d(allowed, calibrated)
+    if fresh.shape[0] >= allowed.shape[0] // 2:
+        allowed = fresh
+    # One node of a bucket shall not be more than what may be lost.
+    least = int(np.ceil(100 / max(options.max_drop, 0.01)))
+    chosen = judged(degree, allowed, options.judged, least, rng)
+    return Judge.of(folder, spec, graph, chosen, None if labels is None else labels[chosen.nodes], rng)
+
+
+def _write(
+    folder: Path,
+    target: Path,
+    spec: ModelSpec,
+    name: str,
+    version: str,
+    options: QuantizeOptions,
+    layers: tuple[LayerReport, ...],
+    figures: Figures,
+) -> None:
+    """Complete the folder: other files of the version, and a model.json that says what this is."""
+    for entry in spec.files:
+        place = target / entry
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / entry, place)
+    parity: dict[str, object] = {
+        # against the original, not the PyG module: that one's figures are below
+        "max_abs_diff": figures.overall.max_abs_diff,
+        "quantized": {
+            "from": f"{spec.name}/{spec.version}",
+            "to": options.to,
+            "max_drop": options.max_drop,
+            "figures": msgspec.to_builtins(figures),
+            "layers": msgspec.to_builtins(layers),
+        },
+        "original": spec.parity,
+    }
+    producer = spec.producer | {"onnxruntime": importlib.metadata.version("onnxruntime")}
+    write_spec(
+        target, msgspec.structs.replace(spec, name=name, version=version, parity=parity, producer=producer)
+    )
+
+
+def _latencies(
+    folders: tuple[Path, Path],
+    spec: ModelSpec,
+    forms: Forms,
+    graph: Graph,
+    nodes: IdArray,
+    advance: Callable[[str, int, int], None],
+) -> tuple[tuple[Latency, ...], tuple[Latency, ...]]:
+    advance("measure", 0, 2)
+    alone = latency.of_files(folders, forms.files, forms.calls)
+    advance("measure", 1, 2)
+    requests = latency.of_requests(folders, spec, graph, nodes)
+    advance("measure", 2, 2)
+    return alone, requests
