@@ -113,6 +113,14 @@ class ComputeConfig:
         500.0, "the same while several models are asked, and then the longest batch on the loop", minimum=1
     )
     threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
+    device: Literal["cpu", "cuda", "tensorrt"] = setting(
+        "cpu", "where models run; refused where ONNX Runtime or torch lacks it, never replaced by the processor"
+    )
+    compiled: Literal["auto", "never", "require"] = setting(
+        "auto",
+        "programs of `hopline package --compile`: auto runs the eager one where they do not fit the machine, "
+        "require refuses the model then, never ignores them",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +363,11 @@ class LiveConfig:
         256 * 2**20, "bytes of changes after which a snapshot takes their place", minimum=1
     )
     snapshot_s: float = setting(3600.0, "seconds after which a snapshot takes their place", minimum=1)
+    stand_by_s: float = setting(
+        10.0,
+        "a server that starts waits so long for the end of another one that writes live.folder; 0 is for ever",
+        minimum=0,
+    )
     nice: int = setting(
         5,
         "priority of the writer and of `hopline stream` below that of those who answer, as a nice value",

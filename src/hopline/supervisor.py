@@ -168,7 +168,7 @@ class Supervisor:
         """One life of a worker; returns its exit code."""
         read_end, write_end = os.pipe()
         if slot == _WRITER:
-            orders = writer_orders(self._config, self._live, write_end)
+            orders = writer_orders(self._config, "hopline serve", memory_fd=self._live, ready=write_end)
             command: tuple[str, ...] = _WRITER_COMMAND
             descriptors: tuple[int, ...] = (self._live,)
         else:

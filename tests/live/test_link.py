@@ -287,3 +287,13 @@ async def test_the_socket_of_a_dead_writer_is_taken_and_that_of_a_live_one_is_no
     path.write_text("a file")
     with pytest.raises(ConfigError, match="is no socket; name another path"):
         await pair.make().listen(path)
+
+
+async def test_a_streams_own_writer_steps_aside_and_a_servers_does_not(tmp_path: Path) -> None:
+    async with talking(tmp_path / "own", yields=True) as pair:
+        await pair.link.step_aside()
+        assert pair.server.relieved.is_set()
+    async with talking(tmp_path / "servers") as pair:
+        with pytest.raises(errors.Conflict, match="does not step aside"):
+            await pair.link.step_aside()
+        assert not pair.server.relieved.is_set()

@@ -35,9 +35,19 @@ class WriterLink:
         name: of this client, for the writer's log.
         patience_s: how long a call waits for a connection that is not there.
         timeout_s: and then for its answer.
+        quiet: whether what becomes of the connection is nothing for the log.
     """
 
-    def __init__(self, path: Path, name: str, *, patience_s: float = 1.0, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        *,
+        patience_s: float = 1.0,
+        timeout_s: float = 30.0,
+        quiet: bool = False,
+    ) -> None:
+        self._level = logging.DEBUG if quiet else logging.WARNING
         self._path = path
         self._name = name
         self._patience_s, self._timeout_s = patience_s, timeout_s
@@ -99,6 +109,15 @@ class WriterLink:
         """
         number = self._number()
         return await self._ask(number, wire.frame(wire.Ask(number, "snapshot")), wire.Status, _SNAPSHOT_S)
+
+    async def step_aside(self) -> None:
+        """Ask the writer to end, so that another one can write.
+
+        Raises: WriterUnavailable. Conflict: it does not.
+        """
+        number = self._number()
+        message = wire.frame(wire.Ask(number, "step_aside"))
+        await self._ask(number, message, wire.Status, self._timeout_s)
 
     async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """The present version, and node type -> ids of nodes whose answers changed after one.
@@ -188,7 +207,7 @@ class WriterLink:
         """Take answers until the connection is lost."""
         self._writer, self._said = writer, ""
         self._up.set()
-        log.info("the live graph's writer at %s answers", self._path)
+        log.log(min(self._level, logging.INFO), "the live graph's writer at %s answers", self._path)
         try:
             while True:
                 message = await wire.receive(reader, wire.from_writer)
@@ -216,4 +235,4 @@ class WriterLink:
         """Log what is new, not what is so still."""
         if what != self._said:
             self._said = what
-            log.warning("the live graph's writer at %s %s", self._path, what)
+            log.log(self._level, "the live graph's writer at %s %s", self._path, what)

@@ -5,15 +5,20 @@ Imports nothing heavy: supervisors do without NumPy.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hopline.config import Config, live_folder, live_socket, needed_folder
 
 
-def writer_orders(config: Config, memory_fd: int = -1, ready: int = -1) -> dict[str, Any]:
+def writer_orders(
+    config: Config, run_by: str, *, yields: bool = False, memory_fd: int = -1, ready: int = -1
+) -> dict[str, Any]:
     """What the writer of the live graph is told; see `live.process.Orders`.
 
     Args:
+        run_by: the command of this process, for those who find the folder taken.
+        yields: whether it steps aside for a server's writer.
         memory_fd: of the memory that workers read, -1 for memory of its own.
         ready: descriptor on which it says that it is, -1 for none.
     """
@@ -22,6 +27,9 @@ def writer_orders(config: Config, memory_fd: int = -1, ready: int = -1) -> dict[
         "graph": str(needed_folder(config, "graph.path")),
         "folder": str(live_folder(config)),
         "socket": str(live_socket(config)),
+        "run_by": f"{run_by} (process {os.getpid()})",
+        "yields": yields,
+        "stand_by_s": live.stand_by_s,
         "memory_fd": memory_fd,
         "ready": ready,
         "spare_nodes": live.spare_nodes,

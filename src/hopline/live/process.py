@@ -2,26 +2,29 @@
 
 Its orders come as one line of JSON on stdin. It says when it is ready, and ends in order on
 SIGTERM or when stdin ends: it does not outlive who started it. Exit codes: 0 in order, 1 it could not
-start, 3 the graph cannot be written any more by this process (another one may recover).
+start, 3 the graph cannot be written any more by this process (another one may recover), 4 another one
+writes instead (`take_over.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from hopline.errors import Conflict, GraphError, HoplineError
+from hopline.errors import GraphError, HoplineError
 from hopline.graph import Graph
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.keeper import Keeper
+from hopline.graph.live.lock import this_process
 from hopline.graph.live.log import SEGMENT_BYTES
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
@@ -29,15 +32,20 @@ from hopline.graph.live.seen import CAPACITY
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.live.server import Counts, WriterServer
+from hopline.live.take_over import Relieved, take_over
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import main; main()")
 READY = "Hopline's live graph is ready"
-#: Seconds between looks at a lock that another process has, and between ticks.
-_STANDBY_S, _TICK_S = 0.1, 0.25
+#: Exit code: another process writes the graph, or shall.
+RELIEVED = 4
+#: Seconds between ticks.
+_TICK_S = 0.25
 #: Seconds between lines that say what was done.
 _REPORT_EVERY_S = 60.0
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -47,6 +55,9 @@ class Orders(msgspec.Struct, frozen=True):
         graph: folder of the graph that all begins with.
         folder: the live folder.
         socket: where it listens.
+        run_by: the command that started it, for those who find the folder taken.
+        yields: it steps aside for one that does not.
+        stand_by_s: so long it waits for another one that does not step aside; 0 is for ever.
         memory_fd: descriptor that the region lies behind, shared with readers; -1 for one of its own.
         spare_nodes, spare_edges, num_levels, reads_degrees: as for `make_plan`.
         seen_events: event ids that are remembered.
@@ -62,6 +73,9 @@ class Orders(msgspec.Struct, frozen=True):
     graph: str
     folder: str
     socket: str
+    run_by: str = ""
+    yields: bool = False
+    stand_by_s: float = 0.0
     memory_fd: int = -1
     spare_nodes: int = 100_000
     spare_edges: int = 1_000_000
@@ -116,14 +130,18 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         loop.add_signal_handler(number, stopping.set)
     if watch_stdin:
         loop.add_reader(0, _on_stdin, stopping)
-    base = await asyncio.to_thread(Graph.open, orders.graph)
-    home = await _take_over(orders, base, stopping)
+    base = await _started(stopping, Graph.open, orders.graph)
+    try:
+        home = await _taken_over(orders, base, stopping)
+    except Relieved as error:
+        log.info("%s", error)
+        return RELIEVED
     if home is None:
         return 0
     server: WriterServer | None = None
     try:
         began = time.perf_counter()
-        keeper = await asyncio.to_thread(_recovered, orders, home, base)
+        keeper = await _started(stopping, _recovered, orders, home, base)
         server = WriterServer(
             keeper,
             base.version,
@@ -131,6 +149,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
             snapshot_bytes=orders.snapshot_bytes,
             snapshot_s=orders.snapshot_s,
             clock=time.monotonic,
+            yields=orders.yields,
         )
         await server.listen(Path(orders.socket))
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
@@ -140,6 +159,8 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         else:  # a server's own stdout says where the server is, and nothing else
             print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
         await _serve(server, stopping)
+        if server.relieved.is_set():
+            return RELIEVED
         return 3 if server.broken.is_set() else 0
     finally:
         if server is not None:
@@ -147,25 +168,46 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         home.close()
 
 
-async def _take_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
+async def _taken_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
     """The live folder, once no other process writes there; None if told to stop before."""
-    said = ""
-    while not stopping.is_set():
-        try:
-            return await asyncio.to_thread(
-                LiveHome.open,
-                Path(orders.folder),
-                base,
-                segment_bytes=orders.segment_bytes,
-                verify=orders.verify,
-            )
-        except Conflict as error:
-            if str(error) != said:
-                said = str(error)
-                log.warning("standing by: %s", error)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _STANDBY_S)
-    return None
+
+    async def attempt() -> LiveHome:
+        return await _started(
+            stopping,
+            LiveHome.open,
+            Path(orders.folder),
+            base,
+            segment_bytes=orders.segment_bytes,
+            verify=orders.verify,
+            owner=this_process(orders.run_by, orders.socket, orders.yields),
+        )
+
+    return await take_over(
+        attempt,
+        Path(orders.folder),
+        stopping,
+        yields=orders.yields,
+        stand_by_s=orders.stand_by_s,
+        clock=time.monotonic,
+    )
+
+
+async def _started(
+    stopping: asyncio.Event, call: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
+) -> ResultT:
+    """The result of a call in a thread.
+
+    Told to stop meanwhile, the process ends there and then: threads cannot be ended, nothing was promised
+    to anybody yet, and what the call left half done a start after kill -9 would find as well.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    told = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not work.done():
+        log.info("told to end before the graph was ready")
+        os._exit(0)
+    return work.result()
 
 
 def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
@@ -202,9 +244,10 @@ def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
 
 
 async def _serve(server: WriterServer, stopping: asyncio.Event) -> None:
-    ends = {asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(server.broken.wait())}
+    reasons = (stopping, server.broken, server.relieved)
+    ends = {asyncio.ensure_future(reason.wait()) for reason in reasons}
     reported = time.monotonic()
-    while not stopping.is_set() and not server.broken.is_set():
+    while not any(reason.is_set() for reason in reasons):
         await asyncio.wait(ends, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
         await server.tick()
         if time.monotonic() - reported >= _REPORT_EVERY_S:

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hopline.errors import BadRequest, ConfigError, GraphError, HoplineError, LogDamaged, Unavailable
+from hopline.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    GraphError,
+    HoplineError,
+    LogDamaged,
+    Unavailable,
+)
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.graph.schema import GraphSchema
@@ -119,10 +127,12 @@ class WriterServer:
         snapshot_bytes: a snapshot is written when so much would have to be read again; 0 is never.
         snapshot_s: and when the last one is so old, if anything changed; 0 is never.
         clock: monotonic seconds.
+        yields: whether it steps aside when another writer asks.
 
     Attributes:
         counts: see there; set a fresh one to begin anew. totals: the same since the writer began.
         broken: set when the graph cannot be written any more; the process must end.
+        relieved: set when another writer was promised the folder; the process must end.
     """
 
     def __init__(
@@ -134,9 +144,11 @@ class WriterServer:
         snapshot_bytes: int,
         snapshot_s: float,
         clock: Callable[[], float],
+        yields: bool = False,
     ) -> None:
         self.counts, self.totals = Counts(), Counts()
-        self.broken = asyncio.Event()
+        self.broken, self.relieved = asyncio.Event(), asyncio.Event()
+        self._yields = yields
         self._keeper = keeper
         self._welcome = wire.frame(wire.Welcome(lineage, schema))
         self._snapshot_bytes, self._snapshot_s = snapshot_bytes, snapshot_s
@@ -288,6 +300,9 @@ class WriterServer:
             except HoplineError as error:
                 answer = wire.failed(message.number, error)
             writer.write(wire.frame(answer))
+            if message.what == "step_aside" and isinstance(answer, wire.Status):
+                log.warning("another writer takes over: finishing what was taken")
+                self.relieved.set()
             return
         try:
             batches = [codec.decode_changes(data) for data in message.batches]
@@ -305,6 +320,8 @@ class WriterServer:
         if ask.what == "affected":
             sequence, nodes = await self._in_thread(self._keeper.affected, ask.since)
             return wire.Affected(ask.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
+        if ask.what == "step_aside" and not self._yields:
+            raise Conflict("it does not step aside: it is a server's own, and ends with that")
         if ask.what == "snapshot":
             if self._snapshot is None or self._snapshot.done():
                 self._snapshot = asyncio.ensure_future(self._write_snapshot())

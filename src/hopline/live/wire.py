@@ -9,6 +9,8 @@
             ◄─────────────────────────── Outcomes(1), Outcomes(2): durable and visible
       Ask(3, "status") ────────────────►
             ◄─────────────────────────── Status(3)
+      Ask(4, "step_aside") ────────────►
+            ◄─────────────────────────── Status(4): it ends, and gives the folder back; or Failed(4)
             ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
 
 Both ends are of one Hopline: `PROTOCOL` is compared, not negotiated.
@@ -26,7 +28,7 @@ from hopline import errors
 from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
 
-PROTOCOL = 1
+PROTOCOL = 2
 #: The longest message that is read, in bytes.
 MAX_MESSAGE_BYTES = 256 * 2**20
 
@@ -77,14 +79,14 @@ class Apply(msgspec.Struct, tag="apply"):
 
 
 class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
-    """Other questions: where the graph stands, a snapshot at once, nodes that changed.
+    """Other questions: where the graph stands, a snapshot at once, nodes that changed, and that it end.
 
     Attributes:
         since: a version, for "affected".
     """
 
     number: int
-    what: Literal["status", "snapshot", "affected"]
+    what: Literal["status", "snapshot", "affected", "step_aside"]
     since: int = 0
 
 

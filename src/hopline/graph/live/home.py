@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hopline.errors import GraphError, LogDamaged
 from hopline.graph import storage
-from hopline.graph.live.lock import WriterLock
+from hopline.graph.live.lock import Owner, WriterLock
 from hopline.graph.live.log import SEGMENT_BYTES, Log, sync_folder
 from hopline.graph.live.manifest import Manifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
@@ -31,6 +31,8 @@ from hopline.graph.snapshot import Graph
 
 log = logging.getLogger(__name__)
 
+#: Of the live folder: held by who writes.
+LOCK = "writer.lock"
 _KEPT = 2
 _STATE = "state.bin"
 _GRAPH = "graph"
@@ -64,7 +66,13 @@ class LiveHome:
 
     @classmethod
     def open(
-        cls, folder: Path, base: Graph, *, segment_bytes: int = SEGMENT_BYTES, verify: bool = True
+        cls,
+        folder: Path,
+        base: Graph,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        verify: bool = True,
+        owner: Owner | None = None,
     ) -> LiveHome:
         """Take the folder over, or make it.
 
@@ -72,13 +80,14 @@ class LiveHome:
             base: the graph that it all began with.
             segment_bytes: as for `Log.open`.
             verify: read the whole snapshot and compare its hashes, before it is built upon.
+            owner: what others are told who want to write meanwhile.
         Raises:
             Conflict: another process writes there.
             LogDamaged: the manifest, all snapshots or the log are damaged; names the file and what to do.
             GraphError: the folder belongs to another graph, or cannot be written.
             LogFull, LogFailed: the disk refuses.
         """
-        lock = WriterLock(folder / "writer.lock")
+        lock = WriterLock(folder / LOCK, owner)
         lock.take()
         try:
             _sweep(folder)

@@ -8,16 +8,55 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
+
 from hopline.errors import Conflict, GraphError
+
+
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who has a lock, as its file says.
+
+    Attributes:
+        pid, host: of the process; 0 and "" where the file does not say.
+        run_by: the command that started it, and its process.
+        socket: where it can be asked.
+        yields: whether it steps aside when it is.
+    """
+
+    pid: int = 0
+    host: str = ""
+    run_by: str = ""
+    socket: str = ""
+    yields: bool = False
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "another process"
+        return f"process {self.pid} on {self.host}" + (f", run by {self.run_by}" if self.run_by else "")
+
+
+def this_process(run_by: str = "", socket_path: str = "", yields: bool = False) -> Owner:
+    """This one, as an owner."""
+    return Owner(os.getpid(), socket.gethostname(), run_by, socket_path, yields)
+
+
+def read_owner(path: Path) -> Owner:
+    """Who has, or had last, the lock of this file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Owner)
+    except (OSError, msgspec.MsgspecError):
+        return Owner()
 
 
 class WriterLock:
     """Args:
     path: of the lock's file; it stays when the lock is given back.
+    owner: is written into it; by default this process, and no more is said.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: Owner | None = None) -> None:
         self._path = path
+        self._owner = owner or this_process()
         self._fd = -1
 
     def take(self) -> None:
@@ -35,10 +74,10 @@ class WriterLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(fd)
+            owner = read_owner(self._path)
             raise Conflict(
-                f"{self._path.parent} has a writer: {holder}; a live graph has one at a time"
+                f"{self._path.parent} has a writer: {owner}; a live graph has one at a time"
             ) from None
         except OSError as error:
             os.close(fd)
@@ -48,7 +87,7 @@ class WriterLock:
             ) from error
         with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            os.pwrite(fd, msgspec.json.encode(self._owner), 0)
         self._fd = fd
 
     def give_back(self) -> None:

@@ -9,13 +9,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hopline.config import Config, live_folder
+from hopline.config import Config, live_folder, live_socket
 from hopline.errors import GraphError
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.jobs.stream.writer import Standing
 from hopline.live.link import WriterLink
 from hopline.live.orders import writer_orders
-from hopline.live.process import COMMAND, Orders
+from hopline.live.process import COMMAND, RELIEVED, Orders
 
 logger = logging.getLogger("hopline.stream")
 
@@ -23,6 +23,8 @@ logger = logging.getLogger("hopline.stream")
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
 #: What was taken is answered within these seconds of the end.
 _DRAIN_S = 15.0
+#: A server that takes over, or is started anew, is given so long before it is done without.
+_ALONE_S = 30.0
 
 
 class SocketWriter:
@@ -61,18 +63,26 @@ class SocketWriter:
 class OwnWriter:
     """Runs a writer process while it is entered, and starts it again when it dies.
 
+    The process steps aside when a server's writer asks. Then there is none, until nobody else has written
+    for some time.
+
     Args:
         config: `graph.path` and `live`.
+        alone_s: for so long.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._orders = Orders(**writer_orders(config))
-        self._folder = live_folder(config)
+    def __init__(self, config: Config, alone_s: float = _ALONE_S) -> None:
+        self._orders = Orders(**writer_orders(config, "hopline stream", yields=True))
+        self._folder, self._socket = live_folder(config), live_socket(config)
+        self._alone_s = alone_s
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> OwnWriter:
-        """Start it. Raises: GraphError: it ends before it is ready; its log says why."""
+        """Start it, unless another process writes.
+
+        Raises: GraphError: it ends before it is ready; its log says why.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         await self._start()
         self._keeper = asyncio.create_task(self._keep())
@@ -106,6 +116,8 @@ class OwnWriter:
         ready = await process.stdout.readline()
         if not ready:
             code = await process.wait()
+            if code == RELIEVED:
+                return
             raise GraphError(
                 f"the writer of {self._folder} ended with exit code {code} before it was ready; its log "
                 "is above"
@@ -118,13 +130,31 @@ class OwnWriter:
             assert self._process is not None
             began = loop.time()
             code = await self._process.wait()
+            if code == RELIEVED:
+                logger.info("another process writes the graph; going on as its client")
+                await self._nobody_writes()
+                logger.warning("nobody has written the graph for %g s; writing it from here", self._alone_s)
+                await self._start_again()
+                continue
             pause_s = _FIRST_PAUSE_S if loop.time() - began > _STEADY_S else min(2 * pause_s, _LAST_PAUSE_S)
             logger.error("the writer ended with exit code %s; starting it again in %.1f s", code, pause_s)
             await asyncio.sleep(pause_s)
-            try:
-                await self._start()
-            except GraphError as error:
-                logger.error("%s", error)
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        try:
+            await self._start()
+        except GraphError as error:
+            logger.error("%s", error)
+
+    async def _nobody_writes(self) -> None:
+        """Until that has been so for some time."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while loop.time() - since < self._alone_s:
+            await asyncio.sleep(min(1.0, self._alone_s / 5))
+            if await asyncio.to_thread(somebody_listens, self._socket):
+                since = loop.time()
 
 
 def somebody_listens(path: Path) -> bool:

@@ -1,0 +1,116 @@
+"""How a writer gets a live folder that another process writes.
+
+    owner's lock says     I am a server's                    I am a stream's own
+    it yields             ask it over its socket, and wait   if it answers there, leave it the folder
+    it does not           wait for its end, within a time    leave it the folder
+
+A server's writer has the memory that workers read, so it goes before one that a stream runs for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from hopline.errors import Conflict, HoplineError
+from hopline.graph.live.home import LOCK, LiveHome
+from hopline.graph.live.lock import Owner, read_owner
+from hopline.live.link import WriterLink
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks at the lock, and between questions to its owner.
+_LOOK_S, _ASK_EVERY_S = 0.1, 0.5
+#: An owner that yields may have a graph to read before it hears, and a batch and a snapshot to finish.
+_YIELDING_S = 60.0
+#: Short, so that one that is told to stop meanwhile does: what is not answered in time is asked again.
+_CONNECT_S, _ANSWER_S = 0.5, 1.0
+
+
+class Relieved(Exception):
+    """Another process writes the folder, and keeps it."""
+
+
+async def take_over(
+    attempt: Callable[[], Awaitable[LiveHome]],
+    folder: Path,
+    stopping: asyncio.Event,
+    *,
+    yields: bool,
+    stand_by_s: float,
+    clock: Callable[[], float],
+) -> LiveHome | None:
+    """The live folder, once no other process writes there; None if told to stop before.
+
+    Args:
+        attempt: opens the folder; Conflict where another process has it.
+        yields: whether this writer is one that steps aside.
+        stand_by_s: seconds that one that does not yield is waited for; 0 is for ever.
+        clock: monotonic seconds.
+    Raises:
+        Relieved: this one yields, and the owner writes.
+        Conflict: the owner did not end in time; names it.
+        HoplineError: as `attempt`.
+    """
+    began, ask_at, said, answer = clock(), clock(), "", ""
+    while not stopping.is_set():
+        try:
+            return await attempt()
+        except Conflict as error:
+            conflict = str(error)
+        owner = read_owner(folder / LOCK)
+        if not said:
+            said = conflict
+            log.warning("standing by: %s", said)
+        if yields:
+            if not owner.yields or await _answers(owner):
+                raise Relieved(f"{conflict}; changes are sent to that")
+            answer = "it is starting or ending"
+        elif not owner.yields:
+            answer = "it does not step aside, and is waited for"
+        elif clock() >= ask_at:
+            answer = await _asked(owner)
+            ask_at = clock() + _ASK_EVERY_S
+        if f"{owner}: {answer}" != said:
+            said = f"{owner}: {answer}"
+            log.warning("standing by for %s", said)
+        patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
+        if stand_by_s and not yields and clock() - began >= patience_s:
+            raise Conflict(
+                f"{conflict}. It did not end within {patience_s:g} s ({answer}): stop it, name another "
+                "live.folder, or stand by for as long as it lives (live.stand_by_s = 0)"
+            )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_S)
+    return None
+
+
+async def _asked(owner: Owner) -> str:
+    """Ask an owner to step aside; what it says to that."""
+    link = WriterLink(
+        Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True
+    )
+    link.start()
+    try:
+        await link.step_aside()
+    except HoplineError as error:
+        return str(error)
+    finally:
+        await link.close()
+    return "it steps aside"
+
+
+async def _answers(owner: Owner) -> bool:
+    """Whether an owner takes changes."""
+    link = WriterLink(Path(owner.socket), "another writer", patience_s=_CONNECT_S, quiet=True)
+    link.start()
+    try:
+        await link.welcome()
+    except HoplineError:
+        return False
+    finally:
+        await link.close()
+    return True
