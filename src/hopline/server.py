@@ -80,6 +80,9 @@ def run_process(
     """Serve in this process; `on_loop` is called inside the loop before startup."""
     import uvloop
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end_at_once)
+
     async def main() -> int:
         server = Server(config, service, on_ready)
         if on_loop is not None:
@@ -89,6 +92,11 @@ def run_process(
     want_slices(SHORT_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """What is being loaded may block the loop for long, and nobody has been promised anything."""
+    os._exit(0)
 
 
 def announce(server: Server) -> None:
@@ -152,9 +160,6 @@ class Server:
             self._cut.set()
 
     async def _startup(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         # Ports first: a taken one must be told before a graph is opened.
         http_socket = self._bind(self.config.server.http_port, "server.http_port")
         grpc_socket = None
@@ -166,6 +171,9 @@ class Server:
         if self.config.queues.requests:
             self._queue = load(_QUEUE)(self._service, self.config)
         await self._service.start()
+        # From here on somebody may be answered: until now a signal ended the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await self._open_http(http_socket, tls)
         if grpc_socket is not None:
             await self._open_grpc(grpc_socket)

@@ -1,0 +1,46 @@
+"""Servers that end before they were ready: told to, or since their graph's writer cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hopline.config import Config
+from hopline.jobs.stream.links import OwnWriter
+from tests.server.start_rig import Started, until
+
+#: Its workers wait for the graph.
+_WAITS = "tests.server.waiting:Waits"
+
+
+async def test_a_server_that_waits_for_its_graph_ends_when_told(
+    folder: Path, start: Callable[..., Started]
+) -> None:
+    async with OwnWriter(Config().replace(graph__path=folder / "graph", live__spare_edges=100)) as own:
+        assert own._process is not None
+        own._process.send_signal(signal.SIGSTOP)  # it holds the folder and answers nobody
+        try:
+            server = start(_WAITS, server__workers=2)
+            await until(lambda: "standing by" in server.text)
+            began = time.monotonic()
+            server.process.terminate()
+            assert await asyncio.to_thread(server.ended) == 0
+            assert time.monotonic() - began < 5  # two, where nothing else runs
+        finally:
+            own._process.send_signal(signal.SIGCONT)
+
+
+async def test_a_writer_that_fails_ends_a_server_whose_workers_wait_for_it(
+    folder: Path, start: Callable[..., Started]
+) -> None:
+    (folder / "graph.live").mkdir()
+    (folder / "graph.live" / "live.json").write_text("no manifest")
+    began = time.monotonic()
+    server = start(_WAITS, server__workers=2)
+    assert await asyncio.to_thread(server.ended) == 1
+    assert time.monotonic() - began < 15
+    assert "live.json" in server.text
+    assert "the writer of the live graph could not start" in server.text

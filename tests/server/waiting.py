@@ -1,0 +1,12 @@
+"""A service for tests that waits for the live graph of its host, as a real one does."""
+
+from __future__ import annotations
+
+from hopline.rollout.live_graph import open_live_graph
+from hopline.testing.service import FakeService
+
+
+class Waits(FakeService):
+    async def start(self) -> None:
+        open_live_graph(self.config).close()
+        await super().start()
