@@ -98,9 +98,9 @@ class KafkaServer(BrokerServer):
     keeps = False
     max_bytes = 1_000_000
     quick: ClassVar[dict[str, object]] = {
-        "session.timeout.ms": 6000,
-        "heartbeat.interval.ms": 500,
-        "max.poll.interval.ms": 10_000,
+        "session.timeout.ms": 3000,
+        "heartbeat.interval.ms": 200,
+        "max.poll.interval.ms": 4000,
     }
 
     def command(self) -> list[str]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import sys
-from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import cimpl
 
 _CHUNK_BYTES = 2**18
 _HOST = "127.0.0.1"
+#: A new group waits so long for members. The mock's own 3 s are most of the time of a test that reads as one.
+_GATHER_MS = 50
 
 
 async def _forward(
@@ -49,14 +51,36 @@ async def _serve(port: int, mock_port: int) -> None:
         server.close()
 
 
+def _mock() -> int:
+    """Start the cluster, which lives as long as the process; its port.
+
+    By librdkafka's own functions (rdkafka_mock.h), since the driver's settings leave most of them out.
+    """
+    rdkafka = ctypes.CDLL(cimpl.__file__)  # finds what that is linked to
+    new, cluster_new, bootstraps, gather = (
+        rdkafka.rd_kafka_new,
+        rdkafka.rd_kafka_mock_cluster_new,
+        rdkafka.rd_kafka_mock_cluster_bootstraps,
+        rdkafka.rd_kafka_mock_group_initial_rebalance_delay_ms,
+    )
+    new.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+    cluster_new.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    bootstraps.argtypes = (ctypes.c_void_p,)
+    gather.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+    new.restype = cluster_new.restype = ctypes.c_void_p
+    bootstraps.restype = ctypes.c_char_p
+    cluster = cluster_new(new(0, None, None, 0), 1)
+    gather(cluster, _GATHER_MS)
+    address: bytes = bootstraps(cluster)
+    return int(address.rpartition(b":")[2])
+
+
 def main() -> None:
     """Run the cluster."""
     options = argparse.ArgumentParser()
     options.add_argument("--port", type=int, required=True)
     args = options.parse_args()
-    owner: Any = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1, "log_level": 2})
-    (broker,) = owner.list_topics(timeout=10).brokers.values()
-    asyncio.run(_serve(args.port, broker.port))
+    asyncio.run(_serve(args.port, _mock()))
 
 
 if __name__ == "__main__":
