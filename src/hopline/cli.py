@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
     "batch": ("hopline.commands.batch", "batch", "Score a whole graph, into files or stores."),
+    "distill": ("hopline.commands.distill", "distill", "Make a small student of a graph model."),
     "stream": (
         "hopline.commands.stream",
         "stream",

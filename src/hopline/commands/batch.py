@@ -99,7 +99,7 @@ def batch(
         )
     graph_folder = needed_folder(resolved, "graph.path")
     scheme = scheme_of(to)
-    folder, version = _model_folder(resolved, model, version)
+    folder, version = model_folder(resolved, model, version)
     asked = None
     if nodes is not None:
         asked = read_nodes(nodes, _id_kind(open_graph(graph_folder, fresh=False), folder))
@@ -132,7 +132,11 @@ def batch(
         show(report, shown(to), Console())
 
 
-def _model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:
+def model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:
+    """The folder of a model's version, and which that is: the newest where none is named.
+
+    Raises: ModelNotFound: there is none; the message lists what there is.
+    """
     from hopline.rollout.repository import absent, configured_repository
 
     repository = configured_repository(config)

@@ -21,6 +21,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.request_ids import all_at_once, all_known, not_found
 from hopline.engine.source import Absent, Overlay, RowsAbsent
+from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError
 from hopline.graph import IdIndex
 from hopline.graph.live.view import LiveView
@@ -201,9 +202,20 @@ class Answerer:
             )
         assert isinstance(self.model, Model)
         rungs: set[str] = set()
-        self.model.supply(supply.overlays, rungs)
+        names = request.outputs or self.default_outputs
+        least_share = LEAST_SHARE if stands_in(self.model, request, names) else 0.0
+        self.model.supply(supply.overlays, rungs, least_share)
         try:
-            (outcome,) = self.answer([request])
+            try:
+                (outcome,) = self.answer([request])
+            except RowsAbsent:
+                rungs.clear()
+                taken = by_student(self.model, request, names, supply.overlays, rungs)
+                if taken is not None:
+                    outcome = self._result(*taken)
+                else:
+                    self.model.supply(supply.overlays, rungs)
+                    (outcome,) = self.answer([request])
         finally:
             self.model.supply({})
         if isinstance(outcome, ScoreResult):
@@ -267,7 +279,7 @@ class Answerer:
         known = flat if all_known(flat) else flat[flat >= 0]
         found = self._outputs(self._wanted(requests, good), node_type, known, as_of)
         if known is not flat:
-            found = {name: _spread(values, flat >= 0) for name, values in found.items()}
+            found = {name: spread(values, flat >= 0) for name, values in found.items()}
         at = 0
         for m, own_ids in zip(good, ids, strict=True):
             end = at + own_ids.shape[0]
@@ -314,7 +326,7 @@ class Answerer:
             sources, targets = (states[t] if rows[t] is None else states[t][rows[t]] for t in types)
         found = self.model.outputs(self._wanted(requests, good), sources, targets)
         if not ok.all():
-            found = {name: _spread(values, ok) for name, values in found.items()}
+            found = {name: spread(values, ok) for name, values in found.items()}
         at = 0
         for k, m in enumerate(good):
             end = at + sides[0][k].shape[0]
@@ -386,7 +398,7 @@ class Answerer:
             return self._computed(names, node_type, ids, as_of)
         found = rows.outputs(names, ids[good])
         computed = self._computed(names, node_type, ids[~good], as_of)
-        merged = {name: _spread(values, good) for name, values in found.items()}
+        merged = {name: spread(values, good) for name, values in found.items()}
         for name, values in computed.items():
             merged[name][~good] = values
         return merged
@@ -476,10 +488,3 @@ def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     for m, request in enumerate(requests):
         groups.setdefault(NO_CUT if request.as_of is None else request.as_of, []).append(m)
     return list(groups.items())
-
-
-def _spread(values: AnyArray, present: NDArray[np.bool_]) -> AnyArray:
-    """Put rows where `present` is true, zeros elsewhere."""
-    out = np.zeros((present.shape[0], *values.shape[1:]), values.dtype)
-    out[present] = values
-    return out

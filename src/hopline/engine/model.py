@@ -22,7 +22,8 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.plan import make_plan
 from hopline.engine.schema import check_schema
-from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_without
+from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_without, share_there
+from hopline.engine.student import Student, student_of
 from hopline.engine.table import Table
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
@@ -134,6 +135,7 @@ class Model:
         num_hops: message-passing layers.
         output_names: what it can answer.
         reads_attr: edge types whose attributes it reads.
+        student: stands in where most of its rows cannot be had; None where it has none.
         watch: tells sampling from computing.
 
     Raises:
@@ -157,6 +159,8 @@ class Model:
         self.sources = dict(sources or {})
         self._overlays: Overlays = {}
         self._rungs: set[str] | None = None
+        self._least_share = 0.0
+        self.student: Student | None = None
         self.watch = LapWatch()
         self.features: dict[str, FloatArray] = {
             # Narrow features are widened once, into memory of this process.
@@ -211,16 +215,18 @@ class Model:
                 names = ["h_src", "h_dst"]
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
-    def supply(self, overlays: Overlays, rungs: set[str] | None = None) -> None:
+    def supply(self, overlays: Overlays, rungs: set[str] | None = None, least_share: float = 0.0) -> None:
         """What the next calls have beside the sources, until this is called again.
 
         Args:
             overlays: rows that were fetched.
             rungs: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
                 the rungs of the degradation ladder added that this took.
+            least_share: of the rows; with less it raises `RowsAbsent` all the same.
         """
         self._overlays = overlays
         self._rungs = rungs
+        self._least_share = least_share
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
         """Rows that computing the final states of distinct ids would miss: node type -> distinct ids."""
@@ -264,6 +270,9 @@ class Model:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
                 self._rungs |= do_without(plan)
+                if share_there(plan) < self._least_share:
+                    self.watch.sampled()
+                    raise RowsAbsent(absent)
                 keep = False  # tables hold what anybody would compute
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
@@ -319,4 +328,6 @@ def load_model(
                 f"features.store holds those of {', '.join(sorted(sources))}"
             )
         return EgoModel(folder, spec, graph, threads)
-    return Model(folder, spec, graph, tables, threads, sources)
+    model = Model(folder, spec, graph, tables, threads, sources)
+    model.student = student_of(folder, spec, threads)
+    return model

@@ -6,6 +6,7 @@ lower rungs of the degradation ladder:
 
 - a row that is too old (`stale_features`);
 - without the neighbours whose rows are absent, where others are left (`smaller_fanout`);
+- by a student that reads a node's own row, where too few rows came (`student`, see student.py);
 - with the mean row, where a node's own row is absent (`mean_features`).
 """
 
@@ -155,6 +156,13 @@ def do_without(plan: Plan) -> set[str]:
             if need.compute.shape[0]:
                 rungs |= _compute_without(need, lost)
     return rungs
+
+
+def share_there(plan: Plan) -> float:
+    """Of the rows that a plan reads from sources, the share that is there after `do_without`."""
+    total = sum(read.ids.shape[0] for read in plan.reads)
+    lost = sum(read.missing.shape[0] for read in plan.reads)
+    return 1.0 - lost / total if total else 1.0
 
 
 def _compute_without(need: Need, lost: Mapping[int, RawRead]) -> set[str]:

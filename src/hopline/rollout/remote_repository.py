@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hopline.engine.student import MODEL_FILE, SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
 from hopline.rollout.repository import absent
 from hopline.rollout.version_cache import VersionCache
@@ -95,12 +96,18 @@ class FsspecRepository:
         if content is None:
             return None
         sizes: dict[str, int] = {}
+        student = None
         if marker == MARKERS[0]:
             names = list(listed_files(content, f"{shown}/{marker}"))
+            student = self._read(f"{path}/{SPEC_FILE}")
+            if student is not None:  # distilled later: the model's own list does not know it
+                names += [SPEC_FILE, MODEL_FILE]
         else:  # lists no files: whatever is there belongs to it
             sizes = self._below(path)
             names = [name for name in sizes if name != marker]
-        digest = hashlib.sha256(content + repr(sorted(sizes.items())).encode()).hexdigest()[:32]
+        digest = hashlib.sha256(
+            content + repr(sorted(sizes.items())).encode() + (student or b"")
+        ).hexdigest()[:32]
 
         def fill(folder: Path) -> None:
             log.info("copying %s (%d files)", shown, len(names))

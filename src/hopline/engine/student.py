@@ -1,0 +1,117 @@
+"""The student beside a teacher: an MLP over a node's own feature row, for when neighbours cannot be had.
+
+Two files in the teacher's version folder. `student.onnx` takes `features` float32 [n, d] and gives `logits`
+float32 [n, c], as the teacher's own. `student.json` (`StudentSpec`) says whose it is and what its hash is;
+the teacher's model.json is not touched, so that table files and kept states of the teacher stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hopline.artifact import ModelSpec, sha256_of
+from hopline.errors import ArtifactCorrupted, ArtifactError
+from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
+from hopline.types import FloatArray
+
+SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
+
+
+class StudentSpec(msgspec.Struct, frozen=True):
+    """The content of student.json.
+
+    Attributes:
+        sha256: of student.onnx.
+        node_type, feature_dim: whose rows it reads.
+        output_dim: columns of its logits.
+        model, version: where it came from: the student as a model of its own.
+        agreement: share of held-out nodes on which it chooses as its teacher does.
+    """
+
+    sha256: str
+    node_type: str
+    feature_dim: int
+    output_dim: int
+    model: str
+    version: str
+    agreement: float
+
+
+class Student:
+    """A student, loaded.
+
+    Args:
+        folder: the teacher's version folder.
+        spec: the teacher.
+        threads: of the runtime.
+
+    Raises:
+        ArtifactError: student.json is malformed, or of another model than the teacher.
+        ArtifactCorrupted: student.onnx is absent or changed.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec, threads: int = 1) -> None:
+        self.spec = read_student(folder)
+        head = spec.head
+        schema = spec.graph_schema["node_types"]
+        assert isinstance(schema, Mapping)
+        dim = schema[head.node_type]["feature_dim"]
+        differences = [
+            f"{what} {have!r}, its teacher's {want!r}"
+            for what, have, want in (
+                ("node type", self.spec.node_type, head.node_type),
+                ("width of features", self.spec.feature_dim, dim),
+                ("width of logits", self.spec.output_dim, head.output_dim),
+            )
+            if have != want
+        ]
+        if differences:
+            raise ArtifactError(
+                f"{folder / SPEC_FILE}: not a student of {spec.name}/{spec.version}: "
+                + "; ".join(differences)
+            )
+        self._stage = RowStage(
+            folder / MODEL_FILE, ["features"], [dim], "logits", self.spec.output_dim, threads
+        )
+
+    def logits(self, rows: FloatArray) -> FloatArray:
+        """float32 [n, d] feature rows to float32 [n, c], an array of its own."""
+        n = rows.shape[0]
+        found = np.empty((n, self.spec.output_dim), np.float32)
+        for a in range(0, n, CHUNK_ROWS):
+            b = min(a + CHUNK_ROWS, n)
+            self._stage.inputs[0][: b - a] = rows[a:b]
+            found[a:b] = self._stage.run(b - a)
+        return found
+
+
+def read_student(folder: Path) -> StudentSpec:
+    """Read and check the two files.
+
+    Raises: ArtifactError, ArtifactCorrupted: as `Student`.
+    """
+    path, model = folder / SPEC_FILE, folder / MODEL_FILE
+    try:
+        spec = msgspec.json.decode(path.read_bytes(), type=StudentSpec)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
+    if not model.is_file():
+        raise ArtifactCorrupted(f"{model}: student.json is there but not the student; distil again")
+    actual = sha256_of(model)
+    if actual != spec.sha256:
+        raise ArtifactCorrupted(
+            f"{model}: sha256 is {actual[:12]}…, student.json says {spec.sha256[:12]}…; copy both again "
+            "or distil again"
+        )
+    return spec
+
+
+def student_of(folder: Path, spec: ModelSpec, threads: int = 1) -> Student | None:
+    """The student beside a teacher, None where there is none."""
+    return Student(folder, spec, threads) if (folder / SPEC_FILE).is_file() else None

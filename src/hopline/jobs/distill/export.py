@@ -1,0 +1,252 @@
+"""A trained student on disk: a model version of its own, and a file beside its teacher."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+import hopline
+from hopline.artifact import Head, ModelSpec, Stage, StageInput, sha256_of, write_spec
+from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
+from hopline.errors import PackagingError, ParityError
+from hopline.graph import Graph
+from hopline.jobs.distill.student import Student
+from hopline.packaging.export import OPSET
+from hopline.packaging.folder import new_version
+from hopline.runtimes.onnx import session
+from hopline.types import FloatArray
+
+#: Rows that written files are compared on, and by how much they may differ.
+_CHECKED, _TOLERANCE = 512, 1e-4
+#: What opset 18 came with.
+_IR_VERSION = 8
+
+#: Weight float32 [out, in] and bias [out].
+Layer = tuple[FloatArray, FloatArray]
+
+
+class Layers:
+    """A student as plain layers: normalisation multiplied into them, and the answer of its teacher's task.
+
+    Attributes:
+        hidden: (weight float32 [out, in], bias [out]) of each hidden layer, each followed by a relu.
+        out: of the last one, to the logits.
+    """
+
+    def __init__(self, student: Student, task: str) -> None:
+        self.hidden = [
+            _folded(linear, norm) for linear, norm in zip(student.hidden, student.norms, strict=True)
+        ]
+        weight, bias = _arrays(student.out.weight), _arrays(student.out.bias)
+        if task == "binary":
+            # Logits of no and yes as one: a sigmoid of their difference is the softmax of both.
+            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+        self.out: Layer = (weight, bias)
+
+    @property
+    def num_states(self) -> int:
+        """Columns of the last hidden layer; of the input where there is none."""
+        return int(self.out[0].shape[1])
+
+    @property
+    def output_dim(self) -> int:
+        """Columns of the logits."""
+        return int(self.out[0].shape[0])
+
+
+def _arrays(tensor: Tensor) -> FloatArray:
+    found: FloatArray = tensor.detach().numpy().astype(np.float32)
+    return found
+
+
+def _folded(linear: nn.Module, norm: nn.Module) -> Layer:
+    """One layer that does what a linear one and batch normalisation after it do."""
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+    return (
+        _arrays(linear.weight * scale[:, None]),
+        _arrays((linear.bias - norm.running_mean) * scale + norm.bias),
+    )
+
+
+def write_layers(
+    path: Path, layers: Sequence[Layer], names: tuple[str, str], *, last_relu: bool, width: int
+) -> None:
+    """Write layers as ONNX, a relu after each but the last.
+
+    Args:
+        names: of the input float32 [n, width] and of the output.
+        last_relu: one after the last as well.
+    """
+    value, output = names
+    nodes, weights = [], []
+    for number, (weight, bias) in enumerate(layers):
+        is_last = number == len(layers) - 1
+        has_relu = last_relu or not is_last
+        made = output if is_last and not has_relu else f"linear.{number}"
+        weights += [
+            numpy_helper.from_array(np.ascontiguousarray(weight), f"weight.{number}"),
+            numpy_helper.from_array(np.ascontiguousarray(bias), f"bias.{number}"),
+        ]
+        operands = [value, f"weight.{number}", f"bias.{number}"]
+        nodes.append(helper.make_node("Gemm", operands, [made], transB=1))
+        value = made
+        if has_relu:
+            value = output if is_last else f"relu.{number}"
+            nodes.append(helper.make_node("Relu", [made], [value]))
+    if not layers:
+        nodes.append(helper.make_node("Identity", [value], [output]))
+    dim = layers[-1][0].shape[0] if layers else width
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "student",
+        [helper.make_tensor_value_info(names[0], kind, ["n", width])],
+        [helper.make_tensor_value_info(output, kind, ["n", dim])],
+        weights,
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="hopline",
+    )
+    onnx.checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+
+
+def write_student(
+    repository: Path,
+    name: str,
+    version: str,
+    student: Student,
+    teacher: ModelSpec,
+    graph: Graph,
+    rows: FloatArray,
+    figures: dict[str, object],
+    *,
+    overwrite: bool,
+) -> Path:
+    """Write a student as a model that `hopline serve` loads.
+
+    It has no message-passing layer: level 0 is its last hidden layer, computed from a node's own row, and
+    the head is its last layer. It fits every graph whose nodes have the features that it reads.
+
+    Args:
+        rows: float32 [n, d], what the files are compared on.
+        figures: of the distillation, for model.json's `parity`.
+        overwrite: replace an existing version.
+
+    Returns: its folder.
+    Raises:
+        PackagingError: a bad name, or the version exists.
+        ParityError: the written files do not answer what the student answers.
+    """
+    layers = Layers(student, teacher.task)
+    node_type = teacher.head.node_type
+    schema = msgspec.to_builtins(graph.schema)
+    width = rows.shape[1]
+    features = StageInput("features", "features")
+    stage = Stage(layers.num_states, f"layers/0.{node_type}.onnx", (features,))
+    spec = ModelSpec(
+        name=name,
+        version=version,
+        task=teacher.task,
+        num_layers=0,
+        graph_schema={"node_types": {node_type: schema["node_types"][node_type]}, "edge_types": {}},
+        fanouts={},
+        head=Head(node_type, layers.output_dim, file="head.onnx"),
+        levels=({node_type: stage},),
+        opset=OPSET,
+        classes=teacher.classes,
+        producer=_producer(),
+    )
+    with new_version(repository, name, version, overwrite=overwrite) as place:
+        assert stage.file is not None
+        path = place.folder / stage.file
+        write_layers(path, layers.hidden, ("features", "h"), last_relu=True, width=width)
+        head = place.folder / "head.onnx"
+        write_layers(head, [layers.out], ("h", "logits"), last_relu=False, width=layers.num_states)
+        found = session(path).run(["h"], {"features": rows[:_CHECKED]})[0]
+        logits = session(head).run(["logits"], {"h": found})[0]
+        difference = _compare(logits, student, teacher, rows)
+        parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
+        write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
+    return place.path
+
+
+def write_fallback(
+    folder: Path,
+    student: Student,
+    teacher: ModelSpec,
+    rows: FloatArray,
+    origin: tuple[str, str],
+    agreement: float,
+) -> Path:
+    """Put student.onnx beside its teacher; one that is there is replaced.
+
+    Args:
+        folder: the teacher's version folder.
+        rows: float32 [n, d] feature rows, what the file is compared on.
+        origin: model and version of the student as a model of its own.
+        agreement: share of held-out nodes on which it chooses as its teacher does.
+
+    Returns: the file.
+    Raises:
+        PackagingError: the folder cannot be written.
+        ParityError: the written file does not answer what the student answers.
+    """
+    layers = Layers(student, teacher.task)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".student-", dir=folder) as place:
+            draft = Path(place) / MODEL_FILE
+            width = rows.shape[1]
+            every = [*layers.hidden, layers.out]
+            write_layers(draft, every, ("features", "logits"), last_relu=False, width=width)
+            _compare(
+                session(draft).run(["logits"], {"features": rows[:_CHECKED]})[0], student, teacher, rows
+            )
+            spec = StudentSpec(
+                sha256_of(draft), teacher.head.node_type, width, layers.output_dim, *origin, agreement
+            )
+            told = Path(place) / SPEC_FILE
+            told.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+            # A server that loads the teacher in between finds no student, never half of one.
+            (folder / SPEC_FILE).unlink(missing_ok=True)
+            draft.replace(folder / MODEL_FILE)
+            told.replace(folder / SPEC_FILE)
+    except OSError as error:
+        raise PackagingError(
+            f"{folder}: the student cannot be put beside its teacher: {error.strerror or error}"
+        ) from None
+    return folder / MODEL_FILE
+
+
+def _compare(logits: FloatArray, student: Student, teacher: ModelSpec, rows: FloatArray) -> float:
+    """The largest difference of what written files and the trained module answer for the first rows."""
+    with torch.no_grad():
+        expected = student(torch.from_numpy(np.ascontiguousarray(rows[:_CHECKED]))).numpy()
+    if teacher.task == "binary":
+        expected = expected[:, 1:] - expected[:, :1]
+    difference = float(np.abs(logits - expected).max(initial=0.0))
+    if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max(initial=0.0))):
+        raise ParityError(f"the written student differs from the trained one by {difference:g}")
+    return difference
+
+
+def _producer() -> dict[str, str]:
+    names = ("torch", "onnx", "onnxruntime", "numpy")
+    return {"hopline": hopline.__version__} | {name: importlib.metadata.version(name) for name in names}

@@ -1,0 +1,318 @@
+"""A distillation from start to end: a teacher's answers, a student, a report, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hopline.errors import BadRequest, PackagingError
+from hopline.jobs.batch.progress import Advance, silent
+from hopline.jobs.distill import gate
+from hopline.jobs.distill.export import write_fallback, write_student
+from hopline.jobs.distill.labels import read_labels
+from hopline.jobs.distill.report import Report, by_degree, calibration, share
+from hopline.jobs.distill.settings import Settings
+from hopline.jobs.distill.structure import structure_features
+from hopline.jobs.distill.teacher import check_fit, read_teacher, soft_labels
+from hopline.jobs.distill.train import Trained, train_student
+from hopline.live.snapshots import open_graph
+from hopline.types import FloatArray, IdArray
+
+#: Shares of all nodes that choose the epoch, and that the report is about.
+_VALID, _HELD_OUT = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """What is made, and how.
+
+    Attributes:
+        student: its name; "" is the teacher's with "-student" added.
+        labels: file of known classes; None for an unlabelled graph.
+        force: write a student that the gate refuses.
+        overwrite: replace a version that is there.
+        settings: of the training.
+    """
+
+    student: str = ""
+    labels: Path | None = None
+    force: bool = False
+    overwrite: bool = False
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of the graph, disjoint: to learn from, to stop by, to judge on; int64, ascending."""
+
+    fit: IdArray
+    valid: IdArray
+    held_out: IdArray
+
+    @classmethod
+    def of(cls, num_nodes: int, seed: int) -> Split:
+        """Drawn from a seed."""
+        order = np.random.default_rng(seed).permutation(num_nodes)
+        held_out = max(1, round(_HELD_OUT * num_nodes))
+        valid = max(1, round(_VALID * num_nodes))
+        parts = np.split(order, [held_out, held_out + valid])
+        return cls(np.sort(parts[2]), np.sort(parts[1]), np.sort(parts[0]))
+
+
+class Distillation:
+    """Args:
+        teacher_folder: `<repository>/<model>/<version>` of a packaged graph model.
+        graph_folder: a saved graph, or the folder of a live one, of which a snapshot is taken.
+        repository: where the student shall be.
+        options: see there.
+        advance: told where the run is.
+        clock: seconds.
+
+    Raises:
+        BadRequest: a teacher that cannot teach, too few nodes, labels that do not fit.
+        NodeNotFound: labels of unknown ids.
+        SchemaMismatch: the teacher does not fit the graph; each difference named.
+        PackagingError: the student's version exists.
+    """
+
+    def __init__(
+        self,
+        teacher_folder: Path,
+        graph_folder: Path,
+        repository: Path,
+        options: DistillOptions | None = None,
+        *,
+        advance: Advance = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options or DistillOptions()
+        self._folder = teacher_folder
+        self._repository = repository
+        self._advance = advance
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self.spec = read_teacher(teacher_folder)
+        self._name = self._options.student or f"{self.spec.name}-student"
+        if self._name == self.spec.name:
+            raise BadRequest(f"--student {self._name}: that is the teacher; give the student another name")
+        path = repository / self._name / self.spec.version
+        if path.exists() and not self._options.overwrite:
+            raise PackagingError(
+                f"{path} exists; name another one with --student, or replace it with --overwrite"
+            )
+        self._graph = open_graph(graph_folder, fresh=True)
+        check_fit(self.spec, self._graph)
+        nodes = self._graph.nodes[self.spec.head.node_type]
+        self._labels = np.full(nodes.num_nodes, -1, np.int64)
+        if self._options.labels is not None:
+            num_classes = max(2, self.spec.head.output_dim)
+            self._labels = read_labels(self._options.labels, nodes.ids, self.spec.classes, num_classes)
+        self._split = Split.of(nodes.num_nodes, self._options.settings.seed)
+
+    def run(self) -> Report:
+        """Train, judge and, where the gate lets the student through, write.
+
+        Returns: the report; its `written` says whether there is a student, and `why` why not.
+        Raises:
+            BatchError: the teacher's answers cannot be computed.
+            ParityError: a written file does not answer what the student answers.
+        """
+        node_type = self.spec.head.node_type
+        # A copy: torch wants memory that can be written.
+        features = np.array(self._graph.nodes[node_type].features, np.float32)
+        began = self._clock()
+        soft = soft_labels(self._folder, self._graph, self._advance)
+        began = self._note("teacher", began)
+        structure = self._structure(features)
+        began = self._note("structure", began)
+        plain = dataclasses.replace(self._options.settings, structure=())
+        known = self._labels.copy()
+        known[self._split.held_out] = -1  # nothing learns from what it is judged on
+        student = self._train("student", features, soft, known, self._options.settings, structure)
+        fallback = student
+        if structure is not None:
+            fallback = self._train("student beside its teacher", features, soft, known, plain)
+        mlp = self._plain_mlp(features, soft.shape[1], known, plain)
+        began = self._note("training", began)
+        report = self._judge(features, structure, soft, student, fallback, mlp)
+        if report.within or self._options.force:
+            report = self._write(report, features, structure, student, fallback)
+            self._note("writing", began)
+        return msgspec.structs.replace(report, seconds=dict(self._seconds))
+
+    def _note(self, step: str, began: float) -> float:
+        now = self._clock()
+        self._seconds[step] = round(now - began, 3)
+        return now
+
+    def _structure(self, features: FloatArray) -> FloatArray | None:
+        settings = self._options.settings
+        if not settings.structure:
+            return None
+        self._advance("structure", 0, 1)
+        edges = self._edges()
+        known = self._labels.copy()
+        known[self._split.valid] = known[self._split.held_out] = -1
+        found = structure_features(edges, features, settings, labels=known)
+        self._advance("structure", 1, 1)
+        return found if found.shape[1] else None
+
+    def _edges(self) -> IdArray:
+        """Edges among nodes of the answered type, int64 [2, E].
+
+        Raises: BadRequest: there are none.
+        """
+        node_type = self.spec.head.node_type
+        found = [
+            np.stack(
+                [
+                    np.asarray(edge.indices, np.int64),
+                    np.repeat(np.arange(edge.indptr.shape[0] - 1), np.diff(edge.indptr)),
+                ]
+            )
+            for edge in self._graph.edges.values()
+            if edge.src == edge.dst == node_type
+        ]
+        if not found:
+            raise BadRequest(
+                f"--structure: no edge type of the graph lies between nodes of type {node_type!r}; "
+                "use --no-structure"
+            )
+        return np.concatenate(found, axis=1)
+
+    def _train(
+        self,
+        label: str,
+        features: FloatArray,
+        soft: FloatArray,
+        labels: IdArray,
+        settings: Settings,
+        structure: FloatArray | None = None,
+        fit: IdArray | None = None,
+    ) -> Trained:
+        def advance(epoch: int, most: int, score: float) -> None:
+            self._advance(f"{label}, at {score:.2%}", epoch, most)
+
+        return train_student(
+            features,
+            soft,
+            labels,
+            self._split.fit if fit is None else fit,
+            self._split.valid,
+            settings,
+            structure=structure,
+            advance=advance,
+        )
+
+    def _plain_mlp(
+        self, features: FloatArray, num_classes: int, labels: IdArray, settings: Settings
+    ) -> Trained | None:
+        """The same network without a teacher; None where no class is known to learn from."""
+        fit = self._split.fit[labels[self._split.fit] >= 0]
+        if not fit.shape[0] or not (labels[self._split.valid] >= 0).any():
+            return None
+        hard = np.zeros((labels.shape[0], num_classes), np.float32)
+        hard[fit, labels[fit]] = 1
+        return self._train("plain MLP", features, hard, labels, settings, fit=fit)
+
+    def _judge(
+        self,
+        features: FloatArray,
+        structure: FloatArray | None,
+        soft: FloatArray,
+        student: Trained,
+        fallback: Trained,
+        mlp: Trained | None,
+    ) -> Report:
+        rows = self._split.held_out
+        labels = self._labels[rows]
+        labelled = labels >= 0
+        own = features[rows]
+        whole = own if structure is None else np.concatenate([own, structure[rows]], axis=1)
+        answers = {"teacher": soft[rows], "student": student.probabilities(whole)}
+        if mlp is not None:
+            answers["mlp"] = mlp.probabilities(own)
+        chosen = {name: found.argmax(axis=1) for name, found in answers.items()}
+        accuracy = {name: share((found == labels)[labelled]) for name, found in chosen.items()}
+        agreement = float((chosen["student"] == chosen["teacher"]).mean())
+        within, why = gate.judge(agreement, accuracy["teacher"], accuracy["student"])
+        if labelled.any():
+            judged_by = "labels"
+            kept = {name: calibration(found[labelled], labels[labelled]) for name, found in answers.items()}
+        else:
+            judged_by = "teacher"
+            kept = {"student": calibration(answers["student"], chosen["teacher"])}
+        settings = self._options.settings
+        return Report(
+            teacher=f"{self.spec.name}/{self.spec.version}",
+            student=f"{self._name}/{self.spec.version}",
+            graph=self._graph.version,
+            judged_by=judged_by,
+            agreement=agreement,
+            by_degree=by_degree(self._degrees()[rows], labels, chosen),
+            calibration=kept,
+            best_epoch=student.best_epoch,
+            epochs=len(student.history),
+            nodes={
+                "fit": self._split.fit.shape[0],
+                "valid": self._split.valid.shape[0],
+                "held_out": rows.shape[0],
+                "labelled": int((self._labels >= 0).sum()),
+                "held_out_labelled": int(labelled.sum()),
+            },
+            structure=0 if structure is None else structure.shape[1],
+            fallback_agreement=float((fallback.probabilities(own).argmax(1) == chosen["teacher"]).mean()),
+            settings=dataclasses.asdict(settings),
+            within=within,
+            why=why,
+            teacher_accuracy=accuracy["teacher"],
+            student_accuracy=accuracy["student"],
+            mlp_accuracy=accuracy.get("mlp"),
+        )
+
+    def _degrees(self) -> IdArray:
+        """In-edges of each node, of all edge types, int64 [N]."""
+        node_type = self.spec.head.node_type
+        found = np.zeros(self._graph.nodes[node_type].num_nodes, np.int64)
+        for edge in self._graph.edges.values():
+            if edge.dst == node_type:
+                found += np.diff(edge.indptr)
+        return found
+
+    def _write(
+        self,
+        report: Report,
+        features: FloatArray,
+        structure: FloatArray | None,
+        student: Trained,
+        fallback: Trained,
+    ) -> Report:
+        figures: dict[str, object] = {
+            "teacher": report.teacher,
+            "agreement": report.agreement,
+            "teacher_accuracy": report.teacher_accuracy,
+            "student_accuracy": report.student_accuracy,
+            "within": report.within,
+        }
+        path = write_student(
+            self._repository,
+            self._name,
+            self.spec.version,
+            student.module,
+            self.spec,
+            self._graph,
+            features,
+            figures,
+            overwrite=self._options.overwrite,
+        )
+        origin = (self._name, self.spec.version)
+        beside = write_fallback(
+            self._folder, fallback.module, self.spec, features, origin, report.fallback_agreement
+        )
+        return msgspec.structs.replace(report, written=True, path=str(path), fallback=str(beside))

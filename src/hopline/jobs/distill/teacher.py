@@ -1,0 +1,122 @@
+"""What a teacher answers for every node of a graph: the soft labels that a student learns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.engine.schema import check_schema
+from hopline.errors import BadRequest, SchemaMismatch
+from hopline.graph import Graph
+from hopline.jobs.batch.progress import Advance
+from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.jobs.batch.sink import TableSchema
+from hopline.types import AnyArray, FloatArray
+
+#: Fewer nodes cannot be split into nodes to learn from, to stop by and to judge on.
+MIN_NODES = 20
+
+_WHY_NOT = {
+    "multilabel": "each of its classes is a question of its own, and a student has one answer",
+    "regression": "it answers numbers, and a student learns a choice among classes",
+    "embedding": "it answers states, and a student learns a choice among classes",
+}
+
+
+def read_teacher(folder: Path) -> ModelSpec:
+    """A model that can teach.
+
+    Raises:
+        BadRequest: a table, link, multilabel, regression or embedding model; says why it cannot.
+        ArtifactError: it cannot be read.
+    """
+    spec = read_artifact(folder)
+    shown = f"{spec.name}/{spec.version}"
+    if isinstance(spec, TableSpec):
+        raise BadRequest(f"{shown} is a table model, which reads no neighbours: it is its own student")
+    if spec.head.kind == "link":
+        raise BadRequest(
+            f"{shown} scores pairs of nodes; a student answers for one node from its own row, and there "
+            "are no soft labels of one node to learn"
+        )
+    if spec.task in _WHY_NOT:
+        raise BadRequest(
+            f"{shown} cannot teach a student: its task is {spec.task}; {_WHY_NOT[spec.task]} (tasks "
+            "multiclass and binary can)"
+        )
+    if not any(stage.inputs for level in spec.levels[1:] for stage in level.values()) and not (
+        spec.runtime == "torch"
+    ):
+        raise BadRequest(f"{shown} reads no neighbours: it is a student already, or needs none")
+    return spec
+
+
+def check_fit(spec: ModelSpec, graph: Graph) -> None:
+    """Check that a teacher can teach on a graph, and that there is something for a student to read.
+
+    Raises:
+        SchemaMismatch: the teacher was packaged for another schema, or its nodes have no features.
+        BadRequest: the graph has too few nodes.
+    """
+    check_schema(spec, graph)
+    node_type = spec.head.node_type
+    nodes = graph.nodes[node_type]
+    if not nodes.features.shape[1]:
+        text = f"node type {node_type!r} has no features; a student reads nothing else"
+        raise SchemaMismatch(f"{spec.name}/{spec.version} cannot teach on this graph: {text}", [text])
+    if nodes.num_nodes < MIN_NODES:
+        raise BadRequest(
+            f"the graph has {nodes.num_nodes} nodes of type {node_type!r}; at least {MIN_NODES} are "
+            "needed: some to learn from, some to stop by and some to judge on"
+        )
+
+
+class _Kept:
+    """A sink that keeps one column in memory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.rows: AnyArray = np.empty(0, np.float32)
+
+    def open(self, schema: TableSchema) -> int:
+        """Make room."""
+        (column,) = (column for column in schema.columns if column.name == self._name)
+        self.rows = column.empty(schema.num_rows)
+        return 0
+
+    def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
+        """Take rows."""
+        values = np.asarray(columns[self._name])
+        self.rows[begin : begin + values.shape[0]] = values
+
+    def commit(self) -> None:
+        """Nothing is left to do."""
+
+    def abort(self) -> None:
+        """Nothing is left to do."""
+
+
+def soft_labels(folder: Path, graph: Graph, advance: Advance) -> FloatArray:
+    """Probabilities of all nodes, computed by the batch engine: what the server answers, bit for bit.
+
+    Args:
+        folder: of the teacher.
+        graph: saved.
+
+    Returns: float32 [N, C], rows sum to 1; for a binary teacher columns are no and yes.
+    Raises: BatchError: there is no room for what is half done.
+    """
+    assert graph.path is not None
+    kept = _Kept("probabilities")
+    with tempfile.TemporaryDirectory(prefix="hopline-distill-") as place:
+        options = BatchOptions(outputs=("probabilities",))
+        run = BatchRun(folder, graph.path, Path(place) / "run", options, advance=advance)
+        run.run(lambda: kept)
+    found: FloatArray = kept.rows
+    if found.ndim == 1:
+        found = np.stack([1 - found, found], axis=1)
+    return found
