@@ -87,8 +87,9 @@ def test_features_of_wrong_shape_or_dtype(features, match):
     refused(match, [[0], [1]], features)
 
 
-def test_feature_dtype_is_one_of_two():
-    refused("float32 or float16; not 'int8'", [[0], [1]], feature_dtype="int8")
+def test_feature_dtype_is_one_of_four():
+    refused("float32, float16, bfloat16 or int8; not 'int4'", [[0], [1]], feature_dtype="int4")
+    refused("do not fit into bfloat16", [[0], [1]], [[3.4e38], [0]], feature_dtype="bfloat16")
 
 
 def test_feature_names_fit_the_columns():

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from hopline.errors import BadRequest, FeatureGroupNotFound, HoplineError
-from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.base import DTYPES, FeatureGroup, FeatureStore
 from hopline.features.parquet import read_file
 from hopline.features.registry import open_store
 from hopline.features.skew import differences
@@ -91,7 +91,9 @@ def _types(graph: Path, name: str | None) -> list[str]:
 
 def _group_of(graph: Graph, name: str) -> FeatureGroup:
     node = graph.schema.node_types[name]
-    return FeatureGroup(name, node.feature_dim, node.feature_dtype, node.feature_names)
+    # What is narrower than stores know is decoded on its way there.
+    dtype = node.feature_dtype if node.feature_dtype in DTYPES else "float32"
+    return FeatureGroup(name, node.feature_dim, dtype, node.feature_names)
 
 
 def _of_graph(graph: Graph, name: str, batch: int) -> _Source:

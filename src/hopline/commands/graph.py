@@ -53,7 +53,14 @@ def build(
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add the reverse of every edge.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="Store features as float32 or float16.")] = "float32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--feature-dtype",
+            "--dtype",
+            help="Store features as float32, float16, bfloat16 or int8 (with a scale for each column).",
+        ),
+    ] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
     """Build a graph from an edge table and node features."""
@@ -112,6 +119,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "num_nodes": part.num_nodes,
             "feature_dim": schema.feature_dim,
             "feature_dtype": schema.feature_dtype,
+            "feature_bytes": part.features.nbytes,
             "feature_names": list(schema.feature_names),
             "id_kind": schema.id_kind,
         }
@@ -150,9 +158,16 @@ def _show(described: dict[str, Any]) -> None:
     )
     _print_rows(
         console,
-        ("node type", "nodes", "features", "dtype", "ids"),
+        ("node type", "nodes", "features", "dtype", "MB", "ids"),
         [
-            (name, f"{row['num_nodes']:,}", row["feature_dim"], row["feature_dtype"], row["id_kind"])
+            (
+                name,
+                f"{row['num_nodes']:,}",
+                row["feature_dim"],
+                row["feature_dtype"],
+                f"{row['feature_bytes'] / 1e6:,.1f}",
+                row["id_kind"],
+            )
             for name, row in described["node_types"].items()
         ],
     )

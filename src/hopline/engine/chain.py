@@ -20,6 +20,7 @@ from numba import carray
 
 from hopline.engine.kernels import gather_reduce, intern
 from hopline.engine.lap import LapWatch
+from hopline.engine.narrow_kernels import Matrix, like_of, matrix_at, parts_of
 from hopline.engine.table import _write, read_rows
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.rows import slots_at
@@ -49,9 +50,10 @@ _MAX_EDGES = 1 << 18
     OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE, OWN_HEADS_AT, NUM_OWN_HEADS, OWN_SINCE_AT,
     OWN_PREVIOUS_AT, BASE_HEADS_AT, NUM_BASE_HEADS, BASE_SINCE_AT, BASE_PREVIOUS_AT, OWN_SLOTS_AT,
     BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
+    OWN_SCALE_AT, OWN_OFFSET_AT, BASE_SCALE_AT, BASE_OFFSET_AT,
     NUM_IDS, NUM_COMPUTE,
     NUM_PLACES,
-) = range(72)  # fmt: skip
+) = range(76)  # fmt: skip
 
 
 @njit(inline="always")
@@ -143,29 +145,33 @@ def _find_slots(f):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _gather(frames, k, a, b):  # type: ignore[no-untyped-def]
-    """Fill the runtime's input with what the rows [a, b) to compute of level k read."""
+def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
+    """Fill the runtime's input with what the rows [a, b) to compute of level k read.
+
+    `like` is a number of the type that features are stored in; its value is not read.
+    """
     f = frames[k]
     n = f[NUM_COMPUTE]
     offsets = _ints(f[OFFSETS_AT], n + 1)
     total = offsets[n]
     target = _matrix(f[INPUT_AT], CHUNK_ROWS, f[INPUT_DIM])
     if k == 0:
-        own = _matrix(f[OWN_AT], f[NUM_OWN], f[OWN_DIM])
+        own = matrix_at(like, f[OWN_AT], f[NUM_OWN], f[OWN_DIM], f[OWN_SCALE_AT], f[OWN_OFFSET_AT])
         own_rows = _ints(f[OWN_SLOTS_AT] if f[NUM_OWN_HEADS] else f[COMPUTE_AT], n)
-        base = _matrix(f[BASE_AT], f[NUM_BASE], f[BASE_DIM])
+        base = matrix_at(like, f[BASE_AT], f[NUM_BASE], f[BASE_DIM], f[BASE_SCALE_AT], f[BASE_OFFSET_AT])
         rows = _ints(f[NEIGHBORS_AT], total)
+        gather_reduce(
+            own, own_rows[a:b], f[OWN_COLUMN], f[OWN_WIDTH], f[OWN_PLACE],
+            base, rows, offsets[a : b + 1], f[MEAN] != 0, f[COLUMN], f[WIDTH], target, f[PLACE],
+        )  # fmt: skip
     else:
         below = frames[k - 1]
-        own = _matrix(below[OUT_AT], below[NUM_IDS], below[STATE_DIM])
-        base = own
+        states = _matrix(below[OUT_AT], below[NUM_IDS], below[STATE_DIM])
         everyone = _ints(f[ROWS_AT], n + total)
-        own_rows = everyone[:n]
-        rows = everyone[n:]
-    gather_reduce(
-        own, own_rows[a:b], f[OWN_COLUMN], f[OWN_WIDTH], f[OWN_PLACE],
-        base, rows, offsets[a : b + 1], f[MEAN] != 0, f[COLUMN], f[WIDTH], target, f[PLACE],
-    )  # fmt: skip
+        gather_reduce(
+            states, everyone[a:b], f[OWN_COLUMN], f[OWN_WIDTH], f[OWN_PLACE],
+            states, everyone[n:], offsets[a : b + 1], f[MEAN] != 0, f[COLUMN], f[WIDTH], target, f[PLACE],
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
@@ -193,12 +199,12 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def descend(frames, seeds, as_of, use_tables):  # type: ignore[no-untyped-def]
+def descend(frames, seeds, as_of, use_tables, like):  # type: ignore[no-untyped-def]
     """Plan the batch, and gather for the first call of the runtime.
 
     Args:
         frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
-        seeds: int64 [n] distinct ids.
+        seeds: int64 [n] distinct ids. like: see `_gather`.
 
     Returns: the lowest level that has rows to compute; the number of levels where none has.
     """
@@ -239,18 +245,18 @@ def descend(frames, seeds, as_of, use_tables):  # type: ignore[no-untyped-def]
     if lowest == 0:
         _find_slots(frames[0])
     if lowest <= top:
-        _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]))
+        _gather(frames, lowest, 0, min(CHUNK_ROWS, frames[lowest, NUM_COMPUTE]), like)
     return lowest
 
 
 @njit(nogil=True, cache=True)
-def climb(frames, k, a, b, use_tables):  # type: ignore[no-untyped-def]
+def climb(frames, k, a, b, use_tables, like):  # type: ignore[no-untyped-def]
     """Keep the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
     _store(frames[k], a, b, use_tables)
     if b < frames[k, NUM_COMPUTE]:
-        _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]))
+        _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]), like)
     elif k + 1 < frames.shape[0]:
-        _gather(frames, k + 1, 0, min(CHUNK_ROWS, frames[k + 1, NUM_COMPUTE]))
+        _gather(frames, k + 1, 0, min(CHUNK_ROWS, frames[k + 1, NUM_COMPUTE]), like)
 
 
 class Chain:
@@ -258,7 +264,7 @@ class Chain:
 
     Args:
         levels: see the module; `Chain.of` finds them.
-        features: node type -> float32 [N, d].
+        features: node type -> [N, d].
         watch: is told when the way down is done.
 
     Attributes:
@@ -266,7 +272,7 @@ class Chain:
     """
 
     def __init__(
-        self, levels: list[Level], features: Mapping[str, FloatArray], max_seeds: int, watch: LapWatch
+        self, levels: list[Level], features: Mapping[str, Matrix], max_seeds: int, watch: LapWatch
     ) -> None:
         self.max_seeds = max_seeds
         self._watch = watch
@@ -276,6 +282,7 @@ class Chain:
         self._num_ids = self._frames[:, NUM_IDS]
         self._num_compute = self._frames[:, NUM_COMPUTE]
         self._alive: list[AnyArray] = []
+        self._like = like_of(features[levels[0].node_type])
         self._outs: list[FloatArray] = []
         self._runs: list[Any] = []
         capacity = max_seeds
@@ -289,7 +296,7 @@ class Chain:
     def of(
         levels: list[dict[str, Level]],
         node_type: str,
-        features: Mapping[str, FloatArray],
+        features: Mapping[str, Matrix],
         watch: LapWatch,
     ) -> Chain | None:
         """The chain that ends in the last level of `node_type`, None where the model is not one."""
@@ -303,7 +310,10 @@ class Chain:
             relation, level = level.links[0]
             edges *= relation.sampler.fanout + 1
             max_seeds = min(max_seeds, _MAX_EDGES // edges)
-        return Chain(chain[::-1], features, max_seeds, watch) if max_seeds else None
+        raw = features[chain[-1].node_type], features[chain[-1].links[0][0].source]
+        if not max_seeds or like_of(raw[0]) != like_of(raw[1]):
+            return None
+        return Chain(chain[::-1], features, max_seeds, watch)
 
     def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
@@ -313,7 +323,7 @@ class Chain:
         frames = self._frames
         use_tables = as_of == NO_CUT
         frames[:, VERSION] = self._clock.version
-        lowest = descend(frames, ids, as_of, use_tables)
+        lowest = descend(frames, ids, as_of, use_tables, self._like)
         self._watch.sampled()
         counts = self._num_compute.tolist()
         if use_tables:
@@ -331,12 +341,12 @@ class Chain:
                 out: FloatArray = run(b - a)
                 if k == top and b - a == num_seeds and not frames[k, HAS_TABLE]:
                     return out  # nothing to keep and nothing to add
-                climb(frames, k, a, b, use_tables)
+                climb(frames, k, a, b, use_tables, self._like)
                 a = b
         return self._outs[top][:num_seeds]
 
     def _fill(
-        self, k: int, level: Level, below: Level | None, capacity: int, features: Mapping[str, FloatArray]
+        self, k: int, level: Level, below: Level | None, capacity: int, features: Mapping[str, Matrix]
     ) -> int:
         """Make a level's frame; returns the rows that the level below must have room for."""
         relation = level.links[0][0]
@@ -351,8 +361,12 @@ class Chain:
         bits = max(6, (2 * rows_below).bit_length())
         indptr, records, indices, time, cumweight, weight, fanout, mode = sampler.arrays
         _, (own_column, own_width, own_place), mean, column, width, place = runner.pair
-        own = features[level.node_type] if below is None else stage.inputs[0]
-        base = features[relation.source] if below is None else stage.inputs[0]
+        own, own_scale, own_offset = parts_of(
+            features[level.node_type] if below is None else stage.inputs[0]
+        )
+        base, base_scale, base_offset = parts_of(
+            features[relation.source] if below is None else stage.inputs[0]
+        )
         out = np.empty((capacity, level.stage.state_dim), np.float32)
         self._outs.append(out)
         self._runs.append(stage.run)
@@ -371,7 +385,9 @@ class Chain:
             COMPUTE_AT: np.empty(capacity, np.int64), STATE_DIM: level.stage.state_dim,
             OWN_AT: own, NUM_OWN: own.shape[0], OWN_DIM: own.shape[1], OWN_COLUMN: own_column,
             OWN_WIDTH: own_width, OWN_PLACE: own_place, BASE_AT: base, NUM_BASE: base.shape[0],
-            BASE_DIM: base.shape[1], MEAN: mean, COLUMN: column, WIDTH: width, PLACE: place,
+            BASE_DIM: base.shape[1], OWN_SCALE_AT: own_scale, OWN_OFFSET_AT: own_offset,
+            BASE_SCALE_AT: base_scale, BASE_OFFSET_AT: base_offset, MEAN: mean,
+            COLUMN: column, WIDTH: width, PLACE: place,
             INPUT_AT: stage.inputs[0], INPUT_DIM: stage.inputs[0].shape[1], OUTPUT_AT: stage.output,
         }  # fmt: skip
         if level.table is not None:

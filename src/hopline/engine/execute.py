@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.engine.level import Level, Relation
+from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.need import Need
 from hopline.engine.plan import Plan
 from hopline.runtimes.onnx import CHUNK_ROWS
@@ -15,12 +16,12 @@ from hopline.types import FloatArray, IdArray
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
 
-def execute(plan: Plan, features: dict[str, FloatArray], *, keep: bool = True) -> dict[str, FloatArray]:
+def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> dict[str, FloatArray]:
     """Compute what `plan` asks for.
 
     Args:
         plan: from `make_plan`; the newest one of its levels.
-        features: node type -> float32 [N, d], C-contiguous, read-only; for those in the process.
+        features: node type -> [N, d], for those in the process.
         keep: put what is computed into the tables.
 
     Returns:
@@ -35,11 +36,12 @@ def execute(plan: Plan, features: dict[str, FloatArray], *, keep: bool = True) -
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool) -> None:
+def _compute(need: Need, features: dict[str, Matrix], as_of: int, keep: bool) -> None:
     level = need.level
     num_rows = need.compute.shape[0]
     assert level.runner is not None
-    raw, raw_rows = features.get(level.node_type, _NO_ROWS), need.compute
+    raw: Matrix = features.get(level.node_type, _NO_ROWS)
+    raw_rows = need.compute
     if need.raw is not None:
         raw, raw_rows = need.raw, np.arange(num_rows)
     elif level.own_slots is not None:
@@ -68,8 +70,8 @@ def _compute(need: Need, features: dict[str, FloatArray], as_of: int, keep: bool
 
 
 def _base(
-    relation: Relation, below: Level | None, features: dict[str, FloatArray], rows: IdArray, block: Block
-) -> tuple[FloatArray, IdArray]:
+    relation: Relation, below: Level | None, features: dict[str, Matrix], rows: IdArray, block: Block
+) -> tuple[Matrix, IdArray]:
     """States that a relation reads, and the rows of its sources among them."""
     if below is not None:
         return below.state, rows

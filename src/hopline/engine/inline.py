@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hopline.engine.kernels import gcn_coefficients
+from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
+from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.graph import Adjacency, Graph
@@ -128,7 +129,7 @@ def parse_inline(
 
 def inline_states(
     levels: list[dict[str, Level]],
-    features: dict[str, FloatArray],
+    features: dict[str, Matrix],
     nodes: InlineNodes,
     as_of: int,
     states: States,
@@ -136,7 +137,7 @@ def inline_states(
     """Final states of inline nodes, float32 [n, d].
 
     Args:
-        features: node type -> float32 [N, d], for those in the process.
+        features: node type -> [N, d], for those in the process.
         states: level, node type, int64 [n] distinct global ids -> their states float32 [n, d].
     """
     own: FloatArray = nodes.features
@@ -157,7 +158,7 @@ def inline_states(
 
 def _view(
     levels: list[dict[str, Level]],
-    features: dict[str, FloatArray],
+    features: dict[str, Matrix],
     nodes: InlineNodes,
     number: int,
     relation: Relation,
@@ -173,7 +174,8 @@ def _view(
     below = levels[number - 1][source]
     if below.runner is None and below.source is None:
         slots = known if relation.source_slots is None else relation.source_slots.slots(known)
-        base = np.asarray(features[source])[slots]
+        base = np.empty((slots.shape[0], features[source].shape[1]), np.float32)
+        gather(features[source], slots, 0, base.shape[1], base, 0)
     else:
         base = states(number - 1, source, known) if known.shape[0] else own[:0]
     if source == nodes.node_type:

@@ -2,12 +2,14 @@
 
 All release the GIL, allocate nothing and write into the caller's buffers. Inner loops run over slices
 (not computed indices): Numba's check for negative indices would keep LLVM from vectorising them.
+What is read is float32, or narrow rows (`narrow_kernels.Narrow`), which are decoded as they are read.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from hopline.engine.narrow_kernels import row_of, stored_in, value_at
 from hopline.graph.extent import extent
 from hopline.intrinsics import LINE_BYTES, prefetch
 from hopline.jit import njit
@@ -28,22 +30,23 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
     """Copy rows: out[i, out_column:][:w] = base[rows[i], column:][:w].
 
     Args:
-        base: float32 [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
+        base: float32 or narrow [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
     """
     n = rows.shape[0]
-    width = base.shape[1]
-    flat = base.reshape(-1)
-    per_line = LINE_BYTES // base.itemsize
+    table = stored_in(base)
+    width = table.shape[1]
+    flat = table.reshape(-1)
+    per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
     for i in range(min(n, _AHEAD)):
         _prefetch_row(flat, rows[i], width, lines, per_line)
     for i in range(n):
         if i + _AHEAD < n:
             _prefetch_row(flat, rows[i + _AHEAD], width, lines, per_line)
-        source = base[rows[i], column : column + w]
+        source = row_of(base, rows[i], column, w)
         target = out[i, out_column : out_column + w]
         for c in range(w):
-            target[c] = source[c]
+            target[c] = value_at(source, c)
 
 
 @njit(nogil=True, cache=True)
@@ -52,15 +55,16 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
     edges e in [offsets[i], offsets[i+1]).
 
     Args:
-        base: float32 [N, d]. rows: int64 [E], indexed by e. offsets: int64 [n+1].
+        base: float32 or narrow [N, d]. rows: int64 [E], indexed by e. offsets: int64 [n+1].
         coefficients: float32 [>= last offset], or [0] for all ones.
         mean: divide by the number of rows (at least 1).
         out: float32 [>= n, D].
     """
     n = offsets.shape[0] - 1
-    width = base.shape[1]
-    flat = base.reshape(-1)
-    per_line = LINE_BYTES // base.itemsize
+    table = stored_in(base)
+    width = table.shape[1]
+    flat = table.reshape(-1)
+    per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
     end = offsets[n]
     weighted = coefficients.shape[0] > 0
@@ -73,14 +77,14 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         for e in range(offsets[i], offsets[i + 1]):
             if e + _AHEAD < end:
                 _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = base[rows[e], column : column + w]
+            source = row_of(base, rows[e], column, w)
             if weighted:
                 k = coefficients[e]
                 for c in range(w):
-                    target[c] += k * source[c]
+                    target[c] += k * value_at(source, c)
             else:
                 for c in range(w):
-                    target[c] += source[c]
+                    target[c] += value_at(source, c)
         if mean:
             count = offsets[i + 1] - offsets[i]
             if count > 1:
@@ -99,47 +103,51 @@ def gather_reduce(  # type: ignore[no-untyped-def]
     costs as much as its work.
     """
     n = offsets.shape[0] - 1
-    width = base.shape[1]
-    flat = base.reshape(-1)
-    own_width = own.shape[1]
-    own_flat = own.reshape(-1)
-    per_line = LINE_BYTES // base.itemsize
+    table = stored_in(base)
+    width = table.shape[1]
+    flat = table.reshape(-1)
+    per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
-    own_lines = (own_width + per_line - 1) // per_line
+    own_table = stored_in(own)
+    own_width = own_table.shape[1]
+    own_flat = own_table.reshape(-1)
+    own_per_line = LINE_BYTES // own_table.itemsize
+    own_lines = (own_width + own_per_line - 1) // own_per_line
     end = offsets[n]
     for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
         _prefetch_row(flat, rows[e], width, lines, per_line)
     for i in range(n):
         if i + 1 < n:
-            _prefetch_row(own_flat, own_rows[i + 1], own_width, own_lines, per_line)
+            _prefetch_row(own_flat, own_rows[i + 1], own_width, own_lines, own_per_line)
         target = out[i, place : place + w]
         for c in range(w):
             target[c] = np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
             if e + _AHEAD < end:
                 _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = base[rows[e], column : column + w]
+            source = row_of(base, rows[e], column, w)
             for c in range(w):
-                target[c] += source[c]
+                target[c] += value_at(source, c)
         if mean:
             count = offsets[i + 1] - offsets[i]
             if count > 1:
                 k = np.float32(1.0) / np.float32(count)
                 for c in range(w):
                     target[c] *= k
-        source = own[own_rows[i], own_column : own_column + own_w]
+        mine = row_of(own, own_rows[i], own_column, own_w)
         target = out[i, own_place : own_place + own_w]
         for c in range(own_w):
-            target[c] = source[c]
+            target[c] = value_at(mine, c)
 
 
 @njit(nogil=True, cache=True)
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
     n = offsets.shape[0] - 1
-    width = base.shape[1]
-    flat = base.reshape(-1)
-    per_line = LINE_BYTES // base.itemsize
+    table = stored_in(base)
+    width = table.shape[1]
+    flat = table.reshape(-1)
+    per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
     end = offsets[n]
     for i in range(n):
@@ -149,26 +157,26 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
             for c in range(w):
                 target[c] = np.float32(0.0)
             continue
-        source = base[rows[first], column : column + w]
+        source = row_of(base, rows[first], column, w)
         for c in range(w):
-            target[c] = source[c]
+            target[c] = value_at(source, c)
         for e in range(first + 1, offsets[i + 1]):
             if e + _AHEAD < end:
                 _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = base[rows[e], column : column + w]
+            source = row_of(base, rows[e], column, w)
             for c in range(w):
-                target[c] = max(target[c], source[c])
+                target[c] = max(target[c], value_at(source, c))
 
 
 @njit(nogil=True, cache=True)
 def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """out[i, out_column:][:w] += scale[i] * base[rows[i], column:][:w]; scale: float32 [n]."""
     for i in range(rows.shape[0]):
-        source = base[rows[i], column : column + w]
+        source = row_of(base, rows[i], column, w)
         target = out[i, out_column : out_column + w]
         k = scale[i]
         for c in range(w):
-            target[c] += k * source[c]
+            target[c] += k * value_at(source, c)
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from hopline.artifact import ModelSpec, Stage
 from hopline.engine.descent import Descent
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
+from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
 from hopline.engine.table import Table
@@ -77,11 +78,11 @@ class Relation:
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
         self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
 
-    def view(self, base: FloatArray, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
+    def view(self, base: Matrix, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
         """What `nodes` see through `block`, with the edge data that the stage reads.
 
         Args:
-            base: float32 [m, d] previous-level states; rows: int64 [E] into it.
+            base: [m, d] previous-level states; rows: int64 [E] into it.
             nodes: int64 [n] destination global ids. block: sampled for them.
         """
         view = EdgeView(base, rows, block.offsets)

@@ -20,6 +20,7 @@ from hopline.engine.execute import execute
 from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
+from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import make_plan
 from hopline.engine.schema import check_schema
 from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_without, share_there
@@ -30,7 +31,7 @@ from hopline.graph import Graph
 from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
-from hopline.sampling.keyed import NO_CUT, frozen
+from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
@@ -162,13 +163,8 @@ class Model:
         self._least_share = 0.0
         self.student: Student | None = None
         self.watch = LapWatch()
-        self.features: dict[str, FloatArray] = {
-            # Narrow features are widened once, into memory of this process.
-            name: frozen(
-                nodes.features.array
-                if isinstance(nodes, LiveNodes)
-                else np.ascontiguousarray(nodes.features, np.float32)
-            )
+        self.features: dict[str, Matrix] = {
+            name: matrix_of(nodes.features.array if isinstance(nodes, LiveNodes) else nodes.features)
             for name, nodes in graph.nodes.items()
             if name not in self.sources
         }

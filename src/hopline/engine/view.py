@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.engine.narrow_kernels import Matrix
 from hopline.types import FloatArray, IdArray
 
 NO_FLOATS: FloatArray = np.empty(0, np.float32)
@@ -17,7 +18,7 @@ class EdgeView:
     defaults takes three times as long.
 
     Attributes:
-        base: float32 [m, d], states of the previous level.
+        base: [m, d], states of the previous level; raw features may be narrow.
         rows: int64 [E], row of `base` of each edge's source.
         offsets: int64 [n+1].
         weight: float32 [E], or [0] where the edge type has no weights or the stage needs none.
@@ -40,7 +41,7 @@ class EdgeView:
     )
 
     def __init__(
-        self, base: FloatArray, rows: IdArray, offsets: IdArray, weight: FloatArray = NO_FLOATS
+        self, base: Matrix, rows: IdArray, offsets: IdArray, weight: FloatArray = NO_FLOATS
     ) -> None:
         self.base = base
         self.rows = rows

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
-from hopline.graph import csc
+from hopline.graph import csc, narrow
 from hopline.graph.columns import column_names, matrix, read_only, times, weights
 from hopline.graph.ids import IdIndex, RangeIds
+from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
@@ -36,8 +37,6 @@ def build(
 
     Raises: GraphError: the first thing that is wrong, with what would be right.
     """
-    if feature_dtype not in ("float32", "float16"):
-        raise GraphError(f"features are stored as float32 or float16; not {feature_dtype!r}")
     _check_types(node_tables, edge_tables)
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
@@ -128,20 +127,16 @@ def _nodes(
     progress: Progress,
 ) -> Nodes:
     where = f"node type {name!r}"
-    features = ids = None
+    features: Features | None = None
+    ids = None
     counts: dict[str, int] = {}
     if table.num_nodes is not None:
         if isinstance(table.num_nodes, bool) or not isinstance(table.num_nodes, int | np.integer):
             raise GraphError(f"num_nodes of {where} must be an integer; got {table.num_nodes!r}")
         counts["num_nodes"] = int(table.num_nodes)
     if table.features is not None:
-        features = matrix(
-            table.features,
-            f"features of {where}",
-            dtype=feature_dtype,
-            names=table.feature_names,
-            progress=progress,
-        )
+        what = f"features of {where}"
+        features = features_of(table.features, what, feature_dtype, table.feature_names, progress)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -156,8 +151,37 @@ def _nodes(
         hint = "" if counts else "; if the edges hold ids of your own rather than row numbers, give `ids`"
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
-        features = read_only(np.empty((num_nodes, 0), feature_dtype))
+        features = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes))
+
+
+def features_of(
+    given: Any, what: str, dtype: str, names: Sequence[str] = (), progress: Progress = silent
+) -> Features:
+    """Features as a graph stores them.
+
+    Args:
+        given: [N, d] of any real dtype, or a narrow matrix.
+        what: for error messages. dtype: one of `narrow.DTYPES`. names: of columns, for error messages.
+    Raises: GraphError: they are no such matrix, or do not fit into `dtype`.
+    """
+    if dtype not in narrow.DTYPES:
+        *most, last = narrow.DTYPES
+        raise GraphError(f"features are stored as {', '.join(most)} or {last}; not {dtype!r}")
+    if isinstance(given, NarrowMatrix) and given.kind == dtype:
+        return given  # rows of another graph: their codes and scales stay what they are
+    first = dtype if dtype not in narrow.CODES else "float32"
+    values = matrix(given, what, dtype=first, names=names, progress=progress)
+    if dtype not in narrow.CODES:
+        return values
+    if dtype == "bfloat16" and values.size:
+        largest = float(np.abs(values).max())
+        if largest > narrow.BFLOAT16_MAX:
+            raise GraphError(
+                f"{what} do not fit into bfloat16 (largest {narrow.BFLOAT16_MAX:g}): there is {largest:g}. "
+                "Clip or scale them before building"
+            )
+    return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}")
 
 
 def _largest_end(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:

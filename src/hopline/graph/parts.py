@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph.extent import NO_RECORDS, STILL, Clock
 from hopline.graph.ids import IdIndex
+from hopline.graph.narrow import Features
 from hopline.graph.schema import edge_key
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -19,11 +19,12 @@ class Nodes:
     """The nodes of one type.
 
     Attributes:
-        features: float32 or float16 [N, d], C-contiguous; d is 0 where the type has no features.
+        features: [N, d], C-contiguous; d is 0 where the type has no features. float32 or float16, or a
+            `NarrowMatrix`, which reads like float32.
         ids: the caller's ids.
     """
 
-    features: NDArray[np.floating[Any]]
+    features: Features
     ids: IdIndex
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hopline.graph.narrow import Features, NarrowMatrix, stored
 from hopline.graph.snapshot import Graph
 from hopline.types import AnyArray
 
@@ -96,7 +97,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
     nodes = dict(graph.nodes)
     if features:
         nodes = {
-            name: dataclasses.replace(part, features=_copy(part.features)) for name, part in nodes.items()
+            name: dataclasses.replace(part, features=_copied(part.features)) for name, part in nodes.items()
         }
     edges = {
         key: dataclasses.replace(part, indptr=_copy(part.indptr), indices=_copy(part.indices))
@@ -109,10 +110,18 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
 
 def _hot(graph: Graph, features: bool) -> list[AnyArray]:
     """What every request reads."""
-    arrays: list[AnyArray] = [nodes.features for nodes in graph.nodes.values()] if features else []
+    arrays: list[AnyArray] = []
+    for nodes in graph.nodes.values() if features else ():
+        arrays += stored(nodes.features).values()
     for adjacency in graph.edges.values():
         arrays += [adjacency.indptr, adjacency.indices]
     return arrays
+
+
+def _copied(features: Features) -> Features:
+    if isinstance(features, NarrowMatrix):
+        return features.with_codes(_copy(features.codes))
+    return _copy(features)
 
 
 def _copy(array: AnyArray) -> AnyArray:

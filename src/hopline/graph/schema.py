@@ -29,7 +29,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
 
     Attributes:
         feature_dim: columns of the feature matrix; 0 where the type has no features.
-        feature_dtype: "float32" or "float16".
+        feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8".
         feature_names: one for each column, or empty.
         id_kind: what the caller's ids are: row numbers (`range`), 64-bit integers or strings.
     """
@@ -83,7 +83,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
         """Name everything in a graph's schema that a model packaged for this one cannot use.
 
         What a model never reads makes no difference: further types or attributes of the graph, the
-        kind of external ids, and whether features are stored in 16 or 32 bits.
+        kind of external ids, and in how many bits features are stored.
 
         Args:
             other: the schema of the graph that the model is to be served on.

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from hopline.errors import GraphError
 from hopline.graph import digest, files, pyg, storage, subgraph
-from hopline.graph.build import build
+from hopline.graph.build import build, features_of
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
@@ -76,7 +78,8 @@ class Graph:
             edge_attr, edge_time, edge_weight, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
             undirected: add the reverse of every edge.
-            feature_dtype: how features are stored, "float32" or "float16".
+            feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
+                scale for each column; see `narrow.py`).
             progress: told where the work is.
         Raises: GraphError: anything about the input that is wrong, with what would be right.
         """
@@ -242,6 +245,20 @@ class Graph:
         node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
         feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
         return Graph.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype)
+
+    def with_features_as(self, feature_dtype: str) -> Graph:
+        """The same graph with features stored otherwise. In memory; edges are shared.
+
+        Args:
+            feature_dtype: as in `from_edges`. Wider ones bring back no precision.
+        Raises: GraphError: there is no such dtype, or values do not fit into it.
+        """
+        nodes, types = {}, {}
+        for name, part in self.nodes.items():
+            what = f"features of node type {name!r}"
+            nodes[name] = Nodes(features_of(part.features, what, feature_dtype), part.ids)
+            types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
+        return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges)
 
     def k_hop(
         self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None

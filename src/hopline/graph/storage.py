@@ -1,7 +1,8 @@
 """A snapshot on disk: a folder of `graph.json` and one `.npy` file for each array.
 
     graph.json
-    nodes/<type>/features.npy         [N, d]
+    nodes/<type>/features.npy         [N, d]; uint16 where they are bfloat16
+    nodes/<type>/scale.npy, offset.npy  float32 [d], where features are int8
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph import digest
+from hopline.graph import digest, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
@@ -33,7 +34,8 @@ from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import AnyArray
 
-FORMAT_VERSION = 1
+#: 2: features may be codes of fewer bits (`narrow.py`).
+FORMAT_VERSION = 2
 MANIFEST = "graph.json"
 _CHUNK_BYTES = 32 << 20
 
@@ -79,7 +81,7 @@ def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dic
     """Every stored array by its path below the folder, without ".npy"."""
     arrays: dict[str, AnyArray] = {}
     for name, part in nodes.items():
-        arrays[f"nodes/{quoted(name)}/features"] = part.features
+        arrays |= {f"nodes/{quoted(name)}/{field}": a for field, a in narrow.stored(part.features).items()}
         arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in part.ids.arrays().items()}
     for key, adjacency in edges.items():
         arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in adjacency.arrays().items()}
@@ -121,6 +123,7 @@ def save(
                 for key, part in edges.items()
             },
             arrays=stored,
+            format=_format_of(schema),
             producer={"numpy": np.__version__},
         )
         with (scratch / MANIFEST).open("wb") as file:
@@ -134,6 +137,12 @@ def save(
         raise GraphError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _format_of(schema: GraphSchema) -> int:
+    """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
+    kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
+    return FORMAT_VERSION if kinds & narrow.CODES.keys() else 1
 
 
 def read(folder: Path) -> Manifest:
@@ -195,7 +204,7 @@ def load(
                     f"{manifest.arrays[name].blake2b[:12]}…; copy or build the graph again"
                 )
     try:
-        nodes, edges = _nodes(manifest, arrays), _edges(manifest, arrays)
+        nodes, edges = _nodes(folder / MANIFEST, manifest, arrays), _edges(manifest, arrays)
     except KeyError as error:
         raise GraphError(f"{folder / MANIFEST} is damaged: it does not list {error}") from None
     _check_shapes(folder / MANIFEST, manifest, nodes, edges)
@@ -206,12 +215,18 @@ class _FormatOnly(msgspec.Struct):
     format: int
 
 
-def _nodes(manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Nodes]:
+def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Nodes]:
     nodes = {}
     for name, schema in manifest.graph_schema.node_types.items():
         below = _below(f"nodes/{quoted(name)}/", arrays)
         index = IdIndex.from_arrays(schema.id_kind, manifest.num_nodes[name], _below("ids/", below))
-        nodes[name] = Nodes(below["features"], index)
+        try:
+            features = narrow.from_arrays(schema.feature_dtype, below)
+        except ValueError as error:
+            raise GraphError(
+                f"{path} is damaged: node type {name!r}: {error}; build the graph again"
+            ) from None
+        nodes[name] = Nodes(features, index)
     return nodes
 
 

@@ -1,0 +1,146 @@
+"""How row kernels read rows: as they lie, or narrow ones decoded on the way, one element at a time.
+
+`row_of` and `value_at` are the whole difference: Numba chooses their code by the type of what is read, so
+that a kernel is written once, and for float32 compiles to what it would be without them. Narrow rows are
+decoded in registers: what memory has to bring is the narrow row, and no float32 copy of a table is made.
+The arithmetic is that of `NarrowMatrix.decoded`, operation by operation, so that a narrow graph gives the
+bits that a float32 graph of the decoded features gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
+
+from hopline.graph.narrow import NarrowMatrix
+from hopline.intrinsics import float_of_bits, float_of_half, pointer
+from hopline.sampling.keyed import frozen
+from hopline.types import AnyArray, FloatArray
+
+_NO_FLOATS: FloatArray = np.empty(0, np.float32)
+
+
+class Narrow(NamedTuple):
+    """A feature matrix as kernels read it where it is not float32.
+
+    The dtype of the codes says what they are: int8, affine numbers of their column; int16, the bits of
+    float16 numbers; uint16, the upper bits of float32 ones (bfloat16).
+
+    Attributes:
+        codes: int8, int16 or uint16 [N, d], C-contiguous.
+        scale, offset: float32 [d] for int8, else [0]: a number is code * scale + offset.
+    """
+
+    codes: AnyArray
+    scale: FloatArray
+    offset: FloatArray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, d)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+
+#: What row kernels read: float32 [N, d], C-contiguous, or narrow rows.
+Matrix = FloatArray | Narrow
+
+
+def matrix_of(features: AnyArray | NarrowMatrix) -> Matrix:
+    """A node type's features as kernels read them, not copied where they are stored in a way they know."""
+    if isinstance(features, NarrowMatrix):
+        return Narrow(frozen(features.codes), frozen(features.scale), frozen(features.offset))
+    if features.dtype == np.float16 and features.flags.c_contiguous:
+        empty = frozen(_NO_FLOATS)
+        return Narrow(frozen(np.asarray(features).view(np.int16)), empty, empty)
+    plain: FloatArray = frozen(np.ascontiguousarray(features, np.float32))
+    return plain
+
+
+def like_of(matrix: Matrix) -> Any:
+    """A number whose type tells kernels how a matrix is stored; Python's own for float32, read fastest."""
+    return matrix.codes.dtype.type(0) if isinstance(matrix, Narrow) else 0.0
+
+
+def parts_of(matrix: Matrix) -> tuple[AnyArray, FloatArray, FloatArray]:
+    """The arrays that a matrix is made of; scale and offset may be empty."""
+    if isinstance(matrix, Narrow):
+        return matrix.codes, matrix.scale, matrix.offset
+    return matrix, _NO_FLOATS, _NO_FLOATS
+
+
+def row_of(base: Any, row: int, column: int, w: int) -> Any:
+    """In kernels: columns [column, column + w) of a row, for `value_at`."""
+    raise NotImplementedError
+
+
+def value_at(row: Any, c: int) -> Any:
+    """In kernels: float32 number `c` of what `row_of` gave."""
+    raise NotImplementedError
+
+
+def stored_in(base: Any) -> Any:
+    """In kernels: the array [N, d] that rows lie in."""
+    raise NotImplementedError
+
+
+def _is_affine(narrow: Any) -> bool:
+    return bool(narrow.types[0].dtype == types.int8)
+
+
+def matrix_at(like: Any, address: int, rows: int, columns: int, scale_at: int, offset_at: int) -> Any:
+    """In kernels: a matrix from addresses, stored as `like_of` of it says by its type."""
+    raise NotImplementedError
+
+
+@overload(row_of, inline="always")
+def _row_of(base, row, column, w):  # type: ignore[no-untyped-def]
+    if isinstance(base, types.Array):
+        return lambda base, row, column, w: base[row, column : column + w]
+    if _is_affine(base):
+        return lambda base, row, column, w: (
+            base.codes[row, column : column + w],
+            base.scale[column : column + w],
+            base.offset[column : column + w],
+        )
+    return lambda base, row, column, w: (base.codes[row, column : column + w],)
+
+
+@overload(value_at, inline="always")
+def _value_at(row, c):  # type: ignore[no-untyped-def]
+    if isinstance(row, types.Array):
+        return lambda row, c: row[c]
+    if len(row.types) == 3:
+        # Two roundings, as in NumPy: Numba does not fuse a product with a sum unless it is told to.
+        return lambda row, c: np.float32(row[0][c]) * row[1][c] + row[2][c]
+    if row.types[0].dtype == types.int16:
+        return lambda row, c: float_of_half(row[0][c])
+    return lambda row, c: float_of_bits(np.uint32(row[0][c]) << np.uint32(16))
+
+
+@overload(stored_in, inline="always")
+def _stored_in(base):  # type: ignore[no-untyped-def]
+    if isinstance(base, types.Array):
+        return lambda base: base
+    return lambda base: base.codes
+
+
+@overload(matrix_at)
+def _matrix_at(like, address, rows, columns, scale_at, offset_at):  # type: ignore[no-untyped-def]
+    if like == types.float64:
+        return lambda like, address, rows, columns, scale_at, offset_at: carray(
+            pointer(address), (rows, columns), np.float32
+        )
+    dtype = as_dtype(like).type
+    num_columns = 1 if like == types.int8 else 0
+
+    def narrow(like, address, rows, columns, scale_at, offset_at):  # type: ignore[no-untyped-def]
+        codes = carray(pointer(address), (rows, columns), dtype)
+        scale = carray(pointer(scale_at), (num_columns * columns,), np.float32)
+        offset = carray(pointer(offset_at), (num_columns * columns,), np.float32)
+        return Narrow(codes, scale, offset)
+
+    return narrow

@@ -1,0 +1,234 @@
+"""Features in fewer bits: what a narrow matrix is, how numbers become one, and how it is read slowly.
+
+    float16    IEEE half: 10 bits of fraction, up to 65,504. An array of NumPy's own; nothing of it is here.
+    bfloat16   the upper 16 bits of a float32, rounded to even: 7 bits of fraction, the range of float32.
+    int8       code * scale + offset, with a scale and an offset for each column.
+
+How a column of int8 is laid out is measured: of several ranges, the one with the smallest mean squared
+error on (a sample of) the column. Beside the whole range there are ranges that clip its tails, since one
+extreme value would otherwise take the precision from all others; and whole numbers that span fewer than
+256 keep their exact values. Zero stays zero wherever the range holds it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph.progress import Progress, silent
+from hopline.types import AnyArray, FloatArray
+
+#: How features can be stored.
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+Kind = Literal["bfloat16", "int8"]
+
+#: What the codes of a narrow matrix are.
+CODES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
+
+#: Shares of a column's numbers that a range may leave out at each end.
+_CLIPS = (1e-4, 1e-3, 1e-2)
+#: Rows that decide about ranges, and rows that are encoded at once.
+_SAMPLE_ROWS, _CHUNK_ROWS = 1 << 16, 1 << 14
+
+
+class NarrowMatrix:
+    """Numbers [N, d] of which each takes one or two bytes. Reads like a float32 array; never changes.
+
+    Indexing decodes the rows asked for, `np.asarray` all of them. The engine reads the codes.
+
+    Args:
+        codes: uint16 (bfloat16) or int8 [N, d], C-contiguous.
+        scale, offset: float32 [d] of int8, else [0].
+    """
+
+    __slots__ = ("codes", "offset", "scale")
+
+    #: Of what is read.
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, codes: AnyArray, scale: FloatArray, offset: FloatArray) -> None:
+        self.codes = codes
+        self.scale = scale
+        self.offset = offset
+
+    @property
+    def kind(self) -> Kind:
+        """How it is stored."""
+        return "int8" if self.codes.dtype == np.int8 else "bfloat16"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, d)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is stored."""
+        return self.codes.nbytes + self.scale.nbytes + self.offset.nbytes
+
+    def __len__(self) -> int:
+        return int(self.codes.shape[0])
+
+    def __getitem__(self, rows: Any) -> FloatArray:
+        return self.decoded(self.codes[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
+        """All rows. A copy, whatever is asked for: NumPy's protocol."""
+        whole: AnyArray = self.decoded(self.codes)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def decoded(self, codes: AnyArray) -> FloatArray:
+        """Codes of any rows, [..., d], as float32. The engine's kernels do just these operations."""
+        if self.kind == "bfloat16":
+            widened: FloatArray = (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            return widened
+        found: FloatArray = codes.astype(np.float32)
+        found *= self.scale
+        found += self.offset
+        return found
+
+    def taken(self, rows: Any) -> NarrowMatrix:
+        """Some rows, still narrow."""
+        return self.with_codes(np.ascontiguousarray(self.codes[rows]))
+
+    def with_codes(self, codes: AnyArray) -> NarrowMatrix:
+        """The same columns with other codes."""
+        return NarrowMatrix(codes, self.scale, self.offset)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """What is stored, by name."""
+        if self.kind == "bfloat16":
+            return {"features": self.codes}
+        return {"features": self.codes, "scale": self.scale, "offset": self.offset}
+
+
+#: The features of a node type: float32 or float16 [N, d], or a narrow matrix.
+Features = NDArray[np.floating[Any]] | NarrowMatrix
+
+
+def from_arrays(dtype: str, arrays: dict[str, AnyArray]) -> Features:
+    """What `stored` gave, read again.
+
+    Raises:
+        KeyError: an array is absent.
+        ValueError: the arrays are not those of `dtype`; says which.
+    """
+    features = arrays["features"]
+    wanted = CODES.get(dtype, np.dtype(dtype) if dtype in DTYPES else None)
+    if features.dtype != wanted or features.ndim != 2:
+        raise ValueError(
+            f"features are {features.dtype} {list(features.shape)}; {dtype} needs {wanted} [N, d]"
+        )
+    if dtype not in CODES:
+        return features
+    if dtype == "bfloat16":
+        return NarrowMatrix(features, _NONE, _NONE)
+    for name in ("scale", "offset"):
+        column = arrays[name]
+        if column.dtype != np.float32 or column.shape != features.shape[1:]:
+            raise ValueError(
+                f"the {name} of int8 features is {column.dtype} {list(column.shape)}; float32 "
+                f"[{features.shape[1]}] is right"
+            )
+    return NarrowMatrix(features, arrays["scale"], arrays["offset"])
+
+
+def stored(features: Features) -> dict[str, AnyArray]:
+    """The arrays of a feature matrix, by name."""
+    return features.arrays() if isinstance(features, NarrowMatrix) else {"features": features}
+
+
+def name_of(features: Features) -> str:
+    """How features are stored, one of DTYPES."""
+    return features.kind if isinstance(features, NarrowMatrix) else str(features.dtype)
+
+
+def encode(
+    values: AnyArray, kind: str, *, progress: Progress = silent, what: str = "features"
+) -> NarrowMatrix:
+    """Store numbers narrow.
+
+    Args:
+        values: finite float32 [N, d].
+        kind: "bfloat16" or "int8".
+        what: for `progress`.
+    """
+    codes = np.empty(values.shape, CODES[kind])
+    scale, offset = _ranges(values) if kind == "int8" else (_NONE, _NONE)
+    for begin in range(0, len(values), _CHUNK_ROWS):
+        rows = slice(begin, begin + _CHUNK_ROWS)
+        if kind == "int8":
+            codes[rows] = _codes(values[rows], scale, offset)
+        else:
+            bits = np.ascontiguousarray(values[rows]).view(np.uint32)
+            # To the nearest, ties to even; the largest float32 numbers would become infinite: see `fits`.
+            codes[rows] = (
+                bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+            ) >> np.uint32(16)
+        progress(what, min(1.0, (begin + _CHUNK_ROWS) / len(values)))
+    for array in (codes, scale, offset):
+        array.flags.writeable = False
+    return NarrowMatrix(codes, scale, offset)
+
+
+#: The largest bfloat16 number.
+BFLOAT16_MAX = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
+
+_NONE: FloatArray = np.empty(0, np.float32)
+_NONE.flags.writeable = False
+
+
+def _codes(values: FloatArray, scale: FloatArray, offset: FloatArray) -> NDArray[np.int8]:
+    steps = np.where(scale > 0, scale, 1).astype(np.float64)
+    found = np.rint((values.astype(np.float64) - offset) / steps)
+    return np.clip(found, -128, 127).astype(np.int8)
+
+
+def _ranges(values: AnyArray) -> tuple[FloatArray, FloatArray]:
+    """The scale and offset of each column, float32 [d]."""
+    num_rows, dim = values.shape
+    if not num_rows or not dim:
+        return np.zeros(dim, np.float32), np.zeros(dim, np.float32)
+    low, high = values.min(axis=0).astype(np.float64), values.max(axis=0).astype(np.float64)
+    sample = np.ascontiguousarray(values[:: -(-num_rows // _SAMPLE_ROWS)])
+    ends = [(low, high), (-np.maximum(-low, high), np.maximum(-low, high))]
+    inner = np.quantile(sample, [*_CLIPS, *(1 - share for share in _CLIPS)], axis=0)
+    ends += [(inner[k], inner[k + len(_CLIPS)]) for k in range(len(_CLIPS))]
+    layouts = [_layout(*pair) for pair in ends]
+    # Counts, flags and years: a step of one from the smallest on.
+    layouts.append((np.ones(dim, np.float32), (np.floor(low) + 128).astype(np.float32)))
+    errors = np.stack([_error(sample, *layout) for layout in layouts])
+    best = errors.argmin(axis=0)
+    columns = np.arange(dim)
+    scale = np.stack([layout[0] for layout in layouts])[best, columns]
+    offset = np.stack([layout[1] for layout in layouts])[best, columns]
+    return np.ascontiguousarray(scale), np.ascontiguousarray(offset)
+
+
+def _layout(low: AnyArray, high: AnyArray) -> tuple[FloatArray, FloatArray]:
+    """Scale and offset of ranges, the codes' -128 at the lower ends (about, where zero is inside)."""
+    scale = ((high - low) / 255).astype(np.float32)
+    step = np.where(scale > 0, scale, 1).astype(np.float32)
+    zero = np.rint(-128 - low / step)  # the code of the number zero
+    inside = (zero >= -128) & (zero <= 127) & (scale > 0)
+    # That code times the scale, rounded as decoding rounds it, so that their sum is zero and not almost.
+    exact = -(zero.astype(np.float32) * scale)
+    offset = np.where(inside, exact, low + 128.0 * scale).astype(np.float32)
+    return scale, offset
+
+
+def _error(sample: AnyArray, scale: FloatArray, offset: FloatArray) -> NDArray[np.float64]:
+    total = np.zeros(sample.shape[1])
+    for begin in range(0, len(sample), _CHUNK_ROWS):
+        rows = sample[begin : begin + _CHUNK_ROWS]
+        found = _codes(rows, scale, offset).astype(np.float32) * scale + offset
+        total += np.square(found.astype(np.float64) - rows).sum(axis=0)
+    return total
