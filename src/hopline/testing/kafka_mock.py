@@ -19,7 +19,7 @@ from confluent_kafka import cimpl
 
 _CHUNK_BYTES = 2**18
 _HOST = "127.0.0.1"
-#: A new group waits so long for members. The mock's own 3 s are most of the time of a test that reads as one.
+#: A new group waits so long for members. The mock's own 3 s would be most of the time of many a test.
 _GATHER_MS = 50
 
 
