@@ -98,6 +98,12 @@ def package(
     ] = None,
     runtime: Annotated[str, typer.Option(help="auto, onnx (fail unless split) or torch (whole).")] = "auto",
     check_nodes: Annotated[int, typer.Option(help="Nodes of each type to check the package on.")] = 512,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Machine code for a model that is served whole; needs a C++ compiler."
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
     """Write the artifact of a trained model, checked: a PyG module, or (--sklearn) a model of tables."""
@@ -106,6 +112,8 @@ def package(
         of_graphs = [
             option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
         ]
+        if compile_:
+            of_graphs.append("--compile")
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and does not go with --sklearn")
         _package_table(sklearn, sample, repository, name, version, task, overwrite)
@@ -148,6 +156,7 @@ def package(
             relations=relation,
             runtime=cast(Any, runtime),
             check_nodes=check_nodes,
+            compile=compile_,
             overwrite=overwrite,
             progress=progress,
         )

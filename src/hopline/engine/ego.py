@@ -35,6 +35,7 @@ class EgoModel:
     Attributes:
         state_dim: columns of a row of `final_states`, which are logits here.
         num_hops: of an ego-graph.
+        compiled, why_eager: as of `WholeModel`.
         output_names: what it can answer; there is no embedding apart from the logits.
         watch: tells sampling from computing.
     """
@@ -57,6 +58,7 @@ class EgoModel:
         described = msgspec.json.decode((folder / "whole.json").read_bytes())
         self._relations: list[str] = described.get("relations", [])
         self._whole = WholeModel(folder, spec, threads=threads)
+        self.compiled, self.why_eager = self._whole.compiled, self._whole.why_eager
         self._buffers = BlockBuffers()
         self._samplers: list[dict[str, Sampler]] = [
             {

@@ -20,6 +20,7 @@ import msgspec
 
 from hopline.artifact import ModelSpec, read_artifact
 from hopline.config import Config, needed_folder
+from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
 from hopline.errors import ArtifactError, ConfigError
@@ -37,6 +38,7 @@ from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit
 from hopline.rollout.version import ServedVersion
 from hopline.runtimes.opset import check_runtime
+from hopline.runtimes.placement import Placement, place_models
 from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -93,6 +95,12 @@ class Loader:
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
         #: Shares the event loop out between the queues of all units.
         self._turnstile = Turnstile()
+        place_models(Placement(config.compute.device, config.compute.compiled))
+        self._fallbacks = metrics.counter(
+            "hopline_compiled_fallbacks_total",
+            "Loads of a compiled model whose eager program runs instead.",
+            ("model", "version"),
+        )
         self._grounds: dict[tuple[str, tuple[str, ...]], Ground] = {}
         worker = config.worker
         self._regions = Regions(worker.table_fd, worker.index)
@@ -293,6 +301,8 @@ class Loader:
             )
             tables = plan.build(arena, self.config.worker.index)
             loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
+            if isinstance(loaded, EgoModel):
+                self._fallbacks(model, unit.id).inc(bool(loaded.why_eager))
             return (HybridVersion if files else ServedVersion)(
                 loaded,
                 self.config,

@@ -343,6 +343,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             properties={
                 "task": spec.task,
                 "runtime": spec.runtime,
+                **({"compiled": self.model.compiled} if isinstance(self.model, EgoModel) else {}),
                 "num_layers": spec.num_layers,
                 "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
                 "sampling": spec.sampling,

@@ -8,6 +8,7 @@ which also keeps the working set in the L2 cache.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import numpy as np
 import onnxruntime as ort
 
 from hopline.errors import ArtifactError, RuntimeFailure
+from hopline.runtimes.pinned import pinned
+from hopline.runtimes.placement import placed
+from hopline.runtimes.providers import check_started, providers
 from hopline.types import AnyArray, FloatArray
 
 #: Destination rows of one call; 256 rows of 128 float32 are 128 KiB, well inside L2.
@@ -24,12 +28,23 @@ CHUNK_ROWS = 256
 ROW_KINDS = frozenset({"self", "features", "reduce", "degree", "count"})
 
 
-def session(path: Path, threads: int = 1) -> ort.InferenceSession:
-    """Open an ONNX file.
+def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None) -> ort.InferenceSession:
+    """Open an ONNX file on the device of this process (`placement.placed`).
+
+    Args:
+        rows: input name -> columns (0 for a one-dimensional input), where each has one row for each
+            destination, at most `CHUNK_ROWS` of them.
 
     Raises:
         ArtifactError: ONNX Runtime refuses the file; the message says why.
+        ConfigError: it lacks the device.
     """
+    wanted = providers(
+        placed().device,
+        ort.get_available_providers(),
+        ort.__version__,
+        rows=None if rows is None else (rows, CHUNK_ROWS),
+    )
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -37,9 +52,11 @@ def session(path: Path, threads: int = 1) -> ort.InferenceSession:
     # A spinning pool would take the processor from the event loop.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        opened = ort.InferenceSession(str(path), options, providers=wanted)
     except Exception as error:  # onnxruntime raises its own family, with no common public base
         raise ArtifactError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {error}") from error
+    check_started(wanted, opened.get_providers(), path.name)
+    return opened
 
 
 class RowStage:
@@ -66,7 +83,7 @@ class RowStage:
         threads: int = 1,
     ) -> None:
         self.path = path
-        self._session = session(path, threads)
+        self._session = session(path, threads, dict(zip(names, widths, strict=True)))
         self._names = names
         self._output = output
         self._run = self._session._sess.run_with_iobinding
@@ -74,6 +91,9 @@ class RowStage:
         self._bound: dict[int, tuple[Any, FloatArray]] = {}
         self.inputs = [np.zeros((CHUNK_ROWS, w) if w else CHUNK_ROWS, np.float32) for w in widths]
         self.output = np.zeros((CHUNK_ROWS, output_dim), np.float32)
+        if placed().device != "cpu":
+            # copies to and from the GPU then take no detour through memory of the driver
+            pinned([*self.inputs, self.output])
 
     def run(self, num_rows: int) -> FloatArray:
         """Compute the first `num_rows` rows; the view returned is valid until the next call."""

@@ -1,11 +1,14 @@
 """Whole models: a torch.export program over one sampled ego-graph for each seed.
 
-The only file of the server that imports torch, and only when such a model is loaded. The program was
-written by `hopline.packaging`; it is loaded without pickle of anyone's code.
+The only file of the server that imports torch (`torch_compiled.py` and `cuda_graphs.py` get it from here),
+and only when such a model is loaded. The program was written by `hopline.packaging`; it is loaded without
+pickle of anyone's code. Where it was compiled at packaging time and the machine code fits this machine,
+that runs instead; nothing is ever compiled here.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +18,12 @@ import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec
-from hopline.errors import ArtifactError, RuntimeFailure
+from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
+from hopline.runtimes.placement import placed
+from hopline.runtimes.torch_compiled import CompiledProgram, runnable
 from hopline.types import AnyArray, FloatArray, IdArray
+
+log = logging.getLogger(__name__)
 
 
 class WholeModel:
@@ -29,6 +36,8 @@ class WholeModel:
             "edge_index:<edge type>", "edge_attr:<edge type>", "edge_weight:<edge type>", and for
             relational models "edge_index:*" and "edge_type:*".
         output_dim: columns of the logits.
+        compiled: whether machine code runs.
+        why_eager: why it does not, though there is some; else empty.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, *, threads: int = 1) -> None:
@@ -38,7 +47,9 @@ class WholeModel:
             threads: of torch, for the whole process.
 
         Raises:
-            ArtifactError: torch is not installed, or refuses the file.
+            ArtifactError: torch is not installed, or refuses the file; or compiled code is required that
+                does not fit.
+            ConfigError: the device is a GPU, and torch has none.
         """
         if spec.runtime != "torch" or spec.whole_file is None:
             raise ArtifactError(f"{folder}: runtime {spec.runtime!r}; it is served in stages, not whole")
@@ -54,12 +65,57 @@ class WholeModel:
         described = msgspec.json.decode((folder / "whole.json").read_bytes())
         self.slots: list[str] = described["slots"]
         self.output_dim = spec.head.output_dim
-        path = folder / spec.whole_file
+        self.why_eager = ""
+        self._on_gpu = placed().device != "cpu"
+        if self._on_gpu:
+            _check_gpu(torch)
+        program = self._compiled_program(folder)
+        self.compiled = program is not None
+        if program is None:
+            program = self._eager_program(folder / spec.whole_file)
+        self._program: Any = program
+
+    def _compiled_program(self, folder: Path) -> CompiledProgram | None:
+        """The machine code, where it may run; else None, with `why_eager` set and logged.
+
+        Raises:
+            ArtifactError: it is required.
+        """
+        policy = placed().compiled
+        if policy == "never":
+            return None
+        path, self.why_eager = runnable(folder, str(self._torch.__version__))
+        if self._on_gpu and path is not None:
+            path, self.why_eager = None, "it was compiled for the processor, and compute.device is a GPU"
+        if path is not None:
+            try:
+                return CompiledProgram(path)
+            except ArtifactError as error:
+                self.why_eager = str(error)
+        if policy == "require":
+            raise ArtifactError(
+                f"{folder}: compute.compiled is 'require', and no compiled program runs here: "
+                f"{self.why_eager or 'none was packaged'}; package with --compile on such a machine, or "
+                "set compute.compiled to 'auto'"
+            )
+        if self.why_eager:
+            log.warning(
+                "%s: the compiled program is not used: %s; the eager one runs", folder, self.why_eager
+            )
+        return None
+
+    def _eager_program(self, path: Path) -> Any:
+        torch = self._torch
         try:
             with warnings.catch_warnings():
                 # torch loads its own file formats with functions it has deprecated.
                 warnings.simplefilter("ignore")
-                self._program: Any = torch.export.load(path).module()
+                program = torch.export.load(path)
+                if not self._on_gpu:
+                    return program.module()
+                from hopline.runtimes.cuda_graphs import on_gpu
+
+                return on_gpu(program, self.slots)
         except Exception as error:  # torch.export.load has no common base of its errors
             raise ArtifactError(f"{path}: torch {torch.__version__} cannot load it: {error}") from error
 
@@ -123,3 +179,13 @@ class WholeModel:
         except Exception as error:  # a program raises whatever its operators do
             raise RuntimeFailure(f"the whole model failed: {type(error).__name__}: {error}") from error
         return answers
+
+
+def _check_gpu(torch: Any) -> None:
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        raise ConfigError(
+            f"compute.device: {placed().device!r} needs a GPU for models that are served whole; torch "
+            f"{torch.__version__} was built with {built} and finds no device: install a torch with CUDA "
+            "and check nvidia-smi, or set compute.device to 'cpu'"
+        )

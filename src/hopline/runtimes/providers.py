@@ -1,0 +1,122 @@
+"""Which of ONNX Runtime's execution providers a device means, with their options.
+
+ONNX Runtime falls back to the processor where a provider is absent or cannot start, and says so in its log
+only. Here both are errors that name what is missing. The CUDA and TensorRT options are written from ONNX
+Runtime's documentation; they have not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hopline.errors import ConfigError
+from hopline.runtimes.placement import Device
+
+Provider: TypeAlias = tuple[str, dict[str, Any]]
+
+_CPU: Provider = ("CPUExecutionProvider", {})
+_CUDA: Provider = (
+    "CUDAExecutionProvider",
+    # The arena grows by what is asked for: several workers share one GPU. Copies run in the stream that
+    # computes, so that no call has to wait for two.
+    {
+        "device_id": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": "1",
+        "cudnn_conv_algo_search": "HEURISTIC",
+    },
+)
+#: Device -> the provider that must be there, and what brings it.
+_NEEDED: dict[Device, tuple[tuple[str, str], ...]] = {
+    "cpu": (),
+    "cuda": (
+        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
+    ),
+    "tensorrt": (
+        ("TensorrtExecutionProvider", "pip install onnxruntime-gpu and tensorrt in place of onnxruntime"),
+        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
+    ),
+}
+
+
+def check_device(device: Device, available: Sequence[str], version: str) -> None:
+    """Check that the installed ONNX Runtime was built for a device.
+
+    Args:
+        available: `onnxruntime.get_available_providers()`. version: of ONNX Runtime.
+
+    Raises:
+        ConfigError: names the provider that is missing and how to get it.
+    """
+    for name, how in _NEEDED[device]:
+        if name not in available:
+            raise ConfigError(
+                f"compute.device: {device!r} needs ONNX Runtime's {name}; the installed onnxruntime "
+                f"{version} has {', '.join(available)}: {how}, or set compute.device to 'cpu'"
+            )
+
+
+def providers(
+    device: Device,
+    available: Sequence[str],
+    version: str,
+    *,
+    rows: tuple[Mapping[str, int], int] | None = None,
+    cache: Path | None = None,
+) -> list[Provider]:
+    """The providers of a session, best first.
+
+    Args:
+        available, version: as for `check_device`.
+        rows: for a file whose inputs have one row for each destination: (input name -> columns, 0 for a
+            one-dimensional input), and the most rows of a call. TensorRT builds an engine for the shapes
+            that it is told of; told of none it builds one while a request waits. So a file without is
+            CUDA's.
+        cache: folder of TensorRT's engines; the user's cache by default.
+
+    Raises:
+        ConfigError: as `check_device`.
+    """
+    check_device(device, available, version)
+    if device == "cpu":
+        return [_CPU]
+    if device == "cuda" or rows is None:
+        return [_CUDA, _CPU]
+    folder = cache or Path.home() / ".cache" / "hopline" / "tensorrt"
+    widths, most = rows
+    options = {
+        "device_id": "0",
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+        "trt_profile_min_shapes": _shapes(widths, 1),
+        "trt_profile_opt_shapes": _shapes(widths, min(32, most)),
+        "trt_profile_max_shapes": _shapes(widths, most),
+    }
+    return [("TensorrtExecutionProvider", options), _CUDA, _CPU]
+
+
+def check_started(wanted: Sequence[Provider], started: Sequence[str], what: str) -> None:
+    """Check that a session runs on the providers that it was to run on.
+
+    Args:
+        wanted: what it was opened with. started: `InferenceSession.get_providers()`. what: the file.
+
+    Raises:
+        ConfigError: a provider is built in and could not start: its libraries or its GPU are missing.
+    """
+    for name, _ in wanted:
+        if name not in started:
+            raise ConfigError(
+                f"compute.device: {name} is built into onnxruntime and did not start for {what} (it runs "
+                f"on {', '.join(started)}): is there a GPU, are driver and CUDA libraries found?"
+            )
+
+
+def _shapes(widths: Mapping[str, int], rows: int) -> str:
+    return ",".join(
+        f"{name}:{rows}x{width}" if width else f"{name}:{rows}" for name, width in widths.items()
+    )
