@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-
-import typer
+from typing import TYPE_CHECKING
 
 from hopline import __version__
 from hopline.errors import HoplineError
+
+if TYPE_CHECKING:
+    import typer
 
 #: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -20,6 +22,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "hopline.commands.package",
         "package",
         "Package a trained PyG, scikit-learn or XGBoost model.",
+    ),
+    "quantize": (
+        "hopline.commands.quantize",
+        "quantize",
+        "Narrow a packaged model's weights where that costs no accuracy.",
     ),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
     "prefetch": (
@@ -58,6 +65,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: one real command, and a line of help for each other."""
+    import typer
+
+    def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+        """Serve graph neural networks: the server owns the graph, the client sends node ids."""
+
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
@@ -73,10 +85,6 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
-    """Serve graph neural networks: the server owns the graph, the client sends node ids."""
-
-
 def _elsewhere() -> None:
     """Stands in the list of commands for one that was not asked for."""
 
@@ -85,9 +93,11 @@ def main() -> None:
     """Run the command line; errors that Hopline raises on purpose are one line, not a traceback."""
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
-        typer.echo(f"hopline {__version__}")
+        print(f"hopline {__version__}")
         return
     try:
+        if arguments[:1] == ["serve"]:
+            _serve_at_once(arguments[1:])
         build_app(arguments)()
     except HoplineError as error:
         _fail(str(error))
@@ -99,7 +109,20 @@ def main() -> None:
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
 
 
+def _serve_at_once(arguments: Sequence[str]) -> None:
+    """Serve without Typer, and exit, where the arguments are plain."""
+    from hopline.commands.serve_flags import config_of
+
+    config = config_of(arguments)
+    if config is not None:
+        from hopline import server
+
+        sys.exit(server.run(config))
+
+
 def _fail(message: str) -> None:
+    import typer
+
     typer.secho(f"error: {message}", fg="red", err=True)
     sys.exit(1)
 

@@ -4,22 +4,69 @@ Before Numba loads machine code that it compiled earlier, it fills its tables of
 compile: 0.45 s in a new process, most of them for imports of SciPy (measured; see docs/log.md). Code that
 is there already needs none of them, only the runtime that it calls. Where something does have to be
 compiled, Numba fills the tables then, as ever.
+
+Smaller things are spared at each start. Numba asks every installed package whether it extends Numba
+(25 ms); Hopline's kernels know only Numba's own types. It tries for every kernel, twice, whether its cache
+folder can be written (25 ms); once for each folder is enough. And it imports SciPy to see how old it is,
+and YAML for a file of settings that hardly anybody has (35 ms).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
-import numba
-from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
+
+@contextlib.contextmanager
+def _left_out(*names: str) -> Iterator[None]:
+    """Modules that are not there meanwhile, but for those that were imported already."""
+    out = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(out))  # type: ignore[arg-type]  # None: cannot be imported
+    try:
+        yield
+    finally:
+        for name in out:
+            del sys.modules[name]
+
+
+with _left_out("scipy", *(["yaml"] if not Path(".numba_config.yaml").exists() else [])):
+    import numba
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache
+    from numba.core.runtime import rtsys
 
 __all__ = ["njit"]
+
+#: Folders that were found to be there and writable.
+_writable: set[str] = set()
+
+
+class _AskedOnce:
+    """A locator of Numba's that tries a folder once."""
+
+    def ensure_cache_path(self) -> None:
+        """Raises: OSError: the folder cannot be made or written."""
+        path = self.get_cache_path()  # type: ignore[attr-defined]
+        if path not in _writable:
+            super().ensure_cache_path()  # type: ignore[misc]
+            _writable.add(path)
+
+
+class _KernelCacheFiles(CompileResultCacheImpl):  # type: ignore[misc]
+    """Where the cache of a function lies: where Numba has it."""
+
+    _locator_classes: ClassVar[list[type]] = [
+        type(locator.__name__, (_AskedOnce, locator), {})
+        for locator in CompileResultCacheImpl._locator_classes
+    ]
 
 
 class _KernelCache(FunctionCache):  # type: ignore[misc]
     """The cache of one function, in the same files as Numba's own."""
+
+    _impl_class = _KernelCacheFiles
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """As the base class does, but for `target_context.refresh()`."""
@@ -32,13 +79,18 @@ def njit(*args: Any, **options: Any) -> Any:
     """Arguments and results of `numba.njit`."""
     if args:
         return numba.njit(*args, **options)
+    is_cached = options.pop("cache", False)
     compiled = numba.njit(**options)
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = compiled(function)
-        # Numba has no public way to choose the cache; where the private one is gone, its own stays.
-        if options.get("cache") and isinstance(getattr(dispatcher, "_cache", None), FunctionCache):
-            dispatcher._cache = _KernelCache(dispatcher.py_func)
+        if is_cached and dispatcher is not function:  # Numba can be told to compile nothing
+            dispatcher._cache = _KernelCache(function)
+            dispatcher._compilation_chain_init_hook = _no_extensions
         return dispatcher
 
     return decorate
+
+
+def _no_extensions() -> None:
+    """In place of asking installed packages whether they extend Numba."""

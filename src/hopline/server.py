@@ -80,6 +80,8 @@ def run_process(
     """Serve in this process; `on_loop` is called inside the loop before startup."""
     import uvloop
 
+    import hopline.jit  # noqa: F401 - before anything else imports Numba
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_at_once)
 
@@ -175,11 +177,15 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await self._open_http(http_socket, tls)
+        assert self._http_app is not None
         if grpc_socket is not None:
+            # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
+            await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
             await self._open_grpc(grpc_socket)
-        # Everything loaded lives for ever: a full collection need never look at it again.
-        gc.collect()
+        # Everything loaded lives for ever: a full collection need never look at it again. (One now would
+        # stop the loop for 40 ms and find nothing.)
         gc.freeze()
+        self._http_app.opening = False
         if self._queue is not None:
             await self._queue.start()
         if not self._stopping.is_set():
@@ -195,6 +201,7 @@ class Server:
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)
+        self._http_app.opening = True
         self._endpoint = HttpEndpoint(
             self._http_app,
             self._http_app.refuse,

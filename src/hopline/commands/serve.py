@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hopline.config import Config, load_config, process_env
-from hopline.errors import ConfigError
+from hopline.commands.serve_flags import resolve_config
 
-_DEFAULT_FILE = Path("hopline.toml")
+__all__ = ["resolve_config", "serve"]
 
 
 def serve(
@@ -72,18 +71,3 @@ def serve(
         "server.workers": workers,
     }
     raise typer.Exit(server.run(resolve_config(config, overrides, settings or [])))
-
-
-def resolve_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> Config:
-    """The config of a command: its file, the environment, its flags, and `--set` above all.
-
-    Raises: ConfigError: see `load_config`; or a `--set` without "=".
-    """
-    if file is None and _DEFAULT_FILE.is_file():
-        file = _DEFAULT_FILE
-    for item in settings:
-        path, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {item}: write section.key=value")
-        overrides = {**overrides, path.strip(): value}
-    return load_config(file, process_env(), overrides)

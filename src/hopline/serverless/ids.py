@@ -1,7 +1,8 @@
 """External ids to row numbers, a few at a time and without compiled code.
 
 Reads what the engine's own index reads: the hash tables of a graph snapshot (`graph/hash_table.py`) and the
-hashes of ids in a table file (`engine/table_file/identity.py`). Tests compare both with it. A look-up takes microseconds an id here, where compiled code takes nanoseconds.
+hashes of ids in a table file (`engine/table_file/identity.py`). Tests compare both with it. A look-up takes
+microseconds an id here, where compiled code takes nanoseconds.
 """
 
 from __future__ import annotations

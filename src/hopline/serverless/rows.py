@@ -35,11 +35,12 @@ def probabilities(task: str, logits: FloatArray) -> FloatArray:
     """As `engine.outputs.probabilities`, with the same bits: sums run from left to right, in float32."""
     if task == "multiclass":
         powers = _exp(logits - logits.max(axis=1, keepdims=True))
-        softmax: FloatArray = powers / np.add.accumulate(powers, axis=1)[:, -1:]
-        return softmax
+        totals: FloatArray = np.add.accumulate(powers, axis=1)[:, -1:]
+        return powers / totals
     power = _exp(-np.abs(logits))  # exp of a non-positive number cannot overflow
     one = np.float32(1.0)
-    sigmoid: FloatArray = np.where(logits >= 0, one, power).astype(np.float32) / (one + power)
+    tops: FloatArray = np.where(logits >= 0, one, power)
+    sigmoid = tops / (one + power)
     return sigmoid[:, 0] if task == "binary" else sigmoid
 
 

@@ -78,10 +78,12 @@ class HttpApp:
 
     Attributes:
         draining: readiness says no, while requests are still served.
+        opening: the same, before other transports of the server are open.
     """
 
     def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
         self.draining = False
+        self.opening = False
         self._service = service
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
@@ -189,9 +191,10 @@ class HttpApp:
 
     def _ready(self, request: Request, id_line: bytes) -> Response:
         service = self._service
-        ready = service.ready() and not self.draining
+        ready = service.ready() and not self.draining and not self.opening
         models = {name: service.describe(name) for name in service.model_names()}
         reasons = ["the server is draining"] if self.draining else []
+        reasons += ["the server is still opening its ports"] if self.opening else []
         if not service.ready() and not self.draining:
             reasons.append("the service does not take requests")
         reasons += [

@@ -1,0 +1,76 @@
+"""The flags of `hopline serve` without Typer, which takes a tenth of a start.
+
+Knows only well-formed command lines; everything else (help, an unknown flag, a number that is none) is left
+to Typer, which says it well. A test compares the table with the command's signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hopline.config import Config, load_config, process_env
+from hopline.errors import ConfigError
+
+_DEFAULT_FILE = Path("hopline.toml")
+
+#: flag -> setting, and what makes the setting's value of the flag's; None for a flag that takes none.
+FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
+    "--graph": ("graph.path", Path),
+    "--repository": ("models.repository", str),
+    "--model": ("models.names", str),
+    "--table": ("table.file", str),
+    "--live": ("live.enabled", None),
+    "--queue": ("queues.requests", str),
+    "--host": ("server.host", str),
+    "--port": ("server.http_port", int),
+    "--grpc-port": ("server.grpc_port", int),
+    "--workers": ("server.workers", int),
+    "--config": ("config", Path),
+    "--set": ("set", str),
+}
+#: May come several times; of others the last one counts.
+REPEATABLE = frozenset({"models.names", "table.file", "set"})
+
+
+def config_of(arguments: Sequence[str]) -> Config | None:
+    """The config of `hopline serve` with these arguments; None where Typer should look at them.
+
+    Raises: ConfigError: see `resolve_config`.
+    """
+    found: dict[str, Any] = {}
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        setting, make = FLAGS.get(name, ("", None))
+        if not setting or (make is None and equals):
+            return None
+        if make is None:
+            found[setting] = True
+            continue
+        text = value if equals else next(rest, None)
+        try:
+            made = None if text is None else make(text)
+        except ValueError:
+            return None
+        if made is None:
+            return None
+        found[setting] = (*found.get(setting, ()), made) if setting in REPEATABLE else made
+    file, settings = found.pop("config", None), found.pop("set", ())
+    return resolve_config(file, found, settings)
+
+
+def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Sequence[str]) -> Config:
+    """The config of a command: its file, the environment, its flags, and `--set` above all.
+
+    Raises: ConfigError: see `load_config`; or a `--set` without "=".
+    """
+    if file is None and _DEFAULT_FILE.is_file():
+        file = _DEFAULT_FILE
+    for item in settings:
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: write section.key=value")
+        overrides = {**overrides, path.strip(): value}
+    return load_config(file, process_env(), overrides)
