@@ -1,9 +1,9 @@
 """Diffusion over a graph: personalised PageRank of rows, computed offline.
 
-    z[v] = restart · base[v] + (1 - restart) · mean of z[u] over v's in-neighbours u
+    z[v] = restart · base[v] + (1 - restart) · sum of z[u] / sqrt(d[u] · d[v]) over v's in-neighbours u
 
-(APPNP, arXiv 1810.05997, with the mean in place of the symmetric weights: a row then follows from its
-neighbours' rows alone.) A node without in-neighbours keeps its base row.
+(APPNP, arXiv 1810.05997); d is a node's number of in-neighbours, at least 1. A node without in-neighbours
+keeps its base row, whole.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ def diffuse(
     Returns: float32 [N, D].
     """
     base = np.ascontiguousarray(base, np.float32)
+    scale = (1 / np.sqrt(np.maximum(np.diff(indptr), 1))).astype(np.float32)
     old, new = base.copy(), np.empty_like(base)
     for _ in range(rounds):
-        if _round(indptr, indices, base, old, np.float32(restart), new) <= tolerance:
+        if _round(indptr, indices, scale, base, old, np.float32(restart), new) <= tolerance:
             return new
         old, new = new, old
     return old
 
 
 @njit(cache=True, fastmath=False)
-def _round(indptr, indices, base, old, restart, new):  # type: ignore[no-untyped-def]
+def _round(indptr, indices, scale, base, old, restart, new):  # type: ignore[no-untyped-def]
     most = np.float32(0)
     for v in range(len(base)):
         begin, end = indptr[v], indptr[v + 1]
@@ -70,8 +71,11 @@ def _round(indptr, indices, base, old, restart, new):  # type: ignore[no-untyped
             continue
         row[:] = 0
         for edge in range(begin, end):
-            row += old[indices[edge]]
-        share = (np.float32(1) - restart) / np.float32(end - begin)
+            source = indices[edge]
+            weight = scale[source]
+            for column in range(len(row)):
+                row[column] += weight * old[source, column]
+        share = (np.float32(1) - restart) * scale[v]
         for column in range(len(row)):
             row[column] = restart * base[v, column] + share * row[column]
             most = max(most, abs(row[column] - old[v, column]))

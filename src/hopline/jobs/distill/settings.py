@@ -17,13 +17,16 @@ class Settings:
         hidden: width of each hidden layer. layers: linear layers, 1 or more.
         dropout: share of hidden units, and of inputs, that a training step leaves out.
         lr, weight_decay: of Adam.
-        epochs: at most. patience: epochs without a better validation score until training stops.
+        epochs: training steps, at most. patience: epochs without a better validation score until it stops.
+        batch: rows of a step, drawn anew for each.
         temperature: the teacher's probabilities are raised to 1 / temperature and normalised.
         label_weight: share of the loss that is cross entropy with known labels; the rest is divergence
             from the teacher.
         seed: of the initial weights, the dropout and the order of rows.
         structure: what is computed from the graph, of "features" and "labels"; () is a plain MLP, as in
             GLNN.
+        width: features of more columns are reduced to their so many strongest directions, before they are
+            diffused and before the student learns from them; 0 leaves them as they are.
         restart: share of its own row that a node keeps in each round of the diffusion (personalised
             PageRank's alpha).
         tolerance: the diffusion ends once no value changes by more.
@@ -35,16 +38,18 @@ class Settings:
     lr: float = 0.01
     weight_decay: float = 5e-4
     epochs: int = 300
-    patience: int = 50
+    patience: int = 60
+    batch: int = 1024
     temperature: float = 1.0
     label_weight: float = 0.0
     seed: int = 0
     structure: tuple[str, ...] = ("features",)
+    width: int = 128
     restart: float = 0.1
     tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "epochs", "patience"):
+        for name in ("hidden", "layers", "epochs", "patience", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: at least 1")
         for name in ("lr", "temperature", "tolerance"):
@@ -56,7 +61,8 @@ class Settings:
             raise ConfigError(f"label_weight is {self.label_weight}: from 0 to 1")
         if not 0 < self.restart <= 1:
             raise ConfigError(f"restart is {self.restart}: above 0, at most 1")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay is {self.weight_decay}: 0 or more")
+        for name in ("weight_decay", "width"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: 0 or more")
         if unknown := sorted(set(self.structure) - set(STRUCTURE)):
             raise ConfigError(f"structure {', '.join(unknown)}: there are {', '.join(STRUCTURE)}")

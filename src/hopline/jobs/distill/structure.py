@@ -10,26 +10,37 @@ import numpy as np
 
 from hopline.errors import BadRequest
 from hopline.jobs.distill.propagate import FloatArray, IdArray, by_destination, diffuse
+from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.settings import Settings
 
 
-def base_rows(x: FloatArray, settings: Settings, *, labels: IdArray | None = None) -> FloatArray:
+def base_rows(
+    x: FloatArray,
+    settings: Settings,
+    *,
+    labels: IdArray | None = None,
+    num_classes: int = 0,
+    reduced_by: FloatArray | None = None,
+) -> FloatArray:
     """What a node brings into the diffusion itself.
 
     Args:
         x: float32 [N, D] features.
         labels: int64 [N], -1 unknown; only labels that training may see. Needed for "labels".
+        num_classes: columns of "labels" at least; a label beyond them adds more.
+        reduced_by: float32 [D, R], what the features are multiplied by; None finds it from x. Rows of new
+            nodes want that of the old ones: `directions(x, settings.width)`.
 
     Returns: float32 [N, S].
     """
     parts = []
     if "features" in settings.structure:
-        parts.append(x)
+        parts.append(x @ (directions(x, settings.width) if reduced_by is None else reduced_by))
     if "labels" in settings.structure:
         if labels is None:
             raise BadRequest('structure "labels" wants the known labels, and there are none')
         known = np.flatnonzero(labels >= 0)
-        one_hot = np.zeros((len(x), int(labels.max()) + 1), np.float32)
+        one_hot = np.zeros((len(x), max(num_classes, int(labels.max(initial=-1)) + 1)), np.float32)
         one_hot[known, labels[known]] = 1
         parts.append(one_hot)
     return np.concatenate(parts, axis=1) if parts else np.empty((len(x), 0), np.float32)
@@ -55,22 +66,32 @@ def structure_features(
 
 
 def new_rows(
-    base: FloatArray, indptr: IdArray, neighbor_rows: FloatArray, settings: Settings
+    base: FloatArray,
+    indptr: IdArray,
+    neighbor_rows: FloatArray,
+    neighbor_degrees: IdArray,
+    settings: Settings,
 ) -> FloatArray:
     """Rows of nodes that were not there when the others were computed.
 
-    Equal to a full computation where nothing lies downstream of the new nodes (they have in-edges only).
+    Equal to a full computation where nothing lies downstream of the new nodes (they have in-edges only);
+    else the answer of the graph as it was before them.
 
     Args:
         base: float32 [n, S], `base_rows` of the new nodes (a label that is unknown is a row of zeros).
         indptr: int64 [n + 1]: the in-neighbours of node i are neighbor_rows[indptr[i]:indptr[i + 1]].
         neighbor_rows: float32 [m, S], kept rows.
+        neighbor_degrees: int64 [m], in-neighbours that each of them has.
 
     Returns: float32 [n, S].
     """
     counts = np.diff(indptr)
+    weights = 1 / np.sqrt(np.maximum(neighbor_degrees, 1) * np.repeat(counts, counts))
     sums = np.zeros(base.shape, np.float32)
-    np.add.at(sums, np.repeat(np.arange(len(base)), counts), neighbor_rows)
-    mean = sums / np.maximum(counts, 1)[:, None].astype(np.float32)
-    near = np.float32(settings.restart) * base + np.float32(1 - settings.restart) * mean
+    np.add.at(
+        sums,
+        np.repeat(np.arange(len(base)), counts),
+        neighbor_rows * weights[:, None].astype(np.float32),
+    )
+    near = np.float32(settings.restart) * base + np.float32(1 - settings.restart) * sums
     return np.where(counts[:, None] > 0, near, base).astype(np.float32)

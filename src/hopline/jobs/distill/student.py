@@ -28,8 +28,32 @@ class Student(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: float32 [n, num_inputs + num_structure]. Returns: logits float32 [n, num_classes]."""
-        h = nn.functional.dropout(x, self.dropout, self.training)
+        h = self._drop(x)
         for linear, norm in zip(self.hidden, self.norms, strict=True):
-            h = nn.functional.dropout(torch.relu(norm(linear(h))), self.dropout, self.training)
+            h = self._drop(torch.relu(norm(linear(h))))
         answer: Tensor = self.out(h)
         return answer
+
+    def widened(self, reduced_by: Tensor, settings: Settings) -> Student:
+        """The same student over features as they are, of one that learned from reduced ones.
+
+        Args:
+            reduced_by: float32 [F, R], what the features were multiplied by.
+        """
+        first = self.hidden[0] if len(self.hidden) else self.out
+        assert isinstance(first, nn.Linear)
+        num_inputs, num_reduced = reduced_by.shape
+        num_structure = first.in_features - num_reduced
+        wide = Student(num_inputs, num_structure, self.out.out_features, settings)
+        state = self.state_dict()
+        name = "hidden.0.weight" if len(self.hidden) else "out.weight"
+        weight = state[name]
+        state[name] = torch.cat([weight[:, :num_reduced] @ reduced_by.T, weight[:, num_reduced:]], 1)
+        wide.load_state_dict(state)
+        return wide.eval()
+
+    def _drop(self, h: Tensor) -> Tensor:
+        if not self.training or not self.dropout:
+            return h
+        # A third of the time of torch's own dropout on a CPU.
+        return h * ((torch.rand(h.shape) >= self.dropout) / (1 - self.dropout))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hopline.errors import BadRequest
 from hopline.jobs.distill.propagate import FloatArray, IdArray
+from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.student import Student
 
@@ -68,40 +69,48 @@ def train_student(
         advance: called after each epoch with its number from 1, the most there can be, and the score.
     """
     _check(x, soft, labels, fit_rows, valid_rows)
-    inputs = torch.from_numpy(x if structure is None else np.concatenate([x, structure], axis=1))
+    reduced_by = directions(x, settings.width) if 0 < settings.width < x.shape[1] else None
+    own = x if reduced_by is None else x @ reduced_by
+    inputs = torch.from_numpy(own if structure is None else np.concatenate([own, structure], axis=1))
     target = torch.from_numpy(soft[fit_rows] ** (1 / settings.temperature))
     target = target / target.sum(1, keepdim=True)
-    known = torch.from_numpy(np.flatnonzero(labels[fit_rows] >= 0))
-    known_labels = torch.from_numpy(labels[fit_rows])[known]
+    known = torch.from_numpy(labels[fit_rows])
     fit = inputs[torch.from_numpy(fit_rows)]
     valid, truth, judged_by = _judge(inputs, soft, labels, valid_rows)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         num_structure = 0 if structure is None else structure.shape[1]
-        module = Student(x.shape[1], num_structure, soft.shape[1], settings)
+        module = Student(own.shape[1], num_structure, soft.shape[1], settings)
         optimizer = torch.optim.Adam(
             module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
         best: dict[str, Any] = {}
-        best_score, best_epoch, history = -1.0, 0, []
+        best_score, best_doubt, best_epoch, history = -1.0, 0.0, 0, []
         for epoch in range(settings.epochs):
             module.train()
             optimizer.zero_grad()
-            answer = module(fit).log_softmax(1)
-            loss = _loss(answer, target, known, known_labels, settings)
+            rows = torch.randint(len(fit), (settings.batch,)) if len(fit) > settings.batch else slice(None)
+            answer = module(fit[rows]).log_softmax(1)
+            loss = _loss(answer, target[rows], known[rows], settings)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             module.eval()
             with torch.no_grad():
-                score = float((module(valid).argmax(1) == truth).float().mean())
+                judged = module(valid)
+                score = float((judged.argmax(1) == truth).float().mean())
+                doubt = float(nn.functional.cross_entropy(judged, truth))
             history.append(score)
             if advance is not None:
                 advance(epoch + 1, settings.epochs, score)
-            if score > best_score:
-                best, best_score, best_epoch = copy.deepcopy(module.state_dict()), score, epoch
+            # Few validation rows give many epochs one score.
+            if (score, -doubt) > (best_score, -best_doubt):
+                best, best_epoch = copy.deepcopy(module.state_dict()), epoch
+                best_score, best_doubt = score, doubt
             elif epoch - best_epoch >= settings.patience:
                 break
     module.load_state_dict(best)
+    if reduced_by is not None:
+        module = module.widened(torch.from_numpy(reduced_by), settings)
     return Trained(module.eval(), best_epoch, best_score, judged_by, history)
 
 
@@ -128,9 +137,10 @@ def _judge(
     )
 
 
-def _loss(answer: Tensor, target: Tensor, known: Tensor, labels: Tensor, settings: Settings) -> Tensor:
+def _loss(answer: Tensor, target: Tensor, labels: Tensor, settings: Settings) -> Tensor:
     divergence = nn.functional.kl_div(answer, target, reduction="batchmean")
-    if not len(known) or not settings.label_weight:
+    known = labels >= 0
+    if not settings.label_weight or not known.any():
         return divergence
-    right = nn.functional.nll_loss(answer[known], labels)
+    right = nn.functional.nll_loss(answer[known], labels[known])
     return (1 - settings.label_weight) * divergence + settings.label_weight * right
