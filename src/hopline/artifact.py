@@ -13,6 +13,8 @@ Input kinds of a stage at level l (n = destination rows, everything float32 unle
 
     self         [n, b-a]     columns [a, b) of the destination's own state at level l-1
     features     [n, b-a]     columns [a, b) of the destination's raw features (any level)
+    structure    [n, b-a]     columns of the destination's row in the stage's structure file: computed
+                              offline from the graph, looked up by node id (`engine/structure.py`)
     reduce       [n, b-a]     columns of the sampled in-neighbours' states at level l-1, reduced
                               (`reduce` below); 0 where there is no neighbour
     sources      [m, b-a]     states at level l-1 of the m distinct sampled in-neighbours
@@ -62,6 +64,7 @@ Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
 InputKind = Literal[
     "self",
     "features",
+    "structure",
     "reduce",
     "sources",
     "positions",
@@ -102,6 +105,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
         file: ONNX file inside the artifact, output name `h`, float32 [n, state_dim]; None (level 0
             only) means the raw features are the state.
         inputs: in the ONNX file's order.
+        structure: folder inside the artifact that the input `structure` is read from.
         packed: the file has one input `x` [n, sum of widths] that holds all inputs side by side, in
             order; only for inputs of one row per destination (a single Gemm instead of one for each).
     """
@@ -110,6 +114,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str | None = None
     inputs: tuple[StageInput, ...] = ()
     packed: bool = False
+    structure: str = ""
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):

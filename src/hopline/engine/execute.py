@@ -60,7 +60,10 @@ def _compute(need: Need, features: dict[str, Matrix], as_of: int, keep: bool) ->
             base, base_rows = _base(relation, below, features, rows, block)
             views[relation.key] = relation.view(base, base_rows, need.compute, block, as_of)
         out = level.out(num_rows) if need.missing is None else level.computed(num_rows)
-        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out)
+        structure = None
+        if level.structure is not None:
+            structure = level.structure.rows(need.compute, raw, raw_rows)
+        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out, structure)
     if need.missing is None:
         need.out = out
     else:

@@ -152,7 +152,8 @@ def inline_states(
             for key, relation in level.relations.items()
         }
         out = np.empty((n, level.stage.state_dim), np.float32)
-        own = level.runner.run(n, own, everyone, nodes.features, everyone, views, out).copy()
+        structure = None if level.structure is None else level.structure.described(nodes)
+        own = level.runner.run(n, own, everyone, nodes.features, everyone, views, out, structure).copy()
     return own
 
 

@@ -13,6 +13,7 @@ from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighte
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
+from hopline.engine.structure import Structure
 from hopline.engine.table import Table
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.graph import Adjacency, Graph
@@ -176,6 +177,7 @@ class Level:
         own_below: where those come from; None means the raw features.
         own_slots: where raw features of the node type are, on a live graph; None on a snapshot, where a
             node's id is its row.
+        structure: of the node type, where the stage reads it.
         descent: plans this level in one call, where it can.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed.
@@ -208,6 +210,7 @@ class Level:
         self.links: list[tuple[Relation, Level | None]] = []
         self.num_pending = 0
         self.relations: dict[str, Relation] = {}
+        self.structure: Structure | None = None
         self._out = np.empty((64, stage.state_dim), np.float32)
         self.state: FloatArray = self._out
         self._computed = np.empty((64, stage.state_dim), np.float32)
@@ -219,6 +222,8 @@ class Level:
         if "features" in kinds:
             self.port = source
             self._raw = np.empty((64, graph.nodes[node_type].features.shape[1]), np.float32)
+        if "structure" in kinds:
+            self.structure = Structure(folder / stage.structure, graph)
         keys = {entry.edge_type for entry in stage.inputs if entry.edge_type}
         for key in sorted(keys):
             adjacency = graph.edges[key]

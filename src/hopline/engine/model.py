@@ -17,6 +17,7 @@ from hopline.engine import outputs as out_of
 from hopline.engine.chain import Chain
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
+from hopline.engine.flat import Flat
 from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
@@ -191,6 +192,7 @@ class Model:
         self._chain = None
         if not self.sources:
             self._chain = Chain.of(self.levels, head.node_type, self.features, self.watch)
+        self._flat = None if self.sources else Flat.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
         self.num_hops = spec.num_layers
@@ -236,6 +238,12 @@ class Model:
         Raises:
             RowsAbsent: a source lacks rows, and `supply` did not allow to do without.
         """
+        if self._flat is not None:
+            node_type, ids = next(iter(wanted.items()))
+            self.watch.sampled()
+            found = self._flat.run(ids)
+            self.watch.computed()
+            return {node_type: found}
         if self._chain is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
             if node_type == self.spec.head.node_type and ids.shape[0] <= self._chain.max_seeds:

@@ -93,6 +93,7 @@ class StageRunner:
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
+        structure: FloatArray | None = None,
     ) -> FloatArray:
         """Compute the state of `num_rows` destinations, float32 [num_rows, state_dim].
 
@@ -101,11 +102,14 @@ class StageRunner:
             features, feature_rows: the same for raw features, for `features`.
             views: edge type key -> what the destinations see through it.
             out: float32 [num_rows, state_dim], filled and returned.
+            structure: float32 [num_rows, s], for `structure`.
         """
         if self.row_stage is None:
             self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
         elif self.pair is None:
-            self._run_rows(self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out)
+            self._run_rows(
+                self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out, structure
+            )
         else:
             view = views[self.pair[0]]
             for a in range(0, num_rows, CHUNK_ROWS):
@@ -174,6 +178,7 @@ class StageRunner:
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
+        structure: FloatArray | None,
     ) -> None:
         inputs = self.stage.inputs
         for a in range(0, num_rows, CHUNK_ROWS):
@@ -190,6 +195,9 @@ class StageRunner:
                     gather(own, own_rows[a:b], first, width, target, place)
                 elif entry.kind == "features":
                     gather(features, feature_rows[a:b], first, width, target, place)
+                elif entry.kind == "structure":
+                    assert structure is not None
+                    target[: b - a, place : place + width] = structure[a:b, first:last]
                 else:
                     target[: b - a] = _per_row(entry, views[entry.edge_type], a, b)
             out[a:b] = runtime.run(b - a)

@@ -23,10 +23,12 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.jobs.distill import gate
-from hopline.jobs.distill.export import write_student
+from hopline.jobs.distill.export import StructureRows, write_student
+from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.report import by_degree, calibration
 from hopline.jobs.distill.run import Distillation, DistillOptions, Split
 from hopline.jobs.distill.settings import Settings
+from hopline.jobs.distill.structure import new_rows, structure_features
 from hopline.jobs.distill.student import Student
 from hopline.jobs.distill.teacher import soft_labels
 from hopline.types import InlineNode, ScoreRequest
@@ -345,3 +347,102 @@ def test_bad_words_are_refused_before_any_work(hopline):
         hopline("--set", "features.store=redis://localhost")
     with pytest.raises(ConfigError, match="layers is 0"):
         hopline("--layers", "0")
+
+
+# Structure
+
+
+@pytest.fixture
+def seeing(own):
+    """A student with structure features, written: (folder, module, rows, structure)."""
+    settings = Settings(structure=("features",), hidden=8)
+    features = np.array(own.graph.nodes["node"].features)
+    edge = own.graph.edge()
+    edges = np.stack([edge.indices, np.repeat(np.arange(N), np.diff(edge.indptr))])
+    structure = structure_features(edges, features, settings)
+    told = StructureRows(
+        structure, directions(features, settings.width), np.diff(edge.indptr), settings.restart
+    )
+    torch.manual_seed(4)
+    module = Student(DIM, DIM, CLASSES, settings).eval()
+    folder = write_student(
+        own.repository, "seeing", "1", module, read_spec(own.folder()), own.graph, features, {},
+        overwrite=False, structure=told,
+    )  # fmt: skip
+    return folder, module, features, structure
+
+
+def answered(folder, graph, *nodes, inline=()):
+    model = load_model(folder, read_spec(folder), graph)
+    request = ScoreRequest("seeing", nodes=list(nodes), inline=tuple(inline), outputs=("logits",))
+    (found,) = Answerer(model, ("logits",), 100).answer([request])
+    assert not isinstance(found, HoplineError), found
+    return found.outputs["logits"]
+
+
+def expected_of(module, features, structure):
+    with torch.no_grad():
+        return module(torch.from_numpy(np.concatenate([features, structure], 1).astype(np.float32))).numpy()
+
+
+def test_structure_rows_are_looked_up_by_node(own, seeing):
+    folder, module, features, structure = seeing
+    found = answered(folder, own.graph, *[f"n{i}" for i in range(N)])
+    np.testing.assert_allclose(found, expected_of(module, features, structure), atol=1e-4)
+
+
+def test_structure_rows_follow_ids_into_another_snapshot(own, seeing):
+    folder, module, features, structure = seeing
+    order = np.random.default_rng(0).permutation(N)[: N - 50]
+    names = [f"n{i}" for i in order] + ["new"]
+    rows = np.concatenate([features[order], np.ones((1, DIM), np.float32)])
+    graph = Graph.from_edges((["new"], [names[0]]), rows, ids=names)
+    base = rows[-1:] @ directions(features, Settings().width)
+    own_rows = np.concatenate([structure[order], base])
+    found = answered(folder, graph, *names)
+    np.testing.assert_allclose(found, expected_of(module, rows, own_rows), atol=1e-4)
+
+
+def test_described_nodes_get_their_structure_from_their_neighbours(own, seeing):
+    folder, module, features, structure = seeing
+    row = np.linspace(-1, 1, DIM, dtype=np.float32)[None]
+    inline = (
+        InlineNode(features=row[0], neighbors={"": ["n1", "n5", "n9"]}),
+        InlineNode(features=row[0], neighbors={}),
+    )
+    settings = Settings(structure=("features",))
+    base = row @ directions(features, settings.width)
+    near = new_rows(
+        base, np.array([0, 3]), structure[[1, 5, 9]], np.diff(own.graph.edge().indptr)[[1, 5, 9]], settings
+    )
+    expected = expected_of(module, np.repeat(row, 2, 0), np.concatenate([near, base]))
+    np.testing.assert_allclose(answered(folder, own.graph, inline=inline), expected, atol=1e-4)
+
+
+def test_a_batch_run_scores_what_the_server_answers(own, seeing):
+    folder = seeing[0]
+    labels = soft_labels(folder, own.graph, lambda *_: None)
+    logits = answered(folder, own.graph, *[f"n{i}" for i in range(N)])
+    np.testing.assert_allclose(labels, torch.from_numpy(logits).softmax(1).numpy(), atol=1e-6)
+
+
+def test_ids_of_another_kind_are_refused(seeing):
+    folder, _, features, _ = seeing
+    graph = Graph.from_edges(([0], [1]), features)
+    with pytest.raises(SchemaMismatch, match=r"ids of 'node' are .*, those of its structure string"):
+        load_model(folder, read_spec(folder), graph)
+
+
+def test_the_command_makes_a_student_that_sees_structure(hopline, own):
+    report = json.loads(hopline("--structure", "--json", "--force"))
+    assert report["structure"] == DIM
+    spec = read_spec(own.repository / "close-student" / "1")
+    assert [entry.kind for entry in spec.levels[0]["node"].inputs] == ["features", "structure"]
+    assert "structure/rows.npy" in spec.files
+    model = load_model(own.folder(), read_spec(own.folder()), own.graph)
+    assert model.student.spec.agreement == report["fallback_agreement"]
+
+
+def test_structure_that_a_server_cannot_keep_up_is_refused(own):
+    with pytest.raises(BadRequest, match="structure labels"):
+        distil(own, settings=Settings(structure=("labels",)))

@@ -148,7 +148,10 @@ class RowComputer:
             base = bases.get(relation.source, _NO_ROWS)
             views[relation.key] = relation.view(base, sources, ids, block, NO_CUT)
         own = bases.get(self._node_type, _NO_ROWS)
-        runner.run(ids.shape[0], own, own_rows, self._raw, ids, views, out)
+        structure = None
+        if self._level.structure is not None:
+            structure = self._level.structure.rows(ids, self._raw, ids)
+        runner.run(ids.shape[0], own, own_rows, self._raw, ids, views, out, structure)
         return sum(block.num_edges for block in blocks)
 
     def _compact(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import hopline
 from hopline.artifact import Head, ModelSpec, Stage, StageInput, sha256_of, write_spec
+from hopline.engine.structure import StructureSpec, write_structure
 from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
 from hopline.errors import PackagingError, ParityError
 from hopline.graph import Graph
@@ -23,7 +25,7 @@ from hopline.jobs.distill.student import Student
 from hopline.packaging.export import OPSET
 from hopline.packaging.folder import new_version
 from hopline.runtimes.onnx import session
-from hopline.types import FloatArray
+from hopline.types import FloatArray, IdArray
 
 #: Rows that written files are compared on, and by how much they may differ.
 _CHECKED, _TOLERANCE = 512, 1e-4
@@ -32,6 +34,22 @@ _IR_VERSION = 8
 
 #: Weight float32 [out, in] and bias [out].
 Layer = tuple[FloatArray, FloatArray]
+
+
+@dataclass(frozen=True)
+class StructureRows:
+    """What a student sees of the graph.
+
+    Attributes:
+        rows: float32 [N, S]. base: float32 [d, S], what features are multiplied by for the rows that the
+            diffusion begins with. degrees: int64 [N], in-neighbours.
+        restart: of the diffusion.
+    """
+
+    rows: FloatArray
+    base: FloatArray
+    degrees: IdArray
+    restart: float
 
 
 class Layers:
@@ -139,6 +157,7 @@ def write_student(
     figures: dict[str, object],
     *,
     overwrite: bool,
+    structure: StructureRows | None = None,
 ) -> Path:
     """Write a student as a model that `hopline serve` loads.
 
@@ -149,6 +168,7 @@ def write_student(
         rows: float32 [n, d], what the files are compared on.
         figures: of the distillation, for model.json's `parity`.
         overwrite: replace an existing version.
+        structure: what the student reads beside features; it becomes part of the artifact.
 
     Returns: its folder.
     Raises:
@@ -158,9 +178,21 @@ def write_student(
     layers = Layers(student, teacher.task)
     node_type = teacher.head.node_type
     schema = msgspec.to_builtins(graph.schema)
-    width = rows.shape[1]
-    features = StageInput("features", "features")
-    stage = Stage(layers.num_states, f"layers/0.{node_type}.onnx", (features,))
+    inputs: tuple[StageInput, ...] = (StageInput("features", "features"),)
+    name_in = "features"
+    if structure is not None:
+        inputs += (StageInput("structure", "structure", columns=(0, structure.rows.shape[1])),)
+        name_in = "x"
+    stage = Stage(
+        layers.num_states,
+        f"layers/0.{node_type}.onnx",
+        inputs,
+        packed=structure is not None,
+        structure="" if structure is None else "structure",
+    )
+    read = rows[:_CHECKED]
+    if structure is not None:
+        read = np.concatenate([read, structure.rows[:_CHECKED]], axis=1)
     spec = ModelSpec(
         name=name,
         version=version,
@@ -177,12 +209,18 @@ def write_student(
     with new_version(repository, name, version, overwrite=overwrite) as place:
         assert stage.file is not None
         path = place.folder / stage.file
-        write_layers(path, layers.hidden, ("features", "h"), last_relu=True, width=width)
+        write_layers(path, layers.hidden, (name_in, "h"), last_relu=True, width=read.shape[1])
         head = place.folder / "head.onnx"
         write_layers(head, [layers.out], ("h", "logits"), last_relu=False, width=layers.num_states)
-        found = session(path).run(["h"], {"features": rows[:_CHECKED]})[0]
+        found = session(path).run(["h"], {name_in: read})[0]
         logits = session(head).run(["logits"], {"h": found})[0]
-        difference = _compare(logits, student, teacher, rows)
+        difference = _compare(logits, student, teacher, read)
+        if structure is not None:
+            ids = graph.nodes[node_type].ids
+            kind = graph.schema.node_types[node_type].id_kind
+            told = StructureSpec(graph.version, node_type, len(ids), kind, structure.restart)
+            folder = place.folder / stage.structure
+            write_structure(folder, structure.rows, structure.base, structure.degrees, told, ids)
         parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
         write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
     return place.path

@@ -14,8 +14,9 @@ import numpy as np
 from hopline.errors import BadRequest, PackagingError
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.distill import gate
-from hopline.jobs.distill.export import write_fallback, write_student
+from hopline.jobs.distill.export import StructureRows, write_fallback, write_student
 from hopline.jobs.distill.labels import read_labels
+from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.report import Report, by_degree, calibration, share
 from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.structure import structure_features
@@ -94,6 +95,11 @@ class Distillation:
         self._options = options or DistillOptions()
         self._folder = teacher_folder
         self._repository = repository
+        if set(self._options.settings.structure) - {"features"}:
+            raise BadRequest(
+                "structure labels: known classes diffused over the graph are no rows that a server could "
+                "keep up; a student that is served takes structure features, or none"
+            )
         self._advance = advance
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -134,13 +140,14 @@ class Distillation:
         plain = dataclasses.replace(self._options.settings, structure=())
         known = self._labels.copy()
         known[self._split.held_out] = -1  # nothing learns from what it is judged on
-        student = self._train("student", features, soft, known, self._options.settings, structure)
+        rows = None if structure is None else structure.rows
+        student = self._train("student", features, soft, known, self._options.settings, rows)
         fallback = student
         if structure is not None:
             fallback = self._train("student beside its teacher", features, soft, known, plain)
         mlp = self._plain_mlp(features, soft.shape[1], known, plain)
         began = self._note("training", began)
-        report = self._judge(features, structure, soft, student, fallback, mlp)
+        report = self._judge(features, rows, soft, student, fallback, mlp)
         if report.within or self._options.force:
             report = self._write(report, features, structure, student, fallback)
             self._note("writing", began)
@@ -151,17 +158,20 @@ class Distillation:
         self._seconds[step] = round(now - began, 3)
         return now
 
-    def _structure(self, features: FloatArray) -> FloatArray | None:
+    def _structure(self, features: FloatArray) -> StructureRows | None:
         settings = self._options.settings
         if not settings.structure:
             return None
         self._advance("structure", 0, 1)
         edges = self._edges()
-        known = self._labels.copy()
-        known[self._split.valid] = known[self._split.held_out] = -1
-        found = structure_features(edges, features, settings, labels=known)
+        found = StructureRows(
+            structure_features(edges, features, settings),
+            directions(features, settings.width),
+            np.bincount(edges[1], minlength=features.shape[0]),
+            settings.restart,
+        )
         self._advance("structure", 1, 1)
-        return found if found.shape[1] else None
+        return found
 
     def _edges(self) -> IdArray:
         """Edges among nodes of the answered type, int64 [2, E].
@@ -289,7 +299,7 @@ class Distillation:
         self,
         report: Report,
         features: FloatArray,
-        structure: FloatArray | None,
+        structure: StructureRows | None,
         student: Trained,
         fallback: Trained,
     ) -> Report:
@@ -310,6 +320,7 @@ class Distillation:
             features,
             figures,
             overwrite=self._options.overwrite,
+            structure=structure,
         )
         origin = (self._name, self.spec.version)
         beside = write_fallback(
