@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hopline.jobs.quantize.judge import BucketFigures
     from hopline.jobs.quantize.report import Latency, QuantizeReport
     from hopline.jobs.quantize.run import QuantizeOptions
+    from hopline.rollout.local_repository import LocalRepository
 
 _FORMS = ("int8", "float16", "bfloat16")
 
@@ -28,7 +29,8 @@ _FORMS = ("int8", "float16", "bfloat16")
 def quantize(
     model: Annotated[str, typer.Option(help="Model to quantise.")],
     version: Annotated[
-        str | None, typer.Option(help="Its version; else the newest.", show_default=False)
+        str | None,
+        typer.Option(help="Its version; else the newest that is not quantised.", show_default=False),
     ] = None,
     graph: Annotated[
         Path | None,
@@ -150,7 +152,21 @@ def _model_folder(config: Config, model: str, version: str | None) -> Path:
     versions = repository.versions(model)
     if not versions:
         raise ModelNotFound(absent(repository, model, version or "1"))
+    if version is None:
+        version = next(
+            (each for each in reversed(versions) if not _is_quantized(repository, model, each)), ""
+        )
     return repository.fetch(model, version or versions[-1])
+
+
+def _is_quantized(repository: LocalRepository, model: str, version: str) -> bool:
+    from hopline.artifact import ModelSpec, read_artifact
+
+    folder = repository.fetch(model, version)
+    if not (folder / "model.json").is_file():  # a pipeline
+        return False
+    spec = read_artifact(folder, verify=False)
+    return isinstance(spec, ModelSpec) and "quantized" in spec.parity
 
 
 def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Path) -> QuantizeOptions:
@@ -186,6 +202,11 @@ def show(report: QuantizeReport, console: Console) -> None:
         f"files alone {_times(report.latency_model)}; whole requests {_times(report.latency_request)}",
         highlight=False,
     )
+    if min(each.ratio for each in report.latency_request) >= 1 and report.to == "int8":
+        console.print(
+            "Not faster here: its layers are narrow. Serve the original where size does not matter.",
+            highlight=False,
+        )
     console.print(f"Written: {report.path}", style="bold green", highlight=False)
 
 

@@ -45,9 +45,15 @@ def test_it_says_what_became_of_size_layers_and_nodes(hopline, cases, tmp_path):
 
 def test_the_report_comes_as_json(hopline, tmp_path):
     report = json.loads(hopline("--json", "--name", "small", "--to", "bfloat16", "--judged", "100"))
+    assert report["version"] == "1"
     assert (report["name"], report["as_version"], report["to"]) == ("small", "1-bfloat16", "bfloat16")
     assert report["bytes_after"] < report["bytes_before"]
     assert (tmp_path / "models/small/1-bfloat16/model.json").is_file()
+
+
+def test_the_newest_version_that_is_not_quantised_is_taken(hopline):
+    hopline("--to", "float16", "--judged", "50")
+    assert json.loads(hopline("--to", "bfloat16", "--judged", "50", "--json"))["version"] == "1"
 
 
 @pytest.mark.parametrize(

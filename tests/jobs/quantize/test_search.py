@@ -71,6 +71,18 @@ def test_the_scheme_that_is_closer_is_taken(tmp_path):
     assert chosen["1.node/b"] == "range"  # no closer: without a further operator
 
 
+def test_the_faster_scheme_is_taken_where_the_other_is_not_much_closer(tmp_path):
+    script = Scripted({("a", "range"): 0.2, ("a", "equalised"): 0.15})
+    chosen, _ = search(script, tmp_path).run({})
+    assert chosen["1.node/a"] == "range"
+
+
+def test_the_scheme_that_passes_is_taken(tmp_path):
+    script = Scripted({("a", "range"): 0.6, ("a", "equalised"): 0.4})
+    chosen, _ = search(script, tmp_path).run({})
+    assert chosen["1.node/a"] == "equalised"
+
+
 def test_when_all_hurt_the_error_names_each_with_its_bucket(tmp_path):
     script = Scripted({"a": 3.0, "b": 2.0}, {"c": 1.0})
     with pytest.raises(ParityError) as caught:

@@ -13,8 +13,9 @@ from hopline.jobs.quantize.judge import Figures, Judge
 from hopline.jobs.quantize.operators import LEAST_WEIGHTS, Layer
 from hopline.jobs.quantize.report import LayerReport
 
-#: A form that costs a further operator must be so much closer to the original.
-_CLOSER = 0.9
+#: A form that takes longer must halve the distance from the original: the further product of `equalised`
+#: takes a fifth of the time of a 1,534 x 256 layer.
+_CLOSER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,14 @@ class Search:
             except PackagingError as error:
                 self.kept[layer.name] = str(error)
                 continue
-            if best is None or trial.figures.difference < _CLOSER * best.figures.difference:
+            if best is None or self._is_better(trial.figures, best.figures):
                 best = trial
         return best
+
+    def _is_better(self, slower: Figures, faster: Figures) -> bool:
+        if faster.drop > self.max_drop:
+            return slower.drop < faster.drop
+        return slower.drop <= self.max_drop and slower.difference < _CLOSER * faster.difference
 
     def _figures(self, chosen: dict[str, Form]) -> Figures:
         folder = self.work / "tried"
