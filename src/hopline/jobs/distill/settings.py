@@ -46,7 +46,7 @@ class Settings:
     structure: tuple[str, ...] = ("features",)
     width: int = 128
     restart: float = 0.1
-    tolerance: float = 1e-5
+    tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "epochs", "patience", "batch"):
