@@ -52,8 +52,9 @@ _MAX_EDGES = 1 << 18
     BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
     OWN_SCALE_AT, OWN_OFFSET_AT, BASE_SCALE_AT, BASE_OFFSET_AT,
     NUM_IDS, NUM_COMPUTE,
+    DATA_AT, ID_BITS, SCALE_AT,
     NUM_PLACES,
-) = range(76)  # fmt: skip
+) = range(79)  # fmt: skip
 
 
 @njit(inline="always")
@@ -67,11 +68,21 @@ def _matrix(address, rows, columns):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _sample(f, nodes, as_of):  # type: ignore[no-untyped-def]
+def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
     """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
-    indptr = _ints(f[INDPTR_AT], f[NUM_INDPTR])
     records = carray(pointer(f[RECORDS_AT]), (f[NUM_RECORDS], NUM_COLUMNS), np.int64)
     time = _ints(f[TIME_AT], f[NUM_TIMES])
+    if packed is not None:  # decided when it is compiled: neither form carries the other's code
+        scale = carray(pointer(f[SCALE_AT]), (1,), np.float64)[0]
+        weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale)
+        edges = nodes.shape[0] * f[FANOUT]
+        return sample(
+            carray(pointer(f[INDPTR_AT]), (f[NUM_INDPTR],), np.int32), records,
+            (f[INDICES_AT], f[DATA_AT], f[ID_BITS]), time, weights, weights, nodes, f[FANOUT], f[MODE],
+            f[VERSION], as_of, np.uint64(f[KEY]), _ints(f[OFFSETS_AT], nodes.shape[0] + 1),
+            _ints(f[POSITIONS_AT], edges), _ints(f[NEIGHBORS_AT], edges),
+        )  # fmt: skip
+    indptr = _ints(f[INDPTR_AT], f[NUM_INDPTR])
     cumweight = carray(pointer(f[CUMWEIGHT_AT]), (f[NUM_CUMWEIGHTS],), np.float64)
     weight = carray(pointer(f[WEIGHT_AT]), (f[NUM_WEIGHTS],), np.float32)
     bound = nodes.shape[0] * f[FANOUT]
@@ -199,12 +210,12 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def descend(frames, seeds, as_of, use_tables, like):  # type: ignore[no-untyped-def]
+def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-untyped-def]
     """Plan the batch, and gather for the first call of the runtime.
 
     Args:
         frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
-        seeds: int64 [n] distinct ids. like: see `_gather`.
+        seeds: int64 [n] distinct ids. like: see `_gather`. packed: None, or 1 where edges are compressed.
 
     Returns: the lowest level that has rows to compute; the number of levels where none has.
     """
@@ -224,7 +235,7 @@ def descend(frames, seeds, as_of, use_tables, like):  # type: ignore[no-untyped-
             lowest = k + 1
             break
         nodes = _ints(f[COMPUTE_AT], n)
-        total = _sample(f, nodes, as_of)
+        total = _sample(f, nodes, as_of, packed)
         lowest = 0
         if k > 0:
             # Small batches use a small part of the hash, which stays in cache.
@@ -283,6 +294,7 @@ class Chain:
         self._num_compute = self._frames[:, NUM_COMPUTE]
         self._alive: list[AnyArray] = []
         self._like = like_of(features[levels[0].node_type])
+        self._packed = 1 if levels[0].links[0][0].sampler.packed else None
         self._outs: list[FloatArray] = []
         self._runs: list[Any] = []
         capacity = max_seeds
@@ -311,7 +323,8 @@ class Chain:
             edges *= relation.sampler.fanout + 1
             max_seeds = min(max_seeds, _MAX_EDGES // edges)
         raw = features[chain[-1].node_type], features[chain[-1].links[0][0].source]
-        if not max_seeds or like_of(raw[0]) != like_of(raw[1]):
+        packed = {level.links[0][0].sampler.packed for level in chain}
+        if not max_seeds or len(packed) > 1 or like_of(raw[0]) != like_of(raw[1]):
             return None
         return Chain(chain[::-1], features, max_seeds, watch)
 
@@ -323,7 +336,7 @@ class Chain:
         frames = self._frames
         use_tables = as_of == NO_CUT
         frames[:, VERSION] = self._clock.version
-        lowest = descend(frames, ids, as_of, use_tables, self._like)
+        lowest = descend(frames, ids, as_of, use_tables, self._like, self._packed)
         self._watch.sampled()
         counts = self._num_compute.tolist()
         if use_tables:
@@ -372,10 +385,7 @@ class Chain:
         self._runs.append(stage.run)
         values = {
             INDPTR_AT: indptr, NUM_INDPTR: len(indptr), RECORDS_AT: records, NUM_RECORDS: len(records),
-            INDICES_AT: indices, NUM_EDGES: len(indices),
-            IS_WIDE: indices.itemsize == 8, TIME_AT: time, NUM_TIMES: len(time),
-            CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
-            WEIGHT_AT: weight, NUM_WEIGHTS: len(weight), FANOUT: fanout, MODE: mode,
+            TIME_AT: time, NUM_TIMES: len(time), FANOUT: fanout, MODE: mode,
             KEY: int(sampler.key.astype(np.int64)),
             OFFSETS_AT: np.empty(capacity + 1, np.int64), POSITIONS_AT: np.empty(max(1, edges), np.int64),
             NEIGHBORS_AT: np.empty(max(1, edges), np.int64),
@@ -390,6 +400,18 @@ class Chain:
             COLUMN: column, WIDTH: width, PLACE: place,
             INPUT_AT: stage.inputs[0], INPUT_DIM: stage.inputs[0].shape[1], OUTPUT_AT: stage.output,
         }  # fmt: skip
+        if sampler.packed:
+            codes, sums, scale = weight
+            values |= {
+                INDICES_AT: indices[0], DATA_AT: indices[1], ID_BITS: indices[2], WEIGHT_AT: codes,
+                CUMWEIGHT_AT: sums, SCALE_AT: np.array([scale]),
+            }  # fmt: skip
+        else:
+            values |= {
+                INDICES_AT: indices, NUM_EDGES: len(indices), IS_WIDE: indices.itemsize == 8,
+                CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
+                WEIGHT_AT: weight, NUM_WEIGHTS: len(weight),
+            }  # fmt: skip
         if level.table is not None:
             table = level.table
             index, tags, visited, kept, stamps, marks = table.arrays

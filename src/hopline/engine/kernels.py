@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.engine.narrow_kernels import row_of, stored_in, value_at
+from hopline.engine.narrow_kernels import decoder_of, stored_in, value_at
+from hopline.graph.edge_data import has_weights, id_at, weight_at, weight_up_to
 from hopline.graph.extent import extent
 from hopline.intrinsics import LINE_BYTES, prefetch
 from hopline.jit import njit
 
-#: Rows between asking for a row and reading it; measured flat from 4 to 16 (docs/log.md).
+#: Rows between asking for a row and reading it, at least; measured flat from 4 to 16 for rows of 8 cache
+#: lines (docs/log.md). Of shorter rows more are asked for, until as many lines are under way.
 _AHEAD = 6
+_LINES_AHEAD = 48
 
 
 @njit(inline="always")
@@ -33,20 +36,21 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
         base: float32 or narrow [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
     """
     n = rows.shape[0]
-    table = stored_in(base)
+    table, decoder = stored_in(base), decoder_of(base, column, w)
     width = table.shape[1]
     flat = table.reshape(-1)
     per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
-    for i in range(min(n, _AHEAD)):
+    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    for i in range(min(n, ahead)):
         _prefetch_row(flat, rows[i], width, lines, per_line)
     for i in range(n):
-        if i + _AHEAD < n:
-            _prefetch_row(flat, rows[i + _AHEAD], width, lines, per_line)
-        source = row_of(base, rows[i], column, w)
+        if i + ahead < n:
+            _prefetch_row(flat, rows[i + ahead], width, lines, per_line)
+        source = table[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         for c in range(w):
-            target[c] = value_at(source, c)
+            target[c] = value_at(source, decoder, c)
 
 
 @njit(nogil=True, cache=True)
@@ -61,30 +65,31 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         out: float32 [>= n, D].
     """
     n = offsets.shape[0] - 1
-    table = stored_in(base)
+    table, decoder = stored_in(base), decoder_of(base, column, w)
     width = table.shape[1]
     flat = table.reshape(-1)
     per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
+    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
     weighted = coefficients.shape[0] > 0
-    for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
+    for e in range(offsets[0], min(end, offsets[0] + ahead)):
         _prefetch_row(flat, rows[e], width, lines, per_line)
     for i in range(n):
         target = out[i, out_column : out_column + w]
         for c in range(w):
             target[c] = np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
-            if e + _AHEAD < end:
-                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = row_of(base, rows[e], column, w)
+            if e + ahead < end:
+                _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
+            source = table[rows[e], column : column + w]
             if weighted:
                 k = coefficients[e]
                 for c in range(w):
-                    target[c] += k * value_at(source, c)
+                    target[c] += k * value_at(source, decoder, c)
             else:
                 for c in range(w):
-                    target[c] += value_at(source, c)
+                    target[c] += value_at(source, decoder, c)
         if mean:
             count = offsets[i + 1] - offsets[i]
             if count > 1:
@@ -103,18 +108,19 @@ def gather_reduce(  # type: ignore[no-untyped-def]
     costs as much as its work.
     """
     n = offsets.shape[0] - 1
-    table = stored_in(base)
+    table, decoder = stored_in(base), decoder_of(base, column, w)
     width = table.shape[1]
     flat = table.reshape(-1)
     per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
-    own_table = stored_in(own)
+    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
+    own_table, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
     own_width = own_table.shape[1]
     own_flat = own_table.reshape(-1)
     own_per_line = LINE_BYTES // own_table.itemsize
     own_lines = (own_width + own_per_line - 1) // own_per_line
     end = offsets[n]
-    for e in range(offsets[0], min(end, offsets[0] + _AHEAD)):
+    for e in range(offsets[0], min(end, offsets[0] + ahead)):
         _prefetch_row(flat, rows[e], width, lines, per_line)
     for i in range(n):
         if i + 1 < n:
@@ -123,32 +129,33 @@ def gather_reduce(  # type: ignore[no-untyped-def]
         for c in range(w):
             target[c] = np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
-            if e + _AHEAD < end:
-                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = row_of(base, rows[e], column, w)
+            if e + ahead < end:
+                _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
+            source = table[rows[e], column : column + w]
             for c in range(w):
-                target[c] += value_at(source, c)
+                target[c] += value_at(source, decoder, c)
         if mean:
             count = offsets[i + 1] - offsets[i]
             if count > 1:
                 k = np.float32(1.0) / np.float32(count)
                 for c in range(w):
                     target[c] *= k
-        mine = row_of(own, own_rows[i], own_column, own_w)
+        mine = own_table[own_rows[i], own_column : own_column + own_w]
         target = out[i, own_place : own_place + own_w]
         for c in range(own_w):
-            target[c] = value_at(mine, c)
+            target[c] = value_at(mine, own_decoder, c)
 
 
 @njit(nogil=True, cache=True)
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
     n = offsets.shape[0] - 1
-    table = stored_in(base)
+    table, decoder = stored_in(base), decoder_of(base, column, w)
     width = table.shape[1]
     flat = table.reshape(-1)
     per_line = LINE_BYTES // table.itemsize
     lines = (width + per_line - 1) // per_line
+    ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
     for i in range(n):
         target = out[i, out_column : out_column + w]
@@ -157,26 +164,27 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
             for c in range(w):
                 target[c] = np.float32(0.0)
             continue
-        source = row_of(base, rows[first], column, w)
+        source = table[rows[first], column : column + w]
         for c in range(w):
-            target[c] = value_at(source, c)
+            target[c] = value_at(source, decoder, c)
         for e in range(first + 1, offsets[i + 1]):
-            if e + _AHEAD < end:
-                _prefetch_row(flat, rows[e + _AHEAD], width, lines, per_line)
-            source = row_of(base, rows[e], column, w)
+            if e + ahead < end:
+                _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
+            source = table[rows[e], column : column + w]
             for c in range(w):
-                target[c] = max(target[c], value_at(source, c))
+                target[c] = max(target[c], value_at(source, decoder, c))
 
 
 @njit(nogil=True, cache=True)
 def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """out[i, out_column:][:w] += scale[i] * base[rows[i], column:][:w]; scale: float32 [n]."""
+    table, decoder = stored_in(base), decoder_of(base, column, w)
     for i in range(rows.shape[0]):
-        source = row_of(base, rows[i], column, w)
+        source = table[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         k = scale[i]
         for c in range(w):
-            target[c] += k * value_at(source, c)
+            target[c] += k * value_at(source, decoder, c)
 
 
 @njit(nogil=True, cache=True)
@@ -213,12 +221,12 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
         if skip_loops:
             total = 0.0
             for e in range(start, end):
-                if indices[e] != v:
-                    total += weight[e] if weight.shape[0] > 0 else 1.0
+                if id_at(indices, e) != v:
+                    total += weight_at(weight, e) if has_weights(weight) else 1.0
         elif end == start:
             total = 0.0
-        elif cumweight.shape[0] > 0:
-            total = cumweight[end - 1]
+        elif has_weights(cumweight):
+            total = weight_up_to(cumweight, start, end - 1)
         else:
             total = np.float64(end - start)
         out[i] = np.float32(total)
@@ -235,8 +243,8 @@ def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, 
         out[i] = np.float32(1.0)
         start, end = extent(indptr, records, version, v)
         for e in range(start, end):
-            if indices[e] == v and (time.shape[0] == 0 or time[e] <= as_of):
-                out[i] = weight[e]
+            if id_at(indices, e) == v and (time.shape[0] == 0 or time[e] <= as_of):
+                out[i] = weight_at(weight, e)
 
 
 @njit(nogil=True, cache=True)

@@ -75,6 +75,7 @@ class Relation:
         self._clock = adjacency.clock
         self._indices = frozen(adjacency.indices)
         self._time = frozen(_or_empty(adjacency.time, np.int64))
+        self._weighted = gcn_weighted and adjacency.weight is not None
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
         self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
@@ -92,14 +93,18 @@ class Relation:
         num_edges = block.neighbors.shape[0]
         if self.reads_weight:
             view.weight = np.empty(num_edges, np.float32)
-            take(self._all_weight, block.positions, view.weight)
+            if self.sampler.packed:
+                assert self.adjacency.weight is not None
+                view.weight[:] = self.adjacency.weight[block.positions]
+            else:
+                take(self._all_weight, block.positions, view.weight)
         if self.reads_attr:
             assert self.adjacency.attr is not None
             view.attr = np.asarray(self.adjacency.attr)[block.positions]
         if self.reads_is_self or self.add_loops:
             view.is_self = block.neighbors == np.repeat(nodes, np.diff(block.offsets))
         if self.reads_degree:
-            view.num_eligible = self._degrees(nodes, as_of, NO_FLOATS, False).astype(np.int64)
+            view.num_eligible = self._degrees(nodes, as_of, False, False).astype(np.int64)
         if self.gcn:
             self._normalise(view, nodes, block, as_of)
         return view
@@ -107,17 +112,17 @@ class Relation:
     def degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
         """The `gcn` degree of nodes: float32 [n]; see artifact.py."""
         skip = self.add_loops and self.adjacency.has_self_loops
-        degree = self._degrees(nodes, as_of, self._weight, skip)
+        degree = self._degrees(nodes, as_of, self._weighted, skip)
         if self.add_loops:
-            weighted = skip and self._weight.shape[0] > 0
+            weighted = skip and self._weighted
             degree += self._loops(nodes, as_of) if weighted else np.float32(1.0)
         return degree
 
     def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
         loops = NO_FLOATS
-        if self.add_loops and self.adjacency.has_self_loops and self._weight.shape[0]:
+        if self.add_loops and self.adjacency.has_self_loops and self._weighted:
             loops = self._loops(nodes, as_of)
-        weight = view.weight if self._weight.shape[0] else NO_FLOATS
+        weight = view.weight if self._weighted else NO_FLOATS
         view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
         view.self_coefficients = np.empty(nodes.shape[0], np.float32)
         assert view.num_eligible is not None
@@ -134,10 +139,9 @@ class Relation:
             view.self_coefficients,
         )
 
-    def _degrees(self, nodes: IdArray, as_of: int, weight: FloatArray, skip_loops: bool) -> FloatArray:
+    def _degrees(self, nodes: IdArray, as_of: int, weighted: bool, skip_loops: bool) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
         time = self._time if as_of != NO_CUT else _NO_TIMES
-        weighted = weight.shape[0] > 0
         weighted_degrees(
             self._indptr,
             self._records,

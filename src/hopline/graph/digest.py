@@ -20,7 +20,7 @@ from hopline.graph.schema import GraphSchema
 from hopline.types import AnyArray
 
 _LEAF_BYTES = 8 << 20
-_DERIVED = ("slots", "cumweight")
+_DERIVED = ("slots", "cumweight", "weight_sums")
 
 
 def digests(arrays: Mapping[str, AnyArray], progress: Progress = silent) -> dict[str, str]:

@@ -43,12 +43,12 @@ def extent(indptr, records, version, v):  # type: ignore[no-untyped-def]
     """Begin and end of the list of `v`, positions in the edge arrays.
 
     Args:
-        indptr: int64 [N + 1], or newest records int64 [N].
+        indptr: int64 or int32 [N + 1], or newest records int64 [N].
         records: int64 [R, NUM_COLUMNS], or [0, NUM_COLUMNS].
         version: of the live graph.
     """
     if records.shape[0] == 0:
-        return indptr[v], indptr[v + 1]
+        return np.int64(indptr[v]), np.int64(indptr[v + 1])
     at = indptr[v]
     while at >= 0 and records[at, SINCE] > version:
         at = records[at, PREVIOUS]

@@ -46,8 +46,9 @@ class Adjacency:
 
     Attributes:
         src, relation, dst: the edge type.
-        indptr: int64 [N_dst + 1].
-        indices: int32 [E], rows of the source type.
+        indptr: int64 [N_dst + 1]; int32 where the edges are compressed.
+        indices: int32 [E], rows of the source type; where the edges are compressed (`codec.py`) it and the
+            weights are unpacked as they are indexed.
         time: int64 [E] or None.
         attr: float32 [E, d_e] or None.
         weight: float32 [E], >= 0, or None.
@@ -82,11 +83,11 @@ class Adjacency:
     def degree(self, global_ids: IdArray) -> IdArray:
         """In-degrees of destinations, int64 [n]."""
         ids = np.asarray(global_ids, np.int64)
-        return self.indptr[ids + 1] - self.indptr[ids]
+        return np.subtract(self.indptr[ids + 1], self.indptr[ids], dtype=np.int64)
 
     def starts(self, global_ids: IdArray) -> IdArray:
         """Where the lists of destinations begin in the edge arrays, int64 [n]."""
-        return self.indptr[np.asarray(global_ids, np.int64)]
+        return self.indptr[np.asarray(global_ids, np.int64)].astype(np.int64, copy=False)
 
     @property
     def records(self) -> IdArray:

@@ -14,10 +14,13 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hopline.graph.codec import PackedIds
 from hopline.graph.narrow import Features, NarrowMatrix, stored
+from hopline.graph.parts import Adjacency
 from hopline.graph.snapshot import Graph
 from hopline.types import AnyArray
 
@@ -99,10 +102,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
         nodes = {
             name: dataclasses.replace(part, features=_copied(part.features)) for name, part in nodes.items()
         }
-    edges = {
-        key: dataclasses.replace(part, indptr=_copy(part.indptr), indices=_copy(part.indices))
-        for key, part in graph.edges.items()
-    }
+    edges = {key: _with_copied_lists(part) for key, part in graph.edges.items()}
     copy = Graph(graph.schema, nodes, edges, path=graph.path)
     copy.__dict__["version"] = graph.version  # the content is the same; hashing it anew takes seconds
     return copy
@@ -114,8 +114,18 @@ def _hot(graph: Graph, features: bool) -> list[AnyArray]:
     for nodes in graph.nodes.values() if features else ():
         arrays += stored(nodes.features).values()
     for adjacency in graph.edges.values():
-        arrays += [adjacency.indptr, adjacency.indices]
+        arrays.append(adjacency.indptr)
+        if isinstance(adjacency.indices, PackedIds):
+            arrays += [adjacency.indices.offsets, adjacency.indices.data]
+        else:
+            arrays.append(adjacency.indices)
     return arrays
+
+
+def _with_copied_lists(part: Adjacency) -> Adjacency:
+    indices: Any = part.indices
+    indices = indices.mapped(_copy) if isinstance(indices, PackedIds) else _copy(indices)
+    return dataclasses.replace(part, indptr=_copy(part.indptr), indices=indices)
 
 
 def _copied(features: Features) -> Features:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import GraphError
-from hopline.graph import digest, files, pyg, storage, subgraph
+from hopline.graph import codec, digest, files, pyg, storage, subgraph
 from hopline.graph.build import build, features_of
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
@@ -192,6 +192,32 @@ class Graph:
             progress=progress,
         )
         return Graph.open(path)
+
+    def compressed(self, progress: Progress = silent) -> Graph:
+        """The same graph with packed in-neighbours and weights of 8 bits, in memory; see `codec.py`.
+
+        It samples as this one does; by weight, as one with the rounded weights. It is a version of its own.
+        Raises: GraphError: an edge type of too many edges or too large weights.
+        """
+        return Graph(
+            self.schema,
+            self.nodes,
+            {
+                key: codec.compress(part, self.nodes[part.src].num_nodes, progress)
+                for key, part in self.edges.items()
+            },
+        )
+
+    def decompressed(self) -> Graph:
+        """The same graph in plain arrays, in memory; weights stay as `compressed` rounded them."""
+        return Graph(
+            self.schema, self.nodes, {key: codec.decompress(part) for key, part in self.edges.items()}
+        )
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether edges are packed."""
+        return any(codec.is_compressed(part) for part in self.edges.values())
 
     @cached_property
     def digests(self) -> Mapping[str, str]:

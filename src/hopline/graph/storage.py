@@ -6,6 +6,7 @@
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
+    edges/<key>/packed_*.npy, weight_*.npy    instead of indices and weights, where compressed (`codec.py`)
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
 shape with graph.json; their contents are only read by `verify`.
@@ -26,7 +27,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph import digest, narrow
+from hopline.graph import codec, digest, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
@@ -84,7 +85,8 @@ def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dic
         arrays |= {f"nodes/{quoted(name)}/{field}": a for field, a in narrow.stored(part.features).items()}
         arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in part.ids.arrays().items()}
     for key, adjacency in edges.items():
-        arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in adjacency.arrays().items()}
+        named = codec.stored(adjacency)
+        arrays |= {f"edges/{quoted(key)}/{field}": a for field, a in named.items()}
     return arrays
 
 
@@ -123,7 +125,7 @@ def save(
                 for key, part in edges.items()
             },
             arrays=stored,
-            format=_format_of(schema),
+            format=_format_of(schema, edges),
             producer={"numpy": np.__version__},
         )
         with (scratch / MANIFEST).open("wb") as file:
@@ -139,10 +141,11 @@ def save(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _format_of(schema: GraphSchema) -> int:
+def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
-    return FORMAT_VERSION if kinds & narrow.CODES.keys() else 1
+    packed = any(codec.is_compressed(part) for part in edges.values())
+    return FORMAT_VERSION if packed or kinds & narrow.CODES.keys() else 1
 
 
 def read(folder: Path) -> Manifest:
@@ -204,7 +207,7 @@ def load(
                     f"{manifest.arrays[name].blake2b[:12]}…; copy or build the graph again"
                 )
     try:
-        nodes, edges = _nodes(folder / MANIFEST, manifest, arrays), _edges(manifest, arrays)
+        nodes, edges = _nodes(folder / MANIFEST, manifest, arrays), _edges(folder, manifest, arrays)
     except KeyError as error:
         raise GraphError(f"{folder / MANIFEST} is damaged: it does not list {error}") from None
     _check_shapes(folder / MANIFEST, manifest, nodes, edges)
@@ -230,21 +233,26 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
     return nodes
 
 
-def _edges(manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Adjacency]:
+def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Adjacency]:
     edges = {}
     for key, schema in manifest.graph_schema.edge_types.items():
         below = _below(f"edges/{quoted(key)}/", arrays)
         known = manifest.edges[key]
+        columns: Any
+        if codec.is_stored(below):
+            where, num_sources = folder / "edges" / quoted(key), manifest.num_nodes[schema.src]
+            columns = codec.columns_of(below, known.num_edges, num_sources, schema.has_weight, where)
+        else:
+            names = ("indices", "weight", "cumweight") if schema.has_weight else ("indices",)
+            columns = {"weight": None, "cumweight": None} | {name: below[name] for name in names}
         edges[key] = Adjacency(
             src=schema.src,
             relation=schema.relation,
             dst=schema.dst,
             indptr=below["indptr"],
-            indices=below["indices"],
             time=below["time"] if schema.has_time else None,
             attr=below["attr"] if schema.attr_dim else None,
-            weight=below["weight"] if schema.has_weight else None,
-            cumweight=below["cumweight"] if schema.has_weight else None,
+            **columns,
             has_self_loops=known.has_self_loops,
             max_degree=known.max_degree,
         )

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import ArtifactError
+from hopline.graph.edge_data import finish, first_beyond, follow, touch, weight_at, weight_up_to
 from hopline.graph.extent import NUM_COLUMNS, extent
 from hopline.intrinsics import prefetch
 from hopline.jit import njit
@@ -76,24 +77,10 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S31)
 
 
-@njit(inline="always")
-def _draw_weighted(cumweight, start, n, total, h):  # type: ignore[no-untyped-def]
-    """First list position whose running weight exceeds a uniform draw from [0, total)."""
-    u = np.float64(h >> _S11) * _TO_UNIT * total
-    low, high = 0, n
-    while low < high:
-        middle = (low + high) >> 1
-        if cumweight[start + middle] > u:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 @njit(nogil=True, cache=True)
 def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  # type: ignore[no-untyped-def]
     """Fill positions[at:at+k] with up to k distinct list positions; return how many."""
-    total = cumweight[start + n - 1]
+    total = weight_up_to(cumweight, start, start + n - 1)
     taken = 0
     draw = U64(0)
     tries = _TRIES_PER_DRAW * k + _TRIES
@@ -102,7 +89,9 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
     while taken < k and tries > 0:
         tries -= 1
         draw += _ONE
-        t = _draw_weighted(cumweight, start, n, total, mix(node_key + draw * GOLDEN))
+        # The first position whose running weight exceeds a uniform draw from [0, total).
+        bound = np.float64(mix(node_key + draw * GOLDEN) >> _S11) * _TO_UNIT * total
+        t = first_beyond(cumweight, start, n, bound)
         if t >= n:  # the draw rounded up to the total
             continue
         repeated = False
@@ -117,7 +106,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
         # Exact scan: the weights left over, in list order, without those already taken.
         left: float = 0.0
         for e in range(n):
-            w = np.float64(weight[start + e])
+            w = np.float64(weight_at(weight, start + e))
             for q in range(taken):
                 if positions[at + q] == start + e:
                     w = np.float64(0.0)
@@ -130,7 +119,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
         chosen = -1
         running: float = 0.0
         for e in range(n):
-            w = np.float64(weight[start + e])
+            w = np.float64(weight_at(weight, start + e))
             for q in range(taken):
                 if positions[at + q] == start + e:
                     w = np.float64(0.0)
@@ -168,7 +157,7 @@ def sample(  # type: ignore[no-untyped-def]
     Args:
         indptr, records, version: see `extent`.
         indices: int32 or int64 [E]; time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight:
-            float32 [E] or [0].
+            float32 [E] or [0]; or indices, cumweight and weight packed, see `edge_data.py`.
         nodes: int64 [n] destination global ids.
         fanout: neighbours to take; -1 means all.
         mode: value of MODES. as_of: NO_CUT for none. key: layer_key(...).
@@ -183,7 +172,7 @@ def sample(  # type: ignore[no-untyped-def]
     live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
         prefetch(indptr, nodes[i])
-    total = 0
+    total, asked, done = 0, 0, 0
     offsets[0] = 0
     for i in range(n):
         if i + _AHEAD < n:
@@ -208,7 +197,7 @@ def sample(  # type: ignore[no-untyped-def]
             for j in range(degree):
                 positions[total + j] = start + j
             if degree > 0:
-                prefetch(indices, start)
+                touch(indices, start)
             total += degree
         elif mode == 0:
             node_key = mix(U64(v) * GOLDEN + key)
@@ -221,20 +210,20 @@ def sample(  # type: ignore[no-untyped-def]
                         t = start + last
                         break
                 positions[total + j] = t
-                prefetch(indices, t)
+                touch(indices, t)
             total += fanout
         elif mode == 1:
             for j in range(fanout):
                 positions[total + j] = start + degree - fanout + j
             if fanout > 0:
-                prefetch(indices, start + degree - fanout)
+                touch(indices, start + degree - fanout)
             total += fanout
         else:
             node_key = mix(U64(v) * GOLDEN + key)
             total += _sample_weighted(cumweight, weight, start, degree, fanout, node_key, positions, total)
         offsets[i + 1] = total
-    for e in range(total):
-        neighbors[e] = indices[positions[e]]
+        asked, done = follow(indices, positions, total, asked, done, neighbors)
+    finish(indices, positions, total, asked, done, neighbors)
     return total
 
 
@@ -306,6 +295,9 @@ class Sampler:
         key: from `layer_key`.
         max_degree: hard cap for fanout -1 and above; None means no cap.
 
+    Attributes:
+        packed: the lists are compressed.
+
     Raises:
         ArtifactError: the mode needs times or weights that the adjacency lacks.
     """
@@ -334,13 +326,17 @@ class Sampler:
         self._indptr = frozen(adjacency.indptr)
         self._records = frozen(adjacency.records)
         self.clock = adjacency.clock
+        self.packed = not isinstance(adjacency.indices, np.ndarray)
+        # Packed weights, where there are none, are of one type with others: less to compile.
+        no_weight = _NO_PACKED_WEIGHTS if self.packed else np.empty(0, np.float32)
+        no_sums = _NO_PACKED_WEIGHTS if self.packed else np.empty(0, np.float64)
         self._arrays = (
             self._indptr,
             self._records,
             frozen(adjacency.indices),
             frozen(_or_empty(adjacency.time, np.int64)),
-            frozen(_or_empty(adjacency.cumweight, np.float64)),
-            frozen(_or_empty(adjacency.weight, np.float32)),
+            no_sums if adjacency.cumweight is None else frozen(adjacency.cumweight),
+            no_weight if adjacency.weight is None else frozen(adjacency.weight),
         )
 
     @property
@@ -381,16 +377,22 @@ class Sampler:
         return Block(buffers, num_nodes, total)
 
 
+#: As kernels take packed weights, see `edge_data.py`.
+_NO_PACKED_WEIGHTS = (0, 0, 0.0)
+
+
 def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
     return np.empty(0, dtype) if array is None else array
 
 
-def frozen(array: AnyArray) -> AnyArray:
-    """A read-only base-class view.
+def frozen(array: Any) -> Any:
+    """A read-only base-class view; of packed edges, what kernels take for them.
 
     Numba compiles anew for writable arrays and falls off its fast dispatch path for np.memmap; one
     spelling for arrays in memory and mapped ones avoids both.
     """
+    if hasattr(array, "kernel"):
+        return array.kernel
     view: NDArray[np.generic] = np.asarray(array).view()
     view.flags.writeable = False
     return view

@@ -1,0 +1,332 @@
+"""Compressed adjacency: in-neighbours in packed blocks, weights as bytes, both read one by one.
+
+Neighbours are packed without loss, 64 to a block (`codec_kernels.py`); the block is all that is read to
+know one of them, wherever lists begin and end. Weights become codes of 8 bits and one scale for the edge
+type: a weight is off by at most half of `scale`, which is the largest weight over 255, and one that was
+above 0 stays so. The scale has 14 significant bits, so that every weight is exact in float32 and every
+running sum in float64: sampling by weight draws what it would draw from plain arrays of these weights.
+
+Times and attributes of edges are not compressed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import GraphError
+from hopline.graph import codec_kernels as kernels
+from hopline.graph import csc
+from hopline.graph.columns import read_only
+from hopline.graph.parts import Adjacency
+from hopline.graph.progress import Progress, silent
+from hopline.types import AnyArray, FloatArray, IdArray
+
+_LARGEST_CODE = 255
+_SCALE_BITS = 14
+#: Above it, a code times the scale could be beyond float32.
+_LARGEST_WEIGHT = 1e38
+_MAX_EDGES = 2**31 - 1
+_MAX_BYTES = 2**32 - 1
+
+
+class _Column:
+    """One value for each edge, unpacked where it is asked for, as NumPy arrays are indexed."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def at(self, positions: IdArray) -> AnyArray:
+        """The values at int64 [n] positions, each in [0, len)."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int]:
+        """(E,)."""
+        return (len(self),)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return self.at(np.arange(*item.indices(len(self)), dtype=np.int64))
+        given = np.asarray(item)
+        positions = np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64)
+        positions = np.where(positions < 0, positions + len(self), positions)
+        if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < len(self):
+            raise IndexError(f"edge positions are 0 to {len(self) - 1}")
+        values = self.at(np.ascontiguousarray(positions).reshape(-1))
+        return values[0] if given.ndim == 0 else values.reshape(positions.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
+        if copy is False:
+            raise ValueError("packed edges are unpacked by copying")
+        values = self.at(np.arange(len(self), dtype=np.int64))
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+
+class PackedIds(_Column):
+    """In-neighbours of every list, one list after the other.
+
+    Attributes:
+        offsets: uint32 [blocks + 1]. data: uint8. See `codec_kernels.py`.
+        bits: of a neighbour's row.
+        kernel: what kernels take, see `edge_data.py`; valid while this object is.
+    """
+
+    __slots__ = ("_length", "bits", "data", "kernel", "offsets")
+    dtype = np.dtype(np.int32)
+
+    def __init__(self, offsets: AnyArray, data: AnyArray, bits: int, length: int) -> None:
+        self.offsets, self.data, self.bits, self._length = offsets, data, bits, length
+        self.kernel = (int(offsets.ctypes.data), int(data.ctypes.data), bits)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.offsets.nbytes + self.data.nbytes
+
+    def at(self, positions: IdArray) -> NDArray[np.int32]:
+        """Rows of the source type, int32 [n]."""
+        out = np.empty(positions.shape[0], np.int32)
+        kernels.read_numbers(self.kernel, positions, positions.shape[0], out)
+        return out
+
+    def mapped(self, copy: Callable[[AnyArray], AnyArray]) -> PackedIds:
+        """The same over copies of its arrays."""
+        return PackedIds(copy(self.offsets), copy(self.data), self.bits, self._length)
+
+    @classmethod
+    def pack(cls, indices: AnyArray, num_sources: int) -> PackedIds:
+        """Pack int32 [E] rows below `num_sources`.
+
+        Raises: GraphError: more edges or bytes than a block's place can be written for.
+        """
+        if len(indices) > _MAX_EDGES:
+            raise GraphError(
+                f"an edge type of {len(indices)} edges cannot be compressed; {_MAX_EDGES} is the most: "
+                "leave the graph as it is"
+            )
+        bits = bits_of(num_sources)
+        sizes = np.empty(num_blocks(len(indices)), np.int64)
+        kernels.block_bytes(indices, bits, sizes)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        if ends[-1] > _MAX_BYTES:
+            raise GraphError(
+                f"an edge type of {len(indices)} edges would take {ends[-1]} bytes; {_MAX_BYTES} is the "
+                "most that can be compressed: leave the graph as it is"
+            )
+        offsets = ends.astype(np.uint32)
+        data = np.zeros(int(ends[-1]) + kernels.PADDING, np.uint8)
+        kernels.pack(indices, bits, offsets, data)
+        return cls(read_only(offsets), read_only(data), bits, len(indices))
+
+
+class PackedWeights(_Column):
+    """Weights as codes of 8 bits.
+
+    Attributes:
+        codes: uint8 [E]. scale: float64 [1]; a weight is its code times it.
+        sums: int64, the sum of all codes before each block of 256, and before the last one's end.
+        kernel: as of `PackedIds`; the same for weights and for their running sums.
+    """
+
+    __slots__ = ("codes", "kernel", "scale", "sums")
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, codes: AnyArray, sums: IdArray, scale: AnyArray) -> None:
+        self.codes, self.sums, self.scale = codes, sums, scale
+        self.kernel = (int(codes.ctypes.data), int(sums.ctypes.data), float(scale[0]))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def at(self, positions: IdArray) -> FloatArray:
+        """float32 [n]."""
+        weights: FloatArray = (self.codes[positions] * self.scale[0]).astype(np.float32)
+        return weights
+
+    @classmethod
+    def pack(cls, weight: FloatArray) -> PackedWeights:
+        """Round float32 [E] weights, >= 0, to codes.
+
+        Raises: GraphError: a weight above 1e38.
+        """
+        largest = float(weight.max()) if len(weight) else 0.0
+        if largest > _LARGEST_WEIGHT:
+            raise GraphError(
+                f"edge weights up to {largest:g} cannot be compressed; {_LARGEST_WEIGHT:g} is the most: "
+                "scale them, which changes nothing where only their ratios count"
+            )
+        scale = _short(largest / _LARGEST_CODE)
+        codes = np.empty(len(weight), np.uint8)
+        step = 1 << 20
+        for a in range(0, len(weight), step):
+            part = np.rint(weight[a : a + step].astype(np.float64) / scale)
+            part[(part == 0) & (weight[a : a + step] > 0)] = 1
+            codes[a : a + step] = part
+        sums = np.empty(num_sums(len(codes)), np.int64)
+        kernels.code_sums(codes, sums)
+        return cls(read_only(codes), read_only(sums), read_only(np.array([scale])))
+
+
+class RunningWeights(_Column):
+    """The inclusive running sums of packed weights within each list, which nothing stores."""
+
+    __slots__ = ("_indptr", "_weights", "kernel")
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, weights: PackedWeights, indptr: IdArray) -> None:
+        self._weights, self._indptr = weights, indptr
+        self.kernel = weights.kernel
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def at(self, positions: IdArray) -> NDArray[np.float64]:
+        """float64 [n]. Computes all of them: kernels read single ones from the codes."""
+        sums: NDArray[np.float64] = csc.running_weights(
+            np.asarray(self._indptr, np.int64), np.asarray(self._weights)
+        )[positions]
+        return sums
+
+
+def bits_of(num_sources: int) -> int:
+    """Bits of a row of a node type."""
+    return max(1, (num_sources - 1).bit_length())
+
+
+def num_blocks(num_edges: int) -> int:
+    """Blocks that so many edges lie in."""
+    return -(-num_edges // kernels.BLOCK)
+
+
+def num_sums(num_edges: int) -> int:
+    """Sums that are stored for the weights of so many edges."""
+    return (num_edges >> kernels.SUM_BITS) + 1
+
+
+def is_compressed(adjacency: Adjacency) -> bool:
+    """Whether an adjacency's neighbours are packed."""
+    return isinstance(adjacency.indices, PackedIds)
+
+
+def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent) -> Adjacency:
+    """The same edges, packed; weights are rounded.
+
+    Raises: GraphError: too many edges, or too large weights.
+    """
+    if is_compressed(adjacency):
+        return adjacency
+    stage = f"compressing {adjacency.key}"
+    progress(stage, 0.0)
+    indices = PackedIds.pack(adjacency.indices, num_sources)
+    indptr = read_only(adjacency.indptr.astype(np.int32))
+    weight = sums = None
+    if adjacency.weight is not None:
+        weight = PackedWeights.pack(adjacency.weight)
+        sums = RunningWeights(weight, indptr)
+    progress(stage, 1.0)
+    packed: Any = {"indptr": indptr, "indices": indices, "weight": weight, "cumweight": sums}
+    return dataclasses.replace(adjacency, **packed)
+
+
+def decompress(adjacency: Adjacency) -> Adjacency:
+    """The same edges in plain arrays; weights stay rounded."""
+    if not is_compressed(adjacency):
+        return adjacency
+    indptr = read_only(np.asarray(adjacency.indptr, np.int64))
+    weight = sums = None
+    if adjacency.weight is not None:
+        weight = read_only(np.asarray(adjacency.weight))
+        sums = read_only(csc.running_weights(indptr, weight))
+    return dataclasses.replace(
+        adjacency,
+        indptr=indptr,
+        indices=read_only(np.asarray(adjacency.indices)),
+        weight=weight,
+        cumweight=sums,
+    )
+
+
+def stored(adjacency: Adjacency) -> dict[str, AnyArray]:
+    """What is stored of an adjacency, packed or not, by name."""
+    arrays = adjacency.arrays()
+    if not is_compressed(adjacency):
+        return arrays
+    for name in ("indices", "weight", "cumweight"):
+        arrays.pop(name, None)
+    indices: Any = adjacency.indices
+    arrays |= {"packed_offsets": indices.offsets, "packed_data": indices.data}
+    weight: Any = adjacency.weight
+    if weight is not None:
+        arrays |= {"weight_codes": weight.codes, "weight_scale": weight.scale, "weight_sums": weight.sums}
+    return arrays
+
+
+def is_stored(arrays: Mapping[str, AnyArray]) -> bool:
+    """Whether the arrays of an edge type are packed ones."""
+    return "packed_data" in arrays
+
+
+def columns_of(
+    arrays: Mapping[str, AnyArray], num_edges: int, num_sources: int, has_weight: bool, where: Path
+) -> dict[str, Any]:
+    """`indices`, `weight` and `cumweight` of an `Adjacency` from `stored`.
+
+    Compiled code reads where the offsets say, hence they are read and compared, which is a fiftieth of all.
+
+    Raises: GraphError: arrays that disagree; KeyError: one that is absent.
+    """
+    offsets, data = arrays["packed_offsets"], arrays["packed_data"]
+    wanted = (num_blocks(num_edges) + 1,)
+    wrong = ""
+    if arrays["indptr"].dtype != np.int32:
+        wrong = f"indptr is {arrays['indptr'].dtype}, not int32"
+    elif offsets.dtype != np.uint32 or offsets.shape != wanted or data.dtype != np.uint8 or data.ndim != 1:
+        wrong = f"packed_offsets is {offsets.dtype} {offsets.shape}, not uint32 {wanted}, or packed_data"
+        wrong += f" {data.dtype}, not bytes"
+    elif int(offsets[-1]) + kernels.PADDING != len(data):
+        wrong = f"packed_data has {len(data)} bytes, packed_offsets end at {int(offsets[-1])}"
+    else:
+        bad = kernels.first_bad_block(offsets, len(data) - kernels.PADDING)
+        if bad >= 0:
+            wrong = f"packed_offsets: block {bad} does not lie after the one before it"
+    columns: dict[str, Any] = {"weight": None, "cumweight": None}
+    if has_weight and not wrong:
+        codes, scale, sums = arrays["weight_codes"], arrays["weight_scale"], arrays["weight_sums"]
+        shapes = (codes.shape, scale.shape, sums.shape)
+        if shapes != ((num_edges,), (1,), (num_sums(num_edges),)):
+            wrong = f"weight_codes, weight_scale and weight_sums {shapes} are not of {num_edges} edges"
+        elif codes.dtype != np.uint8 or scale.dtype != np.float64 or sums.dtype != np.int64:
+            wrong = (
+                f"weights are {codes.dtype}, {scale.dtype} and {sums.dtype}, not uint8, float64 and int64"
+            )
+        elif not (math.isfinite(scale[0]) and scale[0] > 0):
+            wrong = f"weight_scale is {scale[0]}, not above 0"
+        else:
+            columns["weight"] = PackedWeights(codes, sums, scale)
+            columns["cumweight"] = RunningWeights(columns["weight"], arrays["indptr"])
+    if wrong:
+        raise GraphError(f"{where} is damaged: {wrong}; copy or build the graph again")
+    columns["indices"] = PackedIds(offsets, data, bits_of(num_sources), num_edges)
+    return columns
+
+
+def _short(value: float) -> float:
+    """The least number of `_SCALE_BITS` significant bits that is not below `value`; 1 for 0."""
+    if value == 0.0:
+        return 1.0
+    exponent = math.frexp(value)[1]
+    # Weights below float32's smallest normal numbers have fewer bits.
+    exponent = max(exponent, -149 + _SCALE_BITS)
+    return math.ldexp(math.ceil(math.ldexp(value, _SCALE_BITS - exponent)), exponent - _SCALE_BITS)

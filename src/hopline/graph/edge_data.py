@@ -1,0 +1,178 @@
+"""How kernels read neighbours and weights, one spelling for arrays and for what `codec.py` packs.
+
+Numba chooses by type, when it compiles: code for plain arrays is what it would be without this file.
+Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
+sums, scale), with addresses 0 where there are no weights. Whoever calls keeps the arrays alive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from hopline.graph.codec_kernels import SUM_BITS, ask_for, code_sum, read_number
+from hopline.intrinsics import load_byte, load_word, prefetch, prefetch_at
+
+#: Edges between the three steps of a packed neighbour.
+_TOUCHED, _ASKED = 32, 32
+
+_INLINE = {"forceinline": True}
+
+
+def touch(ids: Any, position: Any) -> None:
+    """Prefetch what tells where the neighbour at `position` is, or the neighbour."""
+
+
+def id_at(ids: Any, position: Any) -> Any:
+    """The neighbour at `position`, int64."""
+
+
+def follow(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> Any:
+    """Read behind whoever fills positions[:total], which `touch` has seen: returns the new (asked, done).
+
+    Packed neighbours take two steps of memory, first where a block is, then the block: they are asked for
+    some edges before they are read, between the draws. Of arrays nothing is read before `finish`.
+    """
+
+
+def finish(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> None:
+    """out[e] = the neighbour at positions[e], for done <= e < total."""
+
+
+def has_weights(weights: Any) -> Any:
+    """Whether there are weights."""
+
+
+def weight_at(weights: Any, position: Any) -> Any:
+    """The weight at `position`, float32."""
+
+
+def weight_up_to(sums: Any, start: Any, position: Any) -> Any:
+    """The sum of weights from `start`, where a list begins, to `position` inclusive, float64."""
+
+
+def first_beyond(sums: Any, start: Any, n: Any, bound: Any) -> Any:
+    """Which of the `n` weights of the list from `start` on brings their sum above `bound`; n for none."""
+
+
+def _is_packed(what: Any) -> bool:
+    return isinstance(what, types.BaseTuple)
+
+
+@overload(touch, jit_options=_INLINE)
+def _touch(ids, position):  # type: ignore[no-untyped-def]
+    if _is_packed(ids):
+        return lambda ids, position: prefetch_at(ids[0] + (position >> 6) * 4)
+    return lambda ids, position: prefetch(ids, position)
+
+
+@overload(id_at, jit_options=_INLINE)
+def _id_at(ids, position):  # type: ignore[no-untyped-def]
+    if _is_packed(ids):
+        return lambda ids, position: read_number(ids[0], ids[1], ids[2], position)
+    return lambda ids, position: ids[position]
+
+
+@overload(follow, jit_options=_INLINE)
+def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+    if not _is_packed(ids):
+        return lambda ids, positions, total, asked, done, out: (asked, done)
+
+    def go_on(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+        while asked < total - _TOUCHED:
+            ask_for(ids[0], ids[1], positions[asked])
+            asked += 1
+        while done < asked - _ASKED:
+            out[done] = read_number(ids[0], ids[1], ids[2], positions[done])
+            done += 1
+        return asked, done
+
+    return go_on
+
+
+@overload(finish, jit_options=_INLINE)
+def _finish(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+    if _is_packed(ids):
+
+        def read_rest(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+            for e in range(asked, total):
+                ask_for(ids[0], ids[1], positions[e])
+            for e in range(done, total):
+                out[e] = read_number(ids[0], ids[1], ids[2], positions[e])
+
+        return read_rest
+
+    def read(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+        for e in range(total):
+            out[e] = ids[positions[e]]
+
+    return read
+
+
+@overload(has_weights, jit_options=_INLINE)
+def _has_weights(weights):  # type: ignore[no-untyped-def]
+    if _is_packed(weights):
+        return lambda weights: weights[0] != 0
+    return lambda weights: weights.shape[0] > 0
+
+
+@overload(weight_at, jit_options=_INLINE)
+def _weight_at(weights, position):  # type: ignore[no-untyped-def]
+    if _is_packed(weights):
+        return lambda weights, position: np.float32(load_byte(weights[0] + position) * weights[2])
+    return lambda weights, position: weights[position]
+
+
+@overload(weight_up_to, jit_options=_INLINE)
+def _weight_up_to(sums, start, position):  # type: ignore[no-untyped-def]
+    if _is_packed(sums):
+        return lambda sums, start, position: (
+            sums[2]
+            * np.float64(code_sum(sums[0], sums[1], position + 1) - code_sum(sums[0], sums[1], start))
+        )
+    return lambda sums, start, position: sums[position]
+
+
+@overload(first_beyond)
+def _first_beyond(sums, start, n, bound):  # type: ignore[no-untyped-def]
+    if not _is_packed(sums):
+
+        def search(sums, start, n, bound):  # type: ignore[no-untyped-def]
+            low, high = 0, n
+            while low < high:
+                middle = (low + high) >> 1
+                if sums[start + middle] > bound:
+                    high = middle
+                else:
+                    low = middle + 1
+            return low
+
+        return search
+
+    def search_blocks(sums, start, n, bound):  # type: ignore[no-untyped-def]
+        codes_at, sums_at, scale = sums
+        before = code_sum(codes_at, sums_at, start)
+        end = start + n
+        # The last boundary of blocks inside the list up to which the sum is not above.
+        low, high = start >> SUM_BITS, end >> SUM_BITS
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if scale * np.float64(np.int64(load_word(sums_at + 8 * middle)) - before) > bound:
+                high = middle - 1
+            else:
+                low = middle
+        at, total = start, np.int64(0)
+        if (low << SUM_BITS) > start:
+            at = low << SUM_BITS
+            total = np.int64(load_word(sums_at + 8 * low)) - before
+        while at < end:
+            total += load_byte(codes_at + at)
+            if scale * np.float64(total) > bound:
+                break
+            at += 1
+        return at - start
+
+    return search_blocks
