@@ -49,7 +49,11 @@ def play(check_docs: Any, page: str, folder: Path) -> None:
                     if words[:2] == ["hopline", "serve"]:
                         server.close()
                         real[HTTP], real[GRPC] = server.enter_context(_serving(words[2:]))
-                    elif words[:2] in (["hopline", "batch"], ["hopline", "quantize"]):
+                    elif words[:2] in (
+                        ["hopline", "batch"],
+                        ["hopline", "quantize"],
+                        ["hopline", "distill"],
+                    ):
                         subprocess.run([sys.executable, "-m", "hopline.cli", *words[1:]], check=True)
                     elif words[0] == "curl":
                         answer = _curl(words[1:])

@@ -42,12 +42,14 @@ def distill(
         str | None, typer.Option(help="Its name. Default: the teacher's with -student added.")
     ] = None,
     structure: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--structure/--no-structure",
-            help="Give the student rows that a diffusion over the graph computes beforehand.",
+            help="Give the student rows that a diffusion over the graph computes beforehand. "
+            "Default: where its nodes have edges among them.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     hidden: Annotated[int | None, typer.Option(help="Width of a hidden layer.", show_default=False)] = None,
     layers: Annotated[int | None, typer.Option(help="Linear layers.", show_default=False)] = None,
     epochs: Annotated[int | None, typer.Option(help="At most.", show_default=False)] = None,
@@ -101,10 +103,17 @@ def distill(
     given = {"hidden": hidden, "layers": layers, "epochs": epochs, "patience": patience}
     chosen = Settings(
         seed=seed,
-        structure=STRUCTURE[:1] if structure else (),
+        structure=() if structure is False else STRUCTURE[:1],
         **{name: value for name, value in given.items() if value is not None},
     )
-    options = DistillOptions(student or "", labels, force, overwrite, chosen)
+    options = DistillOptions(
+        student=student or "",
+        needs_structure=structure is True,
+        labels=labels,
+        force=force,
+        overwrite=overwrite,
+        settings=chosen,
+    )
     with _bars(quiet=as_json) as advance:
         done = Distillation(folder, graph_folder, own, options, advance=advance).run()
     if report is not None:

@@ -21,7 +21,7 @@ from hopline.errors import (
     PackagingError,
     SchemaMismatch,
 )
-from hopline.graph import Graph
+from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.jobs.distill import gate
 from hopline.jobs.distill.export import StructureRows, write_student
 from hopline.jobs.distill.reduce import directions
@@ -446,3 +446,23 @@ def test_the_command_makes_a_student_that_sees_structure(hopline, own):
 def test_structure_that_a_server_cannot_keep_up_is_refused(own):
     with pytest.raises(BadRequest, match="structure labels"):
         distil(own, settings=Settings(structure=("labels",)))
+
+
+def without_edges(own, tmp_path):
+    """Nodes that the teacher fits, and that no edge joins."""
+    features = np.array(own.graph.nodes["node"].features)
+    names = [f"n{i}" for i in range(N)]
+    other = NodeTable(np.ones((3, 2), np.float32))
+    tables = {"node": NodeTable(features, ids=names), "shop": other}
+    return Graph.from_tables(
+        tables,
+        {("node", "to", "node"): EdgeTable(([], [])), ("shop", "sees", "node"): EdgeTable(([0], ["n1"]))},
+    ).save(tmp_path / "bare")
+
+
+def test_structure_is_left_out_where_there_is_nothing_to_see_unless_asked_for(own, tmp_path):
+    graph = without_edges(own, tmp_path).path
+    settings = Settings(dropout=0.0, epochs=5)
+    with pytest.raises(BadRequest, match="no edges between nodes of type 'node'"):
+        distil(own, graph=graph, settings=settings)
+    assert distil(own, graph=graph, settings=settings, needs_structure=False).structure == 0

@@ -35,6 +35,8 @@ class DistillOptions:
 
     Attributes:
         student: its name; "" is the teacher's with "-student" added.
+        needs_structure: refuse a graph that has no edges to see, where `settings` want structure; else the
+            student is made without.
         labels: file of known classes; None for an unlabelled graph.
         force: write a student that the gate refuses.
         overwrite: replace a version that is there.
@@ -42,6 +44,7 @@ class DistillOptions:
     """
 
     student: str = ""
+    needs_structure: bool = True
     labels: Path | None = None
     force: bool = False
     overwrite: bool = False
@@ -133,10 +136,10 @@ class Distillation:
         # A copy: torch wants memory that can be written.
         features = np.array(self._graph.nodes[node_type].features, np.float32)
         began = self._clock()
-        soft = soft_labels(self._folder, self._graph, self._advance)
-        began = self._note("teacher", began)
         structure = self._structure(features)
         began = self._note("structure", began)
+        soft = soft_labels(self._folder, self._graph, self._advance)
+        began = self._note("teacher", began)
         plain = dataclasses.replace(self._options.settings, structure=())
         known = self._labels.copy()
         known[self._split.held_out] = -1  # nothing learns from what it is judged on
@@ -164,6 +167,8 @@ class Distillation:
             return None
         self._advance("structure", 0, 1)
         edges = self._edges()
+        if edges is None:
+            return None
         found = StructureRows(
             structure_features(edges, features, settings),
             directions(features, settings.width),
@@ -173,8 +178,8 @@ class Distillation:
         self._advance("structure", 1, 1)
         return found
 
-    def _edges(self) -> IdArray:
-        """Edges among nodes of the answered type, int64 [2, E].
+    def _edges(self) -> IdArray | None:
+        """Edges among nodes of the answered type, int64 [2, E]; None where it may do without.
 
         Raises: BadRequest: there are none.
         """
@@ -182,17 +187,19 @@ class Distillation:
         found = [
             np.stack(
                 [
-                    np.asarray(edge.indices, np.int64),
+                    np.asarray(edge.indices[:], np.int64),
                     np.repeat(np.arange(edge.indptr.shape[0] - 1), np.diff(edge.indptr)),
                 ]
             )
             for edge in self._graph.edges.values()
-            if edge.src == edge.dst == node_type
+            if edge.src == edge.dst == node_type and edge.num_edges
         ]
+        if not found and not self._options.needs_structure:
+            return None
         if not found:
             raise BadRequest(
-                f"--structure: no edge type of the graph lies between nodes of type {node_type!r}; "
-                "use --no-structure"
+                f"--structure: the graph has no edges between nodes of type {node_type!r}; leave it out, or "
+                "say --no-structure"
             )
         return np.concatenate(found, axis=1)
 
