@@ -1,8 +1,8 @@
 """How row kernels read rows: as they lie, or narrow ones decoded on the way, one element at a time.
 
-`row_of` and `value_at` are the whole difference: Numba chooses their code by the type of what is read, so
-that a kernel is written once, and for float32 compiles to what it would be without them. Narrow rows are
-decoded in registers: what memory has to bring is the narrow row, and no float32 copy of a table is made.
+`decoder_of` and `value_at` are the whole difference: Numba chooses their code by the type of what is read,
+so that a kernel is written once, and for float32 compiles to what it would be without them. Narrow rows
+are decoded in registers: what memory has to bring is the narrow row, and no float32 copy is made.
 The arithmetic is that of `NarrowMatrix.decoded`, operation by operation, so that a narrow graph gives the
 bits that a float32 graph of the decoded features gives.
 """
@@ -72,13 +72,13 @@ def parts_of(matrix: Matrix) -> tuple[AnyArray, FloatArray, FloatArray]:
     return matrix, _NO_FLOATS, _NO_FLOATS
 
 
-def row_of(base: Any, row: int, column: int, w: int) -> Any:
-    """In kernels: columns [column, column + w) of a row, for `value_at`."""
+def decoder_of(base: Any, column: int, w: int) -> Any:
+    """In kernels: what `value_at` needs for columns [column, column + w); found once, not for each row."""
     raise NotImplementedError
 
 
-def value_at(row: Any, c: int) -> Any:
-    """In kernels: float32 number `c` of what `row_of` gave."""
+def value_at(row: Any, decoder: Any, c: int) -> Any:
+    """In kernels: number `c` of part of a row of `stored_in`, as float32."""
     raise NotImplementedError
 
 
@@ -87,38 +87,28 @@ def stored_in(base: Any) -> Any:
     raise NotImplementedError
 
 
-def _is_affine(narrow: Any) -> bool:
-    return bool(narrow.types[0].dtype == types.int8)
-
-
 def matrix_at(like: Any, address: int, rows: int, columns: int, scale_at: int, offset_at: int) -> Any:
     """In kernels: a matrix from addresses, stored as `like_of` of it says by its type."""
     raise NotImplementedError
 
 
-@overload(row_of, inline="always")
-def _row_of(base, row, column, w):  # type: ignore[no-untyped-def]
-    if isinstance(base, types.Array):
-        return lambda base, row, column, w: base[row, column : column + w]
-    if _is_affine(base):
-        return lambda base, row, column, w: (
-            base.codes[row, column : column + w],
-            base.scale[column : column + w],
-            base.offset[column : column + w],
-        )
-    return lambda base, row, column, w: (base.codes[row, column : column + w],)
+@overload(decoder_of, inline="always")
+def _decoder_of(base, column, w):  # type: ignore[no-untyped-def]
+    if not isinstance(base, types.Array) and base.types[0].dtype == types.int8:
+        return lambda base, column, w: (base.scale[column : column + w], base.offset[column : column + w])
+    return lambda base, column, w: 0
 
 
 @overload(value_at, inline="always")
-def _value_at(row, c):  # type: ignore[no-untyped-def]
-    if isinstance(row, types.Array):
-        return lambda row, c: row[c]
-    if len(row.types) == 3:
+def _value_at(row, decoder, c):  # type: ignore[no-untyped-def]
+    if row.dtype == types.int8:
         # Two roundings, as in NumPy: Numba does not fuse a product with a sum unless it is told to.
-        return lambda row, c: np.float32(row[0][c]) * row[1][c] + row[2][c]
-    if row.types[0].dtype == types.int16:
-        return lambda row, c: float_of_half(row[0][c])
-    return lambda row, c: float_of_bits(np.uint32(row[0][c]) << np.uint32(16))
+        return lambda row, decoder, c: np.float32(row[c]) * decoder[0][c] + decoder[1][c]
+    if row.dtype == types.int16:
+        return lambda row, decoder, c: float_of_half(row[c])
+    if row.dtype == types.uint16:
+        return lambda row, decoder, c: float_of_bits(np.uint32(row[c]) << np.uint32(16))
+    return lambda row, decoder, c: row[c]
 
 
 @overload(stored_in, inline="always")
