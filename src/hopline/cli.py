@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Narrow a packaged model's weights where that costs no accuracy.",
     ),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
+    "warm": ("hopline.commands.warm", "warm", "Compile all kernels now, for a quick first start."),
     "prefetch": (
         "hopline.commands.prefetch",
         "prefetch",

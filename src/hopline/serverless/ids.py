@@ -151,7 +151,10 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
     except msgspec.MsgspecError as error:
         raise GraphError(f"{folder / 'graph.json'} is damaged: {error}; build the graph again") from None
     if manifest.format > 1:
-        raise GraphError(f"{folder}: format {manifest.format} is newer than 1; upgrade hopline")
+        raise GraphError(
+            f"{folder}: format {manifest.format}, of which a function reads only 1: give it a graph whose "
+            "features are stored as float32 or float16"
+        )
     kind = manifest.schema.node_types.get(node_type)
     if kind is None:
         raise GraphError(f"{folder}: no node type {node_type!r}; it has {', '.join(manifest.num_nodes)}")

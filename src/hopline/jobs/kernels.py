@@ -1,0 +1,138 @@
+"""Compiles kernels ahead of time: each for the types of arguments that Hopline calls it with.
+
+The types are in `signatures.txt` beside this file, a line each:
+
+    engine.table  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
+
+`scripts/record_signatures.py` writes it from the cache that a run of all tests has left. What is not in it
+is compiled when it is first called, as ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numba import types
+
+SIGNATURES = Path(__file__).with_name("signatures.txt")
+_SOURCE = Path(__file__).resolve().parents[1]
+
+_ARRAY = re.compile(r"(readonly )?array\((\w+), (\d)d, ([CFA])\)")
+_TUPLE = re.compile(r"UniTuple\((\w+) x (\d+)\)")
+_MIXED = re.compile(r"Tuple\((\w+(?:, \w+)*)\)")
+_SCALARS = ("bool", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
+
+
+class Signature(NamedTuple):
+    """A kernel and the types of its arguments.
+
+    Attributes:
+        module: below `hopline`.
+        kernel: its name there.
+        types: as Numba writes them.
+    """
+
+    module: str
+    kernel: str
+    types: tuple[str, ...]
+
+
+def signatures(path: Path = SIGNATURES) -> list[Signature]:
+    """Those that are recorded, by module."""
+    found = []
+    for line in path.read_text().splitlines():
+        module, kernel, arguments = line.split("\t")
+        found.append(Signature(module, kernel, tuple(arguments.split("; ")) if arguments else ()))
+    return found
+
+
+def compile_all(
+    wanted: Sequence[Signature], progress: Callable[[int, str], object] = lambda done, name: None
+) -> Counter[str]:
+    """Compile what the cache does not have.
+
+    Args:
+        progress: is called before each with how many are done, and with its name.
+
+    Returns: how many were "compiled", were "there" already, or are "gone": no kernel of the name, or one
+        that takes other arguments by now.
+    """
+    counts: Counter[str] = Counter()
+    for done, (module, name, arguments) in enumerate(wanted):
+        progress(done, f"{module}.{name}")
+        counts[_compiled(module, name, arguments)] += 1
+    progress(len(wanted), "")
+    return counts
+
+
+def kernels() -> Iterator[tuple[str, str, Any]]:
+    """Every kernel that is kept in Numba's cache: module below `hopline`, name, dispatcher."""
+    for path in sorted(_SOURCE.rglob("*.py")):
+        names = _decorated(path)
+        if not names:
+            continue
+        module = ".".join(path.relative_to(_SOURCE).with_suffix("").parts)
+        loaded = importlib.import_module(f"hopline.{module}")
+        for name in names:
+            dispatcher = getattr(loaded, name)
+            if hasattr(getattr(dispatcher, "_cache", None), "_cache_file"):
+                yield module, name, dispatcher
+
+
+def recorded() -> Iterator[Signature]:
+    """What the cache has of the kernels as they are now; types that have no name here are left out."""
+    for module, name, dispatcher in kernels():
+        for key in dispatcher._cache._cache_file._load_index():
+            arguments = tuple(map(str, key[0]))
+            if all(numba_type(each) is not None for each in arguments):
+                yield Signature(module, name, arguments)
+
+
+def numba_type(text: str) -> Any:
+    """The type that Numba writes so; None for one that is not known here."""
+    if text in _SCALARS:
+        return getattr(types, "boolean" if text == "bool" else text)
+    if text == "none":
+        return types.none
+    if (array := _ARRAY.fullmatch(text)) and array[2] in _SCALARS:
+        dtype = numba_type(array[2])
+        return types.Array(dtype, int(array[3]), array[4], readonly=bool(array[1]))
+    if (same := _TUPLE.fullmatch(text)) and same[1] in _SCALARS:
+        return types.UniTuple(numba_type(same[1]), int(same[2]))
+    if (mixed := _MIXED.fullmatch(text)) and all(each in _SCALARS for each in mixed[1].split(", ")):
+        return types.Tuple([numba_type(each) for each in mixed[1].split(", ")])
+    return None
+
+
+def _compiled(module: str, name: str, arguments: tuple[str, ...]) -> str:
+    dispatcher: Any = getattr(importlib.import_module(f"hopline.{module}"), name, None)
+    known = [numba_type(each) for each in arguments]
+    if not hasattr(dispatcher, "py_func") or None in known:
+        return "gone"
+    if dispatcher.py_func.__code__.co_argcount != len(known):
+        return "gone"
+    hits = sum(dispatcher.stats.cache_hits.values())
+    dispatcher.compile(tuple(known))
+    return "there" if sum(dispatcher.stats.cache_hits.values()) > hits else "compiled"
+
+
+def _decorated(path: Path) -> list[str]:
+    """Names of a file's functions that are decorated with a cached `njit`; the file is not imported."""
+    text = path.read_text()
+    if "import njit" not in text:
+        return []
+    return [
+        node.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef)
+        and any(
+            "njit" in ast.unparse(each) and "cache=True" in ast.unparse(each)
+            for each in node.decorator_list
+        )
+    ]
