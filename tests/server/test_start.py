@@ -28,7 +28,7 @@ async def test_a_server_that_waits_for_its_graph_ends_when_told(
             began = time.monotonic()
             server.process.terminate()
             assert await asyncio.to_thread(server.ended) == 0
-            assert time.monotonic() - began < 5  # two, where nothing else runs
+            assert time.monotonic() - began < 15  # less than two, where nothing else runs
         finally:
             own._process.send_signal(signal.SIGCONT)
 
@@ -41,6 +41,6 @@ async def test_a_writer_that_fails_ends_a_server_whose_workers_wait_for_it(
     began = time.monotonic()
     server = start(_WAITS, server__workers=2)
     assert await asyncio.to_thread(server.ended) == 1
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     assert "live.json" in server.text
     assert "the writer of the live graph could not start" in server.text
