@@ -18,6 +18,7 @@ from rich.table import Table
 from hopline.commands import graph_live
 from hopline.errors import GraphError, HoplineError
 from hopline.graph import EdgeFile, Graph, NodeFile
+from hopline.graph.codec import is_compressed
 from hopline.graph.progress import Progress
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
 
@@ -61,6 +62,9 @@ def build(
             help="Store features as float32, float16, bfloat16 or int8 (with a scale for each column).",
         ),
     ] = "float32",
+    compress_edges: Annotated[
+        bool, typer.Option("--compress-edges", help="Pack in-neighbours, and round edge weights to 8 bits.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
     """Build a graph from an edge table and node features."""
@@ -77,9 +81,10 @@ def build(
             raise GraphError(
                 "a type is named twice; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
             )
-        graph = Graph.from_parquet(
-            node_files or None, edge_files, feature_dtype=dtype, progress=progress
-        ).save(out, overwrite=overwrite, progress=progress)
+        graph = Graph.from_parquet(node_files or None, edge_files, feature_dtype=dtype, progress=progress)
+        if compress_edges:
+            graph = graph.compressed(progress)
+        graph = graph.save(out, overwrite=overwrite, progress=progress)
     _show(_described(graph))
 
 
@@ -130,6 +135,7 @@ def _described(graph: Graph) -> dict[str, Any]:
         quantiles = np.quantile(degrees, _QUANTILES, method="lower").tolist() if len(degrees) else []
         edges[key] = {
             "num_edges": adjacency.num_edges,
+            "compressed": is_compressed(adjacency),
             "attr_dim": edge.attr_dim,
             "attr_names": list(edge.attr_names),
             "has_time": edge.has_time,
