@@ -179,6 +179,20 @@ def encode(
     return NarrowMatrix(codes, scale, offset)
 
 
+def rounded(values: AnyArray, dtype: str) -> FloatArray:
+    """What rows that come one by one are in a graph of `dtype`, float32; infinite where they do not fit.
+
+    Those of an int8 graph stay as they are: its scales are of other numbers, and a live graph, which is
+    where rows come to, has all of its rows in float32.
+    """
+    if dtype == "bfloat16":
+        return np.asarray(encode(np.ascontiguousarray(values, np.float32), dtype))
+    with np.errstate(over="ignore"):
+        stored_as = np.float16 if dtype == "float16" else np.float32
+        found: FloatArray = np.ascontiguousarray(values.astype(stored_as, copy=False), np.float32)
+    return found
+
+
 #: The largest bfloat16 number.
 BFLOAT16_MAX = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
 

@@ -130,13 +130,14 @@ def test_some_nodes_are_scored_in_the_order_of_the_file_and_alone(cases, tmp_pat
     assert found.report.levels[0].computed < zoo.N
 
 
-def test_narrow_features_are_widened(tmp_path):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_narrow_features_are_widened(tmp_path, dtype):
     torch.manual_seed(1)
     wide = zoo.homogeneous(4)
     edges = wide.edges[zoo.EDGE]
     destinations = np.repeat(np.arange(zoo.N), np.diff(edges.indptr))
     features = np.array(wide.nodes["node"].features)
-    graph = Graph.from_edges((edges.indices, destinations), features, feature_dtype="float16")
+    graph = Graph.from_edges((edges.indices, destinations), features, feature_dtype=dtype)
     graph = graph.save(tmp_path / "graph")
     report = package(
         zoo.Plain().eval(), graph, tmp_path / "r", name="p", fanouts=[4, 3, 5], task="multiclass"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
+from hopline.graph import narrow
 from hopline.graph.ids import IdIndex
 from hopline.graph.live.changes import Changes, EdgeChanges, Ids, NodeChanges, Rejected
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
@@ -171,7 +172,8 @@ def _check_nodes(
             lambda _: f"features of {node_type!r} have shape {shape}; the graph has {dim} numbers a node",
         )  # fmt: skip
         return NodeRows(count, [], _NO_INTS, np.empty((0, dim), np.float32)), {}
-    finite = np.asarray(np.isfinite(values).all(axis=1))
+    rounded = narrow.rounded(values, schema.feature_dtype)
+    finite = np.asarray((np.isfinite(values) & np.isfinite(rounded)).all(axis=1))
     reject(
         ~finite, order, "not_finite", lambda at: f"features of node {_shown(nodes.ids[at])} are not finite"
     )
@@ -215,9 +217,7 @@ def _check_nodes(
                 added[name] = (targets[at], place)
                 names.append(name)
     keep = checked.accepted[order] & (targets >= 0)
-    stored = np.dtype(schema.feature_dtype)
-    rows = np.ascontiguousarray(values[keep].astype(stored, copy=False), np.float32)
-    return NodeRows(count, names, targets[keep], rows), added
+    return NodeRows(count, names, targets[keep], rounded[keep]), added
 
 
 def _check_edges(

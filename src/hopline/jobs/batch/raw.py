@@ -9,6 +9,7 @@ import numpy as np
 
 from hopline.errors import BatchError
 from hopline.graph import Graph
+from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
 from hopline.jobs.batch.states import RowFile, create, disk_errors
 
@@ -25,7 +26,7 @@ def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
     if graph.path is None:
         raise BatchError("a batch run needs a saved graph; save it first")
     features = graph.nodes[node_type].features
-    if features.dtype == np.float32:
+    if name_of(features) == "float32":
         return graph.path / "nodes" / quoted(node_type) / "features.npy"
     path = work / "states" / f"raw.{quoted(node_type)}.npy"
     if path.is_file():
