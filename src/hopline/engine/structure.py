@@ -80,9 +80,10 @@ class Structure:
     def __init__(self, folder: Path, graph: Graph | LiveView) -> None:
         try:
             spec = msgspec.json.decode((folder / "structure.json").read_bytes(), type=StructureSpec)
-            self._rows: FloatArray = np.load(folder / "rows.npy", mmap_mode="r")
+            # plain arrays over the mapped files: indexing a memmap costs microseconds more
+            self._rows: FloatArray = np.asarray(np.load(folder / "rows.npy", mmap_mode="r"))
             self._base: FloatArray = np.load(folder / "base.npy")
-            self._degrees: IdArray = np.load(folder / "degrees.npy", mmap_mode="r")
+            self._degrees: IdArray = np.asarray(np.load(folder / "degrees.npy", mmap_mode="r"))
             arrays = {
                 path.name[len("ids.") : -len(".npy")]: np.load(path, mmap_mode="r")
                 for path in folder.glob("ids.*.npy")
@@ -97,7 +98,8 @@ class Structure:
             raise SchemaMismatch(f"{folder} does not fit graph {graph.version}: {text}", [text])
         everyone = np.arange(nodes.num_nodes)
         self._at: IdArray = everyone
-        if graph.version != spec.graph:
+        self._is_same = graph.version == spec.graph
+        if not self._is_same:
             index = IdIndex.from_arrays(spec.id_kind, spec.nodes, arrays)
             self._at = index.lookup(nodes.ids.external(everyone))
         self._keys = [key for key, edge in graph.edges.items() if edge.src == edge.dst == spec.node_type]
@@ -108,6 +110,9 @@ class Structure:
         Args:
             features, feature_rows: of those that the file does not have, as in `StageRunner.run`.
         """
+        if self._is_same and ids.max(initial=-1) < self._at.shape[0]:
+            same: FloatArray = self._rows.take(ids, axis=0)
+            return same
         at = np.full(ids.shape[0], -1, np.int64)
         inside = ids < self._at.shape[0]  # of a live graph, nodes may have come since
         at[inside] = self._at[ids[inside]]

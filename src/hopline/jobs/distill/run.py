@@ -198,8 +198,8 @@ class Distillation:
             return None
         if not found:
             raise BadRequest(
-                f"--structure: the graph has no edges between nodes of type {node_type!r}; leave it out, or "
-                "say --no-structure"
+                f"--structure: the graph has no edges between nodes of type {node_type!r}; leave it out, "
+                "or say --no-structure"
             )
         return np.concatenate(found, axis=1)
 
