@@ -8,6 +8,7 @@ and 5 on a drawn graph. Both are one artifact, served with `compute.compiled` au
     latency_ratio_pyg         the model's call over the PyG module itself, in eval mode without gradients
     first_over_tenth          first request of a process that has just become ready, over the median of its
                               requests 5 to 10: medians over fresh processes
+    first_over_tenth_cpu      the same in processor time of the event loop, which neighbours disturb less
     compile_s, package_s      what compiling took, and packaging as a whole
 
 Both sides take turns in one run, request by request. On a machine with CUDA the row `gpu` has the same
@@ -175,19 +176,26 @@ def requests(place: Path, seeds: IdArray, count: int) -> dict[str, Any]:
 
 
 def firsts(place: Path, seeds: IdArray, processes: int) -> dict[str, Any]:
-    """first_over_tenth: median of fresh processes' ratios; other nodes in each."""
-    ratios, first_us, later_us = [], [], []
+    """first_over_tenth, in time and in processor time: medians of fresh processes, other nodes in each."""
+    ratios, cpu_ratios, first_us, later_us = [], [], [], []
     for i in range(processes):
         port = free_port()
+        taken, cpu = [], []
         with serving(place, port, "require") as connection:
-            taken = [ask(connection, node) for node in seeds[20 * i : 20 * i + 10].tolist()]
+            for node in seeds[20 * i : 20 * i + 10].tolist():
+                began = _on_cpu(connection)
+                taken.append(ask(connection, node))
+                cpu.append(_on_cpu(connection) - began)
         later = median(taken[4:])
         ratios.append(taken[0] / later)
+        cpu_ratios.append(cpu[0] / median(cpu[4:]))
         first_us.append(taken[0] * 1e6)
         later_us.append(later * 1e6)
     return {
         "first_over_tenth": round(median(ratios), 3),
+        "first_over_tenth_cpu": round(median(cpu_ratios), 3),
         "first_over_tenth_each": [round(ratio, 2) for ratio in ratios],
+        "first_over_tenth_cpu_each": [round(ratio, 2) for ratio in cpu_ratios],
         "first_request_us": round(median(first_us), 1),
         "tenth_request_us": round(median(later_us), 1),
     }
@@ -199,7 +207,7 @@ def serving(place: Path, port: int, compiled: str) -> Iterator[http.client.HTTPC
     command = [
         *(sys.executable, "-m", "hopline.cli", "serve", "--graph", str(place / "graph")),
         *("--repository", str(place / "models"), "--port", str(port), "--grpc-port", "-1"),
-        *("--set", f"compute.compiled={compiled}"),
+        *("--set", f"compute.compiled={compiled}", "--set", "server.spin_us=0"),
     ]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
@@ -211,10 +219,17 @@ def serving(place: Path, port: int, compiled: str) -> Iterator[http.client.HTTPC
             if process.poll() is not None or time.monotonic() > end:
                 raise ServerFailed(f"not ready: {process.poll()}")
             time.sleep(0.05)
+        connection.served_by = process.pid  # type: ignore[attr-defined]
         yield connection
     finally:
         connection.close()
         stop(process)
+
+
+def _on_cpu(connection: http.client.HTTPConnection) -> int:
+    """Nanoseconds that the server's event loop has run (proc(5), schedstat)."""
+    pid = connection.served_by  # type: ignore[attr-defined]
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 def _ready(connection: http.client.HTTPConnection) -> bool:

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
-from hopline.engine.ego import EgoModel
+from hopline.engine.ego import EgoModel, _Rows
 from hopline.engine.model import load_model
 from hopline.errors import BadRequest
 from hopline.packaging import package
@@ -73,3 +75,16 @@ def test_whole_model_refuses_inline_nodes_with_the_reason(whole):
     assert isinstance(bad, BadRequest)
     assert "served whole" in str(bad)
     assert not isinstance(good, Exception)
+
+
+@given(st.lists(st.lists(st.integers(0, 400), max_size=300), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_rows_of_an_ego_graph_are_numbered_in_order_of_first_sight_however_many_there_are(parts):
+    rows = _Rows()
+    for _ in range(2):  # what is forgotten does not come back
+        rows.start()
+        known: dict[int, int] = {}
+        for part in parts:
+            expected = [known.setdefault(i, len(known)) for i in part]
+            assert rows.add(np.array(part, np.int64)).tolist() == expected
+            assert (rows.count, rows.ids.tolist()) == (len(known), list(known))

@@ -15,6 +15,7 @@ import numpy as np
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.inline import InlineNodes
+from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
 from hopline.engine.schema import check_schema
 from hopline.engine.table import Table
@@ -60,6 +61,7 @@ class EgoModel:
         self._whole = WholeModel(folder, spec, threads=threads)
         self.compiled, self.why_eager = self._whole.compiled, self._whole.why_eager
         self._buffers = BlockBuffers()
+        self._rows = {name: _Rows() for name in graph.nodes}
         self._samplers: list[dict[str, Sampler]] = [
             {
                 key: Sampler(
@@ -107,39 +109,29 @@ class EgoModel:
 
         A node's edges are sampled once, at the hop at which it is first reached.
         """
-        rows: dict[str, dict[int, int]] = {name: {} for name in self.graph.nodes}
-        rows[node_type][seed] = 0
+        for rows in self._rows.values():
+            rows.start()
+        self._rows[node_type].add(np.array([seed]))
         edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]] = {key: [] for key in self.graph.edges}
-        frontier: dict[str, list[int]] = {node_type: [seed]}
+        expanded = dict.fromkeys(self._rows, 0)
         for samplers in self._samplers:
-            reached: dict[str, list[int]] = {}
+            reached = {name: rows.count for name, rows in self._rows.items()}
             for key, sampler in samplers.items():
-                adjacency = sampler.adjacency
-                destinations = frontier.get(adjacency.dst)
-                if not destinations:
+                first, end = expanded[sampler.adjacency.dst], reached[sampler.adjacency.dst]
+                if first == end:
                     continue
-                block = sampler.sample(np.array(destinations, np.int64), self._buffers, as_of)
-                known = rows[adjacency.src]
-                sources = np.empty(block.neighbors.shape[0], np.int64)
-                for e, source in enumerate(block.neighbors.tolist()):
-                    row = known.get(source)
-                    if row is None:
-                        row = known[source] = len(known)
-                        reached.setdefault(adjacency.src, []).append(source)
-                    sources[e] = row
-                own = np.array([rows[adjacency.dst][v] for v in destinations], np.int64)
-                targets = np.repeat(own, np.diff(block.offsets))
+                destinations = self._rows[sampler.adjacency.dst].ids[first:end]
+                block = sampler.sample(destinations, self._buffers, as_of)
+                sources = self._rows[sampler.adjacency.src].add(block.neighbors)
+                targets = np.repeat(np.arange(first, end), np.diff(block.offsets))
                 edges[key].append((sources, targets, block.positions.copy()))
-            frontier = reached
-        return self._tensors(rows, edges)
+            expanded = reached
+        return self._tensors(edges)
 
-    def _tensors(
-        self, rows: dict[str, dict[int, int]], edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]]
-    ) -> dict[str, AnyArray]:
+    def _tensors(self, edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]]) -> dict[str, AnyArray]:
         slots: dict[str, AnyArray] = {}
-        for name, known in rows.items():
-            ids = np.fromiter(known, np.int64, len(known))
-            slots[f"features:{name}"] = np.asarray(self.graph.nodes[name].features[ids], np.float32)
+        for name, rows in self._rows.items():
+            slots[f"features:{name}"] = np.asarray(self.graph.nodes[name].features[rows.ids], np.float32)
         for key, parts in edges.items():
             adjacency = self.graph.edges[key]
             joined = [np.concatenate([_NO_IDS, *column]) for column in zip(*parts, strict=True)] or [
@@ -160,4 +152,38 @@ class EgoModel:
         return slots
 
 
+class _Rows:
+    """Rows of one node type in an ego-graph: ids numbered in order of first sight."""
+
+    def __init__(self) -> None:
+        self._interner = Interner()
+        self._bound = self._used = self.count = 0
+
+    @property
+    def ids(self) -> IdArray:
+        """int64 [count], by row."""
+        return self._interner.distinct
+
+    def start(self) -> None:
+        """Forget everything."""
+        self._used = self.count = 0
+        self._bound = _FIRST_BOUND
+        self._interner.start(self._bound)
+
+    def add(self, ids: IdArray) -> IdArray:
+        """The row of each id, int64 [n], an array of its own."""
+        if self._used + ids.shape[0] > self._bound:
+            known = self.ids.copy()
+            self._bound = 2 * (known.shape[0] + ids.shape[0])
+            self._interner.start(self._bound)
+            self._interner.add(known)
+            self._used = known.shape[0]
+        rows = self._interner.add(ids).copy()
+        self._used += ids.shape[0]
+        self.count = self.ids.shape[0]
+        return rows
+
+
 _NO_IDS: IdArray = np.empty(0, np.int64)
+#: Ids, with repetitions, that an ego-graph is expected to have of a type before it grows.
+_FIRST_BOUND = 512

@@ -211,6 +211,8 @@ class Loader:
         served = await self._made(model, unit, folder, limits)
         try:
             await asyncio.to_thread(served.warm_up)
+            if isinstance(served, ServedVersion) and isinstance(served.model, EgoModel):
+                await served.warm_up_here()
             if isinstance(served, ServedVersion):
                 await self._prewarm(served)
             if isinstance(served, HybridVersion):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hopline.rollout.supplier import Supplier
 
 _NOTHING_YET = Supply()
+#: Requests by which a model that is served whole warms up the event loop's thread.
+_REHEARSALS = 16
 
 
 class SuppliedRequest(QueuedRequest, eq=False, gc=False):
@@ -120,21 +123,34 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for count in (1, min(33, num_nodes)):
+            self._rehearse(np.arange(count))
+
+    async def warm_up_here(self) -> None:
+        """The same on the event loop, one node at a time, from all over the graph; for whole models.
+
+        torch and malloc keep something for each thread and size: a first request would pay for it.
+        """
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for node in np.linspace(0, num_nodes - 1, _REHEARSALS, dtype=np.int64):
+            self._rehearse(np.array([node]))
+            await asyncio.sleep(0)
+
+    def _rehearse(self, local_ids: IdArray) -> None:
         head = self.model.spec.head
-        nodes = self.model.graph.nodes[head.node_type]
-        for count in (1, min(33, nodes.num_nodes)):
-            ids = nodes.ids.external(np.arange(count))
-            if head.kind == "link":
-                other = self.model.graph.nodes[head.dst_node_type or head.node_type]
-                # the two sides may differ in size
-                targets = other.ids.external(np.zeros(count, np.int64))
-                request = ScoreRequest(self.name, pairs=(ids, targets), outputs=self.output_names)
-            else:
-                request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
-            # with what there is: the store's rows come with the first requests
-            for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
-                if isinstance(outcome, HoplineError):
-                    raise outcome
+        ids = self.model.graph.nodes[head.node_type].ids.external(local_ids)
+        if head.kind == "link":
+            other = self.model.graph.nodes[head.dst_node_type or head.node_type]
+            # the two sides may differ in size
+            targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
+            request = ScoreRequest(self.name, pairs=(ids, targets), outputs=self.output_names)
+        else:
+            request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
+        # with what there is: the store's rows come with the first requests
+        for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
+            if isinstance(outcome, HoplineError):
+                raise outcome
 
     def _num_seeds(self, request: ScoreRequest) -> int:
         if not (request.inline or request.outputs or request.as_of is not None or self._is_link):
