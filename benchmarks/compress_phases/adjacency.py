@@ -1,12 +1,12 @@
 """Compressed adjacency against the plain arrays of the same graph: size, sampling, whole requests.
 
-The serving benchmark's graph (1 M nodes, 20 M edges; `quick`: 50 k and 1 M) with weights drawn for its edges.
-`size_ratio` is against int64 indices and float32 weights, 12 bytes an edge; what is compressed counts whole,
-with its indptr, offsets, heads, padding and the sums of weights. `size_ratio_today` is against the arrays that
-Hopline has of the plain graph. Sampling is fanouts [10, 5] from 1,024 uniform seeds; a request is the serving
-benchmark's model from 1,024 seeds and from one, nothing kept between them. One thread; both sides in huge
-pages, as a server of one worker holds them. They take turns call by call, each first every other time, and
-ratios are of medians.
+The serving benchmark's graph (1 M nodes, 20 M edges; `quick`: 50 k and 1 M) with weights drawn for its
+edges. `size_ratio` is against int64 indices and float32 weights, 12 bytes an edge; what is compressed
+counts whole, with its indptr, offsets, heads, padding and the sums of weights. `size_ratio_today` is
+against the arrays that Hopline has of the plain graph. Sampling is fanouts [10, 5] from 1,024 uniform
+seeds; a request is the serving benchmark's model from 1,024 seeds and from one, nothing kept between
+them. One thread; both sides in huge pages, as a server of one worker holds them. They take turns call by
+call, each first every other time, and ratios are of medians.
 """
 
 from __future__ import annotations
