@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hopline.errors import GraphError
 from hopline.graph import Graph, codec
 from hopline.graph.codec import PackedIds, PackedWeights
+from hopline.jobs.batch.changes import changed_lists, match
 from hopline.testing.graphs import hetero_graph, power_law_graph
 
 _LARGEST = 2**31 - 1
@@ -177,3 +178,10 @@ def test_compressing_twice_changes_nothing():
     packed = power_law_graph(100, 2000, 4).compressed()
     assert packed.compressed().edge().indices is packed.edge().indices
     assert codec.decompress(packed.decompressed().edge()).indices.dtype == np.int32
+
+
+def test_a_snapshot_compared_with_its_compressed_form_has_no_changed_lists():
+    plain, other = (power_law_graph(200, 2000, 4, seed, times=True) for seed in (0, 3))
+    same = match(plain.node(), plain.node())
+    assert not changed_lists(plain.edge(), plain.compressed().edge(), same, same).any()
+    assert changed_lists(plain.compressed().edge(), other.compressed().edge(), same, same).any()

@@ -85,16 +85,17 @@ def changed_lists(old: Adjacency, new: Adjacency, destinations: Matched, sources
         if (pair[0] is None) != (pair[1] is None):
             changed[:] = True
             return changed
-        columns += [frozen(np.empty(0, dtype) if a is None else a) for a in pair]
+        # Compressed lists are unpacked: every edge is read once.
+        columns += [frozen(np.empty(0, dtype) if a is None else np.asarray(a)) for a in pair]
     attrs = [np.empty((0, 0), np.float32) if a.attr is None else a.attr for a in (old, new)]
     if attrs[0].shape[1] != attrs[1].shape[1]:
         changed[:] = True
         return changed
     _compare(
         frozen(old.indptr),
-        frozen(old.indices),
+        frozen(np.asarray(old.indices)),
         frozen(new.indptr),
-        frozen(new.indices),
+        frozen(np.asarray(new.indices)),
         destinations.old_row,
         sources.new_row,
         *columns,
