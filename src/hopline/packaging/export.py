@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def export(
             a broken installation must not make models whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _keep_operators()
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
@@ -93,6 +95,21 @@ def export(
             program.save(str(path), external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
+
+
+@cache
+def _keep_operators() -> None:
+    """Have torch's exporter ask onnxscript once for its operators.
+
+    It asks for each export, which takes half of the export of a stage, and gets the same each time. Where
+    torch asks in another way, nothing is kept.
+    """
+    from torch.onnx._internal.exporter import _registration
+
+    apis = getattr(_registration, "onnxscript_apis", None)
+    ask = getattr(apis, "get_torchlib_ops", None)
+    if callable(ask):
+        setattr(apis, "get_torchlib_ops", cache(ask))  # noqa: B010
 
 
 def _anonymous(model: Any) -> None:
