@@ -114,7 +114,8 @@ class ComputeConfig:
     )
     threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
     device: Literal["cpu", "cuda", "tensorrt"] = setting(
-        "cpu", "where models run; refused where ONNX Runtime or torch lacks it, never replaced by the processor"
+        "cpu",
+        "where models run; refused where ONNX Runtime or torch lacks it, never replaced by the processor",
     )
     compiled: Literal["auto", "never", "require"] = setting(
         "auto",
