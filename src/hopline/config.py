@@ -119,8 +119,8 @@ class ComputeConfig:
     )
     compiled: Literal["auto", "never", "require"] = setting(
         "auto",
-        "programs of `hopline package --compile`: auto runs the eager one where they do not fit the machine, "
-        "require refuses the model then, never ignores them",
+        "programs of `hopline package --compile`: auto runs the eager one where they do not fit the "
+        "machine, require refuses the model then, never ignores them",
     )
 
 
@@ -366,7 +366,8 @@ class LiveConfig:
     snapshot_s: float = setting(3600.0, "seconds after which a snapshot takes their place", minimum=1)
     stand_by_s: float = setting(
         10.0,
-        "a server that starts waits so long for the end of another one that writes live.folder; 0 is for ever",
+        "a server that starts waits so long for the end of another one that writes live.folder; 0 is for "
+        "ever",
         minimum=0,
     )
     nice: int = setting(

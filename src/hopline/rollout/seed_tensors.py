@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hopline.features.near import NearRows
     from hopline.graph import Graph
     from hopline.graph.live.view import LiveRows, LiveView
+    from hopline.graph.narrow import NarrowMatrix
 
 #: Rows of one request.
 _MOST_ROWS = 64
@@ -85,7 +86,7 @@ def _side(
 
 
 def _features(
-    stored: AnyArray | LiveRows, near: NearRows | None, ids: IdArray, known: AnyArray
+    stored: AnyArray | NarrowMatrix | LiveRows, near: NearRows | None, ids: IdArray, known: AnyArray
 ) -> FloatArray:
     rows: FloatArray = np.full(
         (ids.shape[0], stored.shape[1] if near is None else near.group.dim), np.nan, np.float32
