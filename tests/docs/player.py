@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 
@@ -31,7 +33,7 @@ def play(check_docs: Any, page: str, folder: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
     real = {HTTP: HTTP, GRPC: GRPC}
     answer: Any = None
-    with contextlib.ExitStack() as running, contextlib.chdir(folder):
+    with contextlib.ExitStack() as running, contextlib.chdir(folder), mock.patch.dict(os.environ):
         server = running.enter_context(contextlib.ExitStack())
         for block in check_docs.blocks((ROOT / page).read_text()):
             text = block.text
