@@ -27,7 +27,9 @@ from hopline.jobs.distill.train import train_student
 
 TEACHERS = 3
 SHIPPED = Settings()
-PURE = Settings(structure=(), width=0, batch=512, epochs=150, patience=40)
+PURE = Settings(
+    structure=(), width=0, batch=512, epochs=150, patience=40, label_weight=0.0, weight_decay=5e-4
+)
 NAMES = ("prod", "tran", "ind", "teacher", "mlp", "glnn")
 
 

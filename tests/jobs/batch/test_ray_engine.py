@@ -200,7 +200,7 @@ def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
 def test_nodes_named_and_exact(model, cluster, tmp_path):
     folder, graph = model
     nodes = graph.nodes["node"].ids.external(np.arange(0, NODES, 7))
-    options = {"outputs": OUTPUTS, "nodes": nodes, "exact": True, "memory_bytes": 2 << 30}
+    options = {"outputs": OUTPUTS, "nodes": nodes, "exact": True, "memory_bytes": 8 << 30}
     whole = score(folder, graph, tmp_path / "whole", **options)
     check_same(whole.folder, score(folder, graph, tmp_path / "out", engine=RayEngine, **options).folder)
 

@@ -107,3 +107,19 @@ def test_student_of_reduced_features_takes_features_as_they_are(layers):
 def test_rows_that_do_not_fit_are_refused(change, told):
     with pytest.raises(BadRequest, match=told):
         train_student(*change(separable()), SHORT)
+
+
+def test_labels_that_choose_the_epoch_are_not_learned_from():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 5)).astype(np.float32)
+    soft = np.full((60, 3), 1 / 3, np.float32)
+    labels = rng.integers(0, 3, 60)
+    everyone, valid = np.arange(60), np.arange(40, 60)
+    settings = Settings(structure=(), label_weight=1.0, epochs=1, width=0)
+    answers = []
+    for shift in (0, 1):
+        told = labels.copy()
+        told[valid] = (told[valid] + shift) % 3
+        trained = train_student(x, soft, told, everyone, valid, settings)
+        answers.append(trained.probabilities(x))
+    assert np.array_equal(*answers)

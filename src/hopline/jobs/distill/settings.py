@@ -36,12 +36,12 @@ class Settings:
     layers: int = 2
     dropout: float = 0.5
     lr: float = 0.01
-    weight_decay: float = 5e-4
+    weight_decay: float = 1e-4
     epochs: int = 300
     patience: int = 60
     batch: int = 1024
     temperature: float = 1.0
-    label_weight: float = 0.0
+    label_weight: float = 0.1
     seed: int = 0
     structure: tuple[str, ...] = ("features",)
     width: int = 128

@@ -64,7 +64,7 @@ def train_student(
         labels: int64 [N], -1 unknown; only those of fit_rows and valid_rows are looked at.
         fit_rows: int64 [n], rows that the student learns from.
         valid_rows: int64 [m], rows that choose the epoch: by accuracy on labels where there are any, else
-            by agreement with the teacher.
+            by agreement with the teacher. Their labels are not learned from, also where fit_rows has them.
         structure: float32 [N, S], `structure_features`, or None.
         advance: called after each epoch with its number from 1, the most there can be, and the score.
     """
@@ -74,7 +74,8 @@ def train_student(
     inputs = torch.from_numpy(own if structure is None else np.concatenate([own, structure], axis=1))
     target = torch.from_numpy(soft[fit_rows] ** (1 / settings.temperature))
     target = target / target.sum(1, keepdim=True)
-    known = torch.from_numpy(labels[fit_rows])
+    # What chooses the epoch is not learned from.
+    known = torch.from_numpy(np.where(np.isin(fit_rows, valid_rows), -1, labels[fit_rows]))
     fit = inputs[torch.from_numpy(fit_rows)]
     valid, truth, judged_by = _judge(inputs, soft, labels, valid_rows)
     with torch.random.fork_rng(devices=[]):
