@@ -63,7 +63,10 @@ def batch(
         bool, typer.Option("--restart", help="Throw away what an unfinished run left.")
     ] = False,
     checkpoint_s: Annotated[
-        float, typer.Option(help="Seconds of work that a kill can cost.", min=0.0)
+        float,
+        typer.Option(
+            help="Seconds of work that a kill can cost; of the last level, its first ones besides.", min=0.0
+        ),
     ] = 5.0,
     engine: Annotated[str, typer.Option(help="What computes: local (this process) or ray.")] = "local",
     ray_address: Annotated[
