@@ -37,8 +37,8 @@ class BatchOptions:
         since: work folder of an earlier run of this model, kept with `keep`.
         keep: leave the work folder, so that a later run can be `since` this one.
         restart: throw away what an unfinished run left.
-        checkpoint_s: seconds of work that a kill can cost. What the last level does in the first such seconds
-            of a run is not saved later either.
+        checkpoint_s: seconds of work that a kill can cost. What the last level does in the first such
+            seconds of a run is not saved later either.
     """
 
     outputs: tuple[str, ...] = ()

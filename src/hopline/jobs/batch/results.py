@@ -22,7 +22,7 @@ from hopline.jobs.batch.progress import Advance
 from hopline.jobs.batch.sink import ID_COLUMN, Sink, TableSchema
 from hopline.jobs.batch.states import RowFile
 from hopline.jobs.batch.work import SPAN_ROWS
-from hopline.types import AnyArray, FloatArray
+from hopline.types import AnyArray, FloatArray, IdArray
 
 Columns = dict[str, AnyArray | list[str]]
 
@@ -73,8 +73,7 @@ class TableWriter:
 
     def shape(self, begin: int, states: FloatArray) -> Columns:
         """Columns of rows from `begin` on, whose states these are; from any thread, for `put`."""
-        rows = np.arange(begin, begin + states.shape[0])
-        return {ID_COLUMN: self._ids.external(rows)} | self._head().run(states)
+        return self._shaped(np.arange(begin, begin + states.shape[0]), states)
 
     def put(self, columns: Columns) -> None:
         """Write columns of the rows from `at` on."""
@@ -127,9 +126,10 @@ class TableWriter:
         else:
             rows = self.schema.rows[begin:end]
             self._states.read(rows, found)
-        columns: Columns = {ID_COLUMN: self._ids.external(rows)}
-        columns.update(self._head().run(found))
-        return columns
+        return self._shaped(rows, found)
+
+    def _shaped(self, rows: IdArray, states: FloatArray) -> Columns:
+        return {ID_COLUMN: self._ids.external(rows)} | self._head().run(states)
 
     def _head(self) -> Head:
         """Of the calling thread."""
