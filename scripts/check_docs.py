@@ -21,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
+MESH_SOURCE = ROOT / "src" / "hopline" / "mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -104,6 +105,19 @@ def settings_table() -> str:
         kind = row.type.replace("|", "\\|")
         help_text = row.help.replace("<", "&lt;")
         lines.append(f"| `{row.path}` | {kind} | {_shown(row.path, row.default)} | {help_text} |")
+    return "\n".join(lines)
+
+
+def mesh_settings_table() -> str:
+    """Every setting of `hopline mesh watch`."""
+    from hopline.mesh.settings import settings_table as rows
+
+    lines = ["| setting | environment | type | default | what it does |", "|---|---|---|---|---|"]
+    for row in rows():
+        kind = row.type.replace("|", "\\|")
+        lines.append(
+            f"| `{row.path}` | `{row.env}` | {kind} | {_shown(row.path, row.default)} | {row.help} |"
+        )
     return "\n".join(lines)
 
 
@@ -210,18 +224,20 @@ def _rests(function: ast.FunctionDef) -> list[str]:
 
 
 def grpc_methods() -> list[str]:
-    """Every method of both gRPC services."""
+    """Every method of every gRPC service."""
+    from hopline.mesh.out.grpc import MESH
     from hopline.transports.grpc import HEALTH, INFERENCE
     from hopline.transports.proto import methods
 
-    return [method.name for service in (INFERENCE, HEALTH) for method in methods(service)]
+    return [method.name for service in (INFERENCE, HEALTH, MESH) for method in methods(service)]
 
 
 def metric_names() -> list[str]:
-    """Every metric of a server."""
+    """Every metric of a server, and of a mesh watch."""
+    from hopline.mesh.out.metrics import MeshMetrics
     from hopline.observe.metrics import Metrics
 
-    return list(Metrics()._families)
+    return [*Metrics()._families, *MeshMetrics().names()]
 
 
 def _commands() -> Iterator[tuple[str, Any]]:
@@ -255,7 +271,7 @@ def _shown(path: str, default: Any) -> str:
 
 #: page -> generated tables in it.
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/configuration.md": {"settings": settings_table},
+    "docs/configuration.md": {"settings": settings_table, "mesh-settings": mesh_settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
     "docs/guides/isolation.md": {"limits": limits_table},
@@ -293,7 +309,8 @@ def check_mentions(texts: dict[str, str]) -> Iterator[str]:
     for name in hopline.__all__:
         if f"`hopline.{name}`" not in texts[_PUBLIC]:
             yield f"{_PUBLIC}: public name `hopline.{name}` is not documented"
-    for path in routes(HTTP_SOURCE.read_text()):
+    mesh = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
+    for path in (*routes(HTTP_SOURCE.read_text()), *mesh):
         # `/versions/<version>` is said once for all routes below a model.
         if "/versions/<version>" not in path and f"`{path}`" not in texts["docs/http-api.md"]:
             yield f"docs/http-api.md: route `{path}` is not documented"

@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "stream",
         "Follow events of a message broker into a live graph.",
     ),
+    "mesh": ("hopline.commands.mesh", "app", "Watch a service mesh with a temporal graph autoencoder."),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),

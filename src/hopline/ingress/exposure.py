@@ -37,15 +37,19 @@ def check_exposure(config: Config) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback(host: str, setting: str = "server.host") -> bool:
     """Whether only this machine reaches an address or name.
+
+    Args:
+        host: address or name.
+        setting: that it comes from, for errors.
 
     Raises: ConfigError: it is neither.
     """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise ConfigError(f"server.host: {host!r} is not an address: {error.strerror}") from None
+        raise ConfigError(f"{setting}: {host!r} is not an address: {error.strerror}") from None
     return all(ipaddress.ip_address(str(item[4][0]).partition("%")[0]).is_loopback for item in found)
 
 

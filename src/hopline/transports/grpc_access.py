@@ -22,6 +22,12 @@ _METHODS: dict[str, Permission | Literal["open", "list"]] = {
     "ModelMetadata": "read",
     "ModelConfig": "read",
     "ModelInfer": "score",
+    # of a mesh watch
+    "GetVerdict": "read",
+    "WatchVerdicts": "read",
+    "GetIncident": "read",
+    "GetIncidents": "read",
+    "GetGraph": "read",
 }
 
 

@@ -1,0 +1,1 @@
+"""The phases of benchmarks/mesh.py."""

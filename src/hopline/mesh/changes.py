@@ -1,0 +1,60 @@
+"""What is known of a mesh besides its metrics: changes that were meant, and trouble that was not.
+
+Both come from Kubernetes, or from a folder of snapshots. Knows no source.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+#: `scale`: pods are added or removed; `rollout`: a new version replaces pods; `drain`: pods move or end as
+#: planned; `added` and `removed`: the service itself is new, or goes for good.
+ChangeKind = Literal["scale", "rollout", "drain", "added", "removed"]
+
+#: What looks like change, but is none that anyone wanted.
+TroubleKind = Literal["stuck_rollout", "oom_kill", "crash_loop"]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A planned change of one service.
+
+    Attributes:
+        kind: what changes.
+        service: name as in the roster.
+        start_s: when it began, Unix seconds.
+        end_s: when it ended; None while it goes on.
+        detail: for people, such as "3 to 7 pods".
+    """
+
+    kind: ChangeKind
+    service: str
+    start_s: float
+    end_s: float | None = None
+    detail: str = ""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that Kubernetes itself reports to be wrong with a service.
+
+    Attributes:
+        kind: what is wrong.
+        service: name as in the roster.
+        start_s: since when, Unix seconds.
+        end_s: until when; None while it goes on.
+        detail: for people, such as "container app restarted 6 times".
+    """
+
+    kind: TroubleKind
+    service: str
+    start_s: float
+    end_s: float | None = None
+    detail: str = ""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """All that is known at one moment, newest last. What ended is kept for a while."""
+
+    changes: tuple[Change, ...] = ()
+    troubles: tuple[Trouble, ...] = ()

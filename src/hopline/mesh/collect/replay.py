@@ -1,0 +1,92 @@
+"""Plays a recording as if it were live: for demonstrations and tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from hopline.errors import SnapshotInvalid
+from hopline.mesh.changes import Change, Context, Trouble
+from hopline.mesh.evaluate.folder import read_folder
+from hopline.mesh.evaluate.recording import Recording
+from hopline.mesh.roster import Roster
+from hopline.mesh.schema import Schema
+from hopline.mesh.snapshot import Gap, Snapshot
+
+_Item = TypeVar("_Item", Change, Trouble)
+
+
+class Replay:
+    """Gives one recorded snapshot for each interval, and what was known of changes at its time.
+
+    Takes the place of a `Collector`. Behind the last snapshot it is blind: all that was there stays, as not
+    measured, with a gap.
+
+    Args:
+        recording: what to play, from its first snapshot to its last.
+
+    Raises:
+        SnapshotInvalid: it has no snapshots.
+
+    Attributes:
+        schema, roster: of the snapshots.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        if not recording.snapshots:
+            raise SnapshotInvalid(f"{recording.name}: it has no snapshots to play")
+        self._recording = recording
+        self._next = 0
+        self._moved_s = 0.0
+        self.schema: Schema = recording.snapshots[0].schema
+        self.roster: Roster = recording.snapshots[0].roster
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Replay:
+        """Play a folder, such as `hopline mesh evaluate` reads.
+
+        Raises:
+            SnapshotInvalid: it cannot be read, or is empty.
+        """
+        return cls(read_folder(folder))
+
+    @property
+    def left(self) -> int:
+        """Snapshots that were not given yet."""
+        return len(self._recording.snapshots) - self._next
+
+    async def collect(self, now_s: float) -> Snapshot:
+        """The next snapshot, as if it had been taken now.
+
+        Args:
+            now_s: our clock, Unix seconds.
+        """
+        if not self.left:
+            last = self._recording.snapshots[-1]
+            nothing = (last.node_features * float("nan"), last.edge_features * float("nan"))
+            gap = Gap("recording", f"{self._recording.name} is over")
+            return dataclasses.replace(
+                last, time_s=now_s, node_features=nothing[0], edge_features=nothing[1], gaps=(gap,)
+            )
+        snapshot = self._recording.snapshots[self._next]
+        self._next += 1
+        self._moved_s = now_s - snapshot.time_s
+        return dataclasses.replace(snapshot, time_s=now_s)
+
+    def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
+        """What was known when the last snapshot was taken, with its times moved to now.
+
+        Args:
+            now_s: not needed here; as for a watch of Kubernetes.
+        """
+        context = self._recording.contexts[max(0, self._next - 1)]
+        changes = tuple(self._now(each) for each in context.changes)
+        troubles = tuple(self._now(each) for each in context.troubles)
+        return Context(changes, troubles), ()
+
+    def _now(self, item: _Item) -> _Item:
+        end_s = None if item.end_s is None else item.end_s + self._moved_s
+        return msgspec.structs.replace(item, start_s=item.start_s + self._moved_s, end_s=end_s)

@@ -1,0 +1,30 @@
+"""Times as people and programs write them: Unix seconds, or ISO-8601."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+#: From 2000 to 2200; milliseconds and nanoseconds by mistake are far beyond.
+_FIRST_S, _LAST_S = 946_684_800.0, 7_258_118_400.0
+
+
+def parse(text: str) -> float | None:
+    """Unix seconds of `1661140279`, `1661140279.5`, `2022-08-22T03:51:19Z` or `2022-08-22 03:51:19+02:00`.
+
+    Without an offset it is UTC. None where it is no such time, or not between 2000 and 2200.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text.strip())
+        except ValueError:
+            return None
+        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return seconds if math.isfinite(seconds) and _FIRST_S <= seconds <= _LAST_S else None
+
+
+def clock(seconds: float) -> str:
+    """`2022-08-22 03:51:19`, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,72 @@
+"""Where the API server is, and how to show who asks.
+
+In a pod that is the service account: an address in the environment, and a token and a certificate as files,
+which Kubernetes replaces while the pod runs. Elsewhere see `kubeconfig`.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopline.errors import ConfigError
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server.
+
+    Attributes:
+        url: its address.
+        token: the bearer token as of now, "" for none; asked for before each request, since it changes.
+        tls: makes a TLS context, None for plain HTTP; asked for again after a failed connection.
+    """
+
+    url: str
+    token: Callable[[], str]
+    tls: Callable[[], ssl.SSLContext | None]
+
+
+def in_cluster(env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Credentials | None:
+    """Those of the pod's service account; None outside of a cluster, or where no token is mounted."""
+    host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (account / "token").is_file():
+        return None
+    address = f"[{host}]" if ":" in host else host
+    return from_files(f"https://{address}:{port}", account / "token", account / "ca.crt")
+
+
+def from_files(url: str, token_file: Path | None, ca_file: Path | None) -> Credentials:
+    """Those that lie in files.
+
+    Args:
+        url: of the API server; with http:// no certificate is asked for (`kubectl proxy`, tests).
+        token_file: None sends no token.
+        ca_file: PEM; None trusts what the system trusts.
+    """
+
+    def token() -> str:
+        if token_file is None:
+            return ""
+        try:
+            found = token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{token_file}: the token of Kubernetes cannot be read: {error}") from None
+        if not (found.isascii() and found.isprintable()):
+            raise ConfigError(f"{token_file}: the token of Kubernetes has characters that no token has")
+        return found
+
+    def tls() -> ssl.SSLContext | None:
+        if url.startswith("http://"):
+            return None
+        try:
+            return ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{ca_file}: the certificate of Kubernetes cannot be read: {error}") from None
+
+    return Credentials(url.rstrip("/"), token, tls)

@@ -1,0 +1,227 @@
+"""The fields of Kubernetes' objects that are read, and no others.
+
+The names are those of the API (https://kubernetes.io/docs/reference/kubernetes-api/). What a server may
+leave out has a default, and what it may send as null (Go's nil slices) may be None. Skipping all other
+fields is what makes decoding quick.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of all, which inherit its form: names are written as the API does."""
+
+
+class Owner(Part, frozen=True):
+    """Who made an object; at most one owner is the controller."""
+
+    kind: str
+    name: str
+    controller: bool = False
+
+
+class Labels(Part, frozen=True):
+    """Labels that say what belongs together."""
+
+    service_name: str = msgspec.field(default="", name="kubernetes.io/service-name")
+    pod_template_hash: str = msgspec.field(default="", name="pod-template-hash")
+    rollout_hash: str = msgspec.field(default="", name="rollouts-pod-template-hash")
+
+
+class Meta(Part, frozen=True):
+    """Metadata of any object."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: Labels | None = None
+    owner_references: tuple[Owner, ...] | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+
+class Condition(Part, frozen=True):
+    """One condition of a status."""
+
+    type: str
+    status: str = "Unknown"
+    reason: str = ""
+    message: str = ""
+
+
+class Waiting(Part, frozen=True):
+    """Why a container does not run."""
+
+    reason: str = ""
+
+
+class Terminated(Part, frozen=True):
+    """How a container ended."""
+
+    reason: str = ""
+    exit_code: int = 0
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class ContainerState(Part, frozen=True):
+    """At most one of them is set; neither: it runs, or is not known."""
+
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Part, frozen=True):
+    """One container of a pod."""
+
+    name: str
+    restart_count: int = 0
+    state: ContainerState | None = None
+    last_state: ContainerState | None = None
+
+
+class PodSpec(Part, frozen=True):
+    """Where a pod runs."""
+
+    node_name: str = ""
+
+
+class PodStatus(Part, frozen=True):
+    """How a pod is."""
+
+    phase: str = ""
+    conditions: tuple[Condition, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class Pod(Part, frozen=True):
+    """`v1` Pod."""
+
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class EndpointConditions(Part, frozen=True):
+    """Whether an endpoint gets requests; None is to be read as yes."""
+
+    ready: bool | None = None
+
+
+class Target(Part, frozen=True):
+    """What an endpoint or an autoscaler is about."""
+
+    kind: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+class Endpoint(Part, frozen=True):
+    """One address of a service."""
+
+    conditions: EndpointConditions = EndpointConditions()
+    target_ref: Target | None = None
+
+
+class EndpointSlice(Part, frozen=True):
+    """`discovery.k8s.io/v1` EndpointSlice: some of the addresses of a service."""
+
+    metadata: Meta
+    endpoints: tuple[Endpoint, ...] | None = None
+
+
+class RollingUpdate(Part, frozen=True):
+    """Of a StatefulSet: pods below the partition keep their old version."""
+
+    # Deployments have other fields here, which may be numbers or percentages and are not read.
+    partition: int | None = None
+
+
+class Strategy(Part, frozen=True):
+    """How pods are replaced: RollingUpdate, Recreate or (by hand) OnDelete."""
+
+    type: str = "RollingUpdate"
+    rolling_update: RollingUpdate | None = None
+
+
+class WorkloadSpec(Part, frozen=True):
+    """What a Deployment, StatefulSet or DaemonSet is to be."""
+
+    replicas: int | None = None
+    paused: bool = False
+    progress_deadline_seconds: int | None = None
+    template: msgspec.Raw = msgspec.Raw(b"null")
+    update_strategy: Strategy | None = None
+
+
+class WorkloadStatus(Part, frozen=True):
+    """What one of them is; DaemonSets have names of their own for the counts."""
+
+    observed_generation: int = 0
+    replicas: int = 0
+    updated_replicas: int = 0
+    available_replicas: int | None = None
+    ready_replicas: int = 0
+    current_revision: str = ""
+    update_revision: str = ""
+    conditions: tuple[Condition, ...] | None = None
+    desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
+    updated_number_scheduled: int = 0
+    number_available: int = 0
+
+
+class WorkloadObject(Part, frozen=True):
+    """`apps/v1` Deployment, StatefulSet or DaemonSet."""
+
+    metadata: Meta
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
+
+
+class AutoscalerSpec(Part, frozen=True):
+    """What is scaled."""
+
+    scale_target_ref: Target = Target()
+
+
+class AutoscalerStatus(Part, frozen=True):
+    """How many pods there are, and how many there shall be."""
+
+    current_replicas: int = 0
+    desired_replicas: int = 0
+
+
+class Autoscaler(Part, frozen=True):
+    """`autoscaling/v2` HorizontalPodAutoscaler."""
+
+    metadata: Meta
+    spec: AutoscalerSpec = AutoscalerSpec()
+    status: AutoscalerStatus = AutoscalerStatus()
+
+
+class Event(Part, frozen=True):
+    """`v1` Event: something that happened, in words."""
+
+    metadata: Meta
+    reason: str = ""
+    message: str | None = None
+    involved_object: Target = Target()
+    last_timestamp: datetime | None = None
+    event_time: datetime | None = None
+
+
+Object = Pod | EndpointSlice | WorkloadObject | Autoscaler | Event

@@ -1,0 +1,173 @@
+"""Memory of a pass, kept from step to step: packed weights, rows of each layer, and the plan of both."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.mesh.model import plan as at
+from hopline.mesh.model.lanes import PANEL
+from hopline.mesh.model.weights import FloatArray, Weights
+
+_LINE_BYTES = 64
+
+
+def padded(columns: int) -> int:
+    """Columns rounded up to whole panels of packed weights."""
+    return -(-columns // PANEL) * PANEL
+
+
+def aligned(shape: tuple[int, ...]) -> FloatArray:
+    """Zeros that begin at a cache line."""
+    count = int(np.prod(shape))
+    memory = np.zeros(count + _LINE_BYTES // 4, np.float32)
+    skip = -memory.ctypes.data % _LINE_BYTES // 4
+    return memory[skip : skip + count].reshape(shape)
+
+
+def packed(matrix: FloatArray) -> FloatArray:
+    """A weight [out, in] as the product's kernel reads it: panels [in, 32], the last filled up with 0."""
+    columns, depth = matrix.shape
+    wide = np.zeros((padded(columns), depth), np.float32)
+    wide[:columns] = matrix
+    result = aligned((padded(columns) // PANEL, depth, PANEL))
+    result[:] = wide.reshape(padded(columns) // PANEL, PANEL, depth).transpose(0, 2, 1)
+    return result
+
+
+def widened(vector: FloatArray, columns: int) -> FloatArray:
+    """A vector filled up with 0."""
+    result = aligned((columns,))
+    result[: len(vector)] = vector
+    return result
+
+
+def rows_of(matrix: FloatArray, columns: int) -> FloatArray:
+    """A weight [out, in] as one row of `columns` for each input."""
+    result = aligned((max(1, matrix.shape[1]), columns))
+    result[: matrix.shape[1], : matrix.shape[0]] = matrix.T
+    return result
+
+
+class Buffers:
+    """What a pass reads and writes, and where it lies.
+
+    Attributes:
+        plan: int64, as `plan.py` has it; addresses of inputs are set by each pass.
+        z: float32 [nodes, padded d_out]; likewise the other outputs.
+        scratch_bytes: for each thread.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        shape = weights.shape
+        self.plan: NDArray[np.int64] = np.zeros(at.LAYERS + at.LAYER_PLACES * shape.layers, np.int64)
+        self.num_nodes = self.num_edges = 0
+        self._weights: list[FloatArray] = []
+        self._rows: dict[str, FloatArray] = {}
+        plan = self.plan
+        plan[at.NUM_LAYERS] = shape.layers
+        plan[at.D_IN], plan[at.D_TEMPORAL], plan[at.D_EDGE] = shape.d_in, shape.d_temporal, shape.d_edge
+        plan[at.D_EDGE_TEMPORAL] = shape.d_edge_temporal
+        plan[at.D_OUT], plan[at.D_DECODER] = shape.d_out, shape.d_decoder
+        plan[at.HEADS], plan[at.CHANNELS] = shape.heads, shape.hidden // shape.heads
+        plan[at.OWN_INPUTS], plan[at.SHARED] = shape.own_inputs, shape.shared
+        plan[at.EDGE_LAYERS] = shape.edge_layers
+        self.out = padded(shape.d_out)
+        self.inner = padded(shape.d_decoder)
+        self.node = padded(max(1, shape.n_node_targets))
+        self.edge = -(-max(1, shape.n_edge_targets) // 4) * 4
+        plan[at.OUT_BYTES], plan[at.DECODER_BYTES] = 4 * self.out, 4 * self.inner
+        plan[at.NODE_BYTES], plan[at.EDGE_BYTES] = 4 * self.node, 4 * self.edge
+        self._hidden, self._layers = padded(shape.hidden), shape.layers
+        self._place_weights(weights)
+
+    def _keep(self, place: int, array: FloatArray) -> None:
+        self._weights.append(array)
+        self.plan[place] = array.ctypes.data
+
+    def _place_weights(self, weights: Weights) -> None:
+        shape, hidden = weights.shape, self._hidden
+        for layer in range(shape.layers):
+            here, name = at.LAYERS + at.LAYER_PLACES * layer, f"layers.{layer}."
+            self._keep(here + at.W_SOURCE, packed(weights[name + "source.weight"]))
+            self._keep(here + at.B_SOURCE, widened(weights[name + "source.bias"], hidden))
+            if not shape.shared:
+                self._keep(here + at.W_TARGET, packed(weights[name + "target.weight"]))
+                self._keep(here + at.B_TARGET, widened(weights[name + "target.bias"], hidden))
+            self._keep(here + at.W_TEMPORAL, packed(weights[name + "temporal.weight"]))
+            self._keep(here + at.ATTENTION, widened(weights[name + "attention"].reshape(-1), hidden))
+            self._keep(here + at.W_EDGE, rows_of(weights[name + "edge.weight"], shape.hidden))
+            self._keep(here + at.BIAS, widened(weights[name + "bias"], hidden))
+        if shape.own_inputs:
+            self._keep(at.W_OWN, packed(weights["own.weight"]))
+        self._keep(at.W_OWN_TEMPORAL, packed(weights["own_temporal.weight"]))
+        self._keep(at.W_OUT, packed(weights["out.weight"]))
+        self._keep(at.B_OUT, widened(weights["out.bias"], self.out))
+        self._keep(at.W_LINK, packed(weights["link.weight"].T))
+        self._keep(at.W_CALLER, packed(weights["edges.caller.weight"]))
+        self._keep(at.B_CALLER, widened(weights["edges.hidden.bias"], self.inner))
+        self._keep(at.W_CALLEE, packed(weights["edges.callee.weight"]))
+        self._keep(at.W_HIDDEN, packed(weights["nodes.hidden.weight"]))
+        self._keep(at.B_HIDDEN, widened(weights["nodes.hidden.bias"], self.inner))
+        self._keep(at.W_NODES, packed(weights["nodes.out.weight"]))
+        self._keep(at.B_NODES, widened(weights["nodes.out.bias"], self.node))
+        self._keep(at.W_EDGE_TEMPORAL, rows_of(weights["edges.temporal.weight"], self.inner))
+        out = np.zeros((self.edge, shape.d_decoder), np.float32)
+        out[: shape.n_edge_targets] = weights["edges.out.weight"]
+        self._keep(at.W_EDGES, rows_of(out.T, self.inner))
+        self._keep(at.B_EDGES, widened(weights["edges.out.bias"], self.edge))
+        self._keep(at.LINK_BIAS, widened(weights["link.bias"], 1))
+        widest = max(hidden, self.out, self.inner, self.node)
+        self._keep(at.NOTHING, aligned((widest,)))
+
+    def fit(self, num_nodes: int, num_edges: int) -> bool:
+        """Make room for so many; returns whether memory moved, and with it what was kept in it."""
+        moved = False
+        if num_nodes > self.num_nodes:
+            self.num_nodes = num_nodes * 5 // 4 + 8 if self.num_nodes else num_nodes
+            self._fit_nodes()
+            moved = True
+        if num_edges > self.num_edges or not self._rows.get("links", np.zeros(0)).size:
+            self.num_edges = max(1, num_edges * 5 // 4 + 8 if self.num_edges else num_edges)
+            self._fit_edges()
+            moved = True
+        return moved
+
+    def _row(self, name: str, place: int, shape: tuple[int, ...]) -> None:
+        self._rows[name] = aligned(shape)
+        self.plan[place] = self._rows[name].ctypes.data
+
+    def _fit_nodes(self) -> None:
+        n = self.num_nodes
+        for layer in range(self._layers):
+            here = at.LAYERS + at.LAYER_PLACES * layer
+            self._row(f"source.{layer}", here + at.SOURCE_ROWS, (n, self._hidden))
+            self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
+            if layer == 0:
+                self._row("own.0", here + at.OWN_ROWS, (n, self._hidden))
+            else:
+                self.plan[here + at.OWN_ROWS] = self.plan[here - at.LAYER_PLACES + at.RESULT_ROWS]
+            self._row(f"result.{layer}", here + at.RESULT_ROWS, (n, self._hidden))
+        self._row("z", at.Z, (n, self.out))
+        self._row("query", at.QUERY, (n, self.out))
+        self._row("caller", at.CALLER, (n, self.inner))
+        self._row("callee", at.CALLEE, (n, self.inner))
+        self._row("node_hidden", at.NODE_HIDDEN, (n, self.inner))
+        self._row("nodes", at.NODE_OUT, (n, self.node))
+
+    def _fit_edges(self) -> None:
+        e = self.num_edges
+        self._row("edges", at.EDGE_OUT, (e, self.edge))
+        self._row("links", at.LINKS, (e,))
+        each = -(-max(16 * (e + 4), 4 * self.inner) // _LINE_BYTES) * _LINE_BYTES
+        self.plan[at.SCORE_BYTES] = each
+        self._row("scores", at.SCORES, (2 * each // 4,))
+
+    def rows(self, name: str) -> FloatArray:
+        """Rows by name: `z`, `nodes`, `edges`, `links`, or of a layer such as `result.0`."""
+        return self._rows[name]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of rows and weights."""
+        return sum(array.nbytes for array in (*self._rows.values(), *self._weights))

@@ -1,0 +1,433 @@
+"""The compiled pass: products, attention, decoders, for rows `begin` to `end` of a plan.
+
+Within a layer each node needs only its own row and what others were before, so that products of the next
+layer follow attention while a row is in the cache. Between layers all rows must be there: a pass has
+one phase for the first products, one for each layer and one for the edges.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from hopline.intrinsics import LINE_BYTES, address_of, pointer, prefetch_at
+from hopline.jit import njit
+from hopline.mesh.model import plan as at
+from hopline.mesh.model.lanes import (
+    AHEAD,
+    PANEL,
+    TILE_ROWS,
+    attend_2x16,
+    attend_2x32,
+    attend_4x16,
+    attend_4x32,
+    decode_edge,
+    many_rows,
+    one_row,
+)
+from hopline.mesh.model.threads import (
+    BUSY,
+    DONE,
+    EPOCH,
+    OPEN,
+    PHASE_WORDS,
+    PHASES,
+    SOON,
+    STOP,
+    fetch_add,
+    give_way,
+    read,
+    sleep_while,
+    wake,
+    write,
+)
+
+Plan = NDArray[np.int64]
+
+_PANEL_BYTES = 4 * PANEL
+#: Looks at the epoch for which a roused thread stays awake: some milliseconds.
+PATIENCE = 1_000_000
+_ONE = np.float32(1.0)
+_GENTLE = np.float32(0.2)
+
+
+@njit(nogil=True, cache=True)
+def note_address(plan: Plan, place: int, array: NDArray[np.float32]) -> None:
+    """Where an array lies; a third of the time that `ctypes.data` takes."""
+    plan[place] = address_of(array)
+
+
+@njit(nogil=True, cache=True)
+def multiply(
+    a: int,
+    a_step: int,
+    depth: int,
+    b: int,
+    columns_bytes: int,
+    start: int,
+    start_step: int,
+    c: int,
+    c_step: int,
+    slope: float,
+    begin: int,
+    end: int,
+) -> None:
+    """Rows begin to end of c = leaky(start + a @ b); all are addresses, `b` is packed in panels."""
+    for panel in range(columns_bytes // _PANEL_BYTES):
+        shift = panel * _PANEL_BYTES
+        packed = b + shift * depth
+        row = begin
+        while row + TILE_ROWS <= end:
+            many_rows(
+                a + row * a_step, a_step, depth, packed, start + shift + row * start_step, start_step,
+                c + shift + row * c_step, c_step, slope,
+            )  # fmt: skip
+            row += TILE_ROWS
+        while row < end:
+            one_row(
+                a + row * a_step, a_step, depth, packed, start + shift + row * start_step, start_step,
+                c + shift + row * c_step, c_step, slope,
+            )  # fmt: skip
+            row += 1
+
+
+@njit(nogil=True, cache=True)
+def layer_products(plan: Plan, layer: int, rows: int, depth: int, begin: int, end: int) -> None:
+    """What a layer needs of each row below it: for those who listen to it, and for when it listens."""
+    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
+    h, d_t = plan[at.H], plan[at.D_TEMPORAL]
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
+    multiply(
+        rows, 4 * depth, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0,
+        source, width, _ONE, begin, end,
+    )  # fmt: skip
+    without_time = source
+    if not plan[at.SHARED]:
+        multiply(
+            rows, 4 * depth, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0,
+            target, width, _ONE, begin, end,
+        )  # fmt: skip
+        without_time = target
+    multiply(
+        h,
+        4 * d_t,
+        d_t,
+        plan[here + at.W_TEMPORAL],
+        width,
+        without_time,
+        width,
+        target,
+        width,
+        _ONE,
+        begin,
+        end,
+    )
+
+
+@njit(nogil=True, cache=True)
+def first_products(plan: Plan, begin: int, end: int) -> None:
+    """What the first layer needs of the inputs."""
+    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
+    x, d_in = plan[at.X], plan[at.D_IN]
+    h, d_t = plan[at.H], plan[at.D_TEMPORAL]
+    layer_products(plan, 0, x, d_in, begin, end)
+    own = plan[at.LAYERS + at.OWN_ROWS]
+    multiply(
+        h, 4 * d_t, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, width, _ONE, begin, end
+    )
+    if plan[at.OWN_INPUTS]:
+        multiply(x, 4 * d_in, d_in, plan[at.W_OWN], width, own, width, own, width, _ONE, begin, end)
+
+
+@njit(nogil=True, cache=True)
+def next_products(plan: Plan, layer: int, begin: int, end: int) -> None:
+    """What a later layer needs of the state below it."""
+    state = plan[at.LAYERS + at.LAYER_PLACES * layer + at.OWN_ROWS]
+    layer_products(plan, layer, state, plan[at.HEADS] * plan[at.CHANNELS], begin, end)
+
+
+@njit(nogil=True, cache=True)
+def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> None:
+    """A layer's state of rows begin to end; `scores` is the address of this thread's scratch."""
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    heads, channels = plan[at.HEADS], plan[at.CHANNELS]
+    width = heads * channels * 4
+    slope = _ONE if layer + 1 == plan[at.NUM_LAYERS] else _GENTLE
+    indptr = carray(pointer(plan[here + at.INDPTR]), (plan[at.NUM_NODES] + 1,), np.int32)
+    source, target, own = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS], plan[here + at.OWN_ROWS]
+    result, attention, bias = plan[here + at.RESULT_ROWS], plan[here + at.ATTENTION], plan[here + at.BIAS]
+    others, edges = plan[here + at.OTHERS], plan[here + at.EDGES]
+    e, edge_weight = plan[at.E], plan[here + at.W_EDGE]
+    d_edge = plan[at.D_EDGE] if layer < plan[at.EDGE_LAYERS] else 0
+    for i in range(begin, end):
+        first = np.int64(indptr[i])
+        count = np.int64(indptr[i + 1]) - first
+        row = i * width
+        if heads == 4 and channels == 32:
+            attend_4x32(
+                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
+                edge_weight, scores, own + row, bias, slope, result + row,
+            )  # fmt: skip
+        elif heads == 4 and channels == 16:
+            attend_4x16(
+                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
+                edge_weight, scores, own + row, bias, slope, result + row,
+            )  # fmt: skip
+        elif heads == 2 and channels == 32:
+            attend_2x32(
+                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
+                edge_weight, scores, own + row, bias, slope, result + row,
+            )  # fmt: skip
+        elif heads == 2 and channels == 16:
+            attend_2x16(
+                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
+                edge_weight, scores, own + row, bias, slope, result + row,
+            )  # fmt: skip
+        else:
+            attend_any(
+                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
+                edge_weight, scores, own + row, bias, slope, result + row, heads, channels,
+            )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def attend_any(
+    source: int, target: int, attention: int, others: int, edges: int, count: int, e: int, d_edge: int,
+    edge_weight: int, scores: int, own: int, bias: int, slope: float, out: int, heads: int, channels: int,
+) -> None:  # fmt: skip
+    """`lanes.attend_4x32` for any number of heads and channels; not as fast."""
+    width = heads * channels
+    targets = carray(pointer(target), (width,), np.float32)
+    factors = carray(pointer(attention), (width,), np.float32)
+    entries = carray(pointer(others), (count,), np.int32)
+    numbers = carray(pointer(edges), (count,), np.int32)
+    owns = carray(pointer(own), (width,), np.float32)
+    biases = carray(pointer(bias), (width,), np.float32)
+    result = carray(pointer(out), (width,), np.float32)
+    weights = carray(pointer(edge_weight), (d_edge, width), np.float32)
+    for head in range(heads):
+        marks = carray(pointer(scores), (count,), np.float32)
+        highest = np.float32(-3.0e38)
+        for p in range(count):
+            row = carray(pointer(source + 4 * width * np.int64(entries[p])), (width,), np.float32)
+            edge = carray(pointer(e + 4 * d_edge * np.int64(numbers[p])), (d_edge,), np.float32)
+            score = np.float32(0.0)
+            for c in range(head * channels, (head + 1) * channels):
+                mixed = row[c] + targets[c]
+                for q in range(d_edge):
+                    mixed += edge[q] * weights[q, c]
+                score += max(mixed, _GENTLE * mixed) * factors[c]
+            marks[p] = score
+            highest = max(highest, score)
+        total = np.float32(0.0)
+        for p in range(count):
+            marks[p] = math.exp(marks[p] - highest)
+            total += marks[p]
+        for c in range(head * channels, (head + 1) * channels):
+            value = owns[c] + biases[c]
+            for p in range(count):
+                row = carray(pointer(source + 4 * width * np.int64(entries[p])), (width,), np.float32)
+                value += row[c] * (marks[p] / total)
+            result[c] = max(value, slope * value)
+
+
+@njit(nogil=True, cache=True)
+def embed(plan: Plan, begin: int, end: int) -> None:
+    """Embeddings of the last layer's state; 0 for masked rows."""
+    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
+    state = plan[at.LAYERS + at.LAYER_PLACES * (plan[at.NUM_LAYERS] - 1) + at.RESULT_ROWS]
+    out = plan[at.OUT_BYTES]
+    multiply(
+        state, width, width // 4, plan[at.W_OUT], out, plan[at.B_OUT], 0, plan[at.Z], out, _ONE, begin, end
+    )
+    if plan[at.MASK]:
+        mask = carray(pointer(plan[at.MASK]), (plan[at.NUM_NODES],), np.uint8)
+        z = carray(pointer(plan[at.Z]), (plan[at.NUM_NODES], out // 4), np.float32)
+        for i in range(begin, end):
+            if mask[i] == 0:
+                z[i] = np.float32(0)
+
+
+@njit(nogil=True, cache=True)
+def decode_nodes(plan: Plan, begin: int, end: int) -> None:
+    """The nodes' numbers, and what the edges need of each end."""
+    out, inner = plan[at.OUT_BYTES], plan[at.DECODER_BYTES]
+    z, depth, nothing = plan[at.Z], plan[at.D_OUT], plan[at.NOTHING]
+    multiply(z, out, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], out, _ONE, begin, end)
+    multiply(
+        z,
+        out,
+        depth,
+        plan[at.W_CALLER],
+        inner,
+        plan[at.B_CALLER],
+        0,
+        plan[at.CALLER],
+        inner,
+        _ONE,
+        begin,
+        end,
+    )
+    multiply(z, out, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], inner, _ONE, begin, end)
+    multiply(
+        z, out, depth, plan[at.W_HIDDEN], inner, plan[at.B_HIDDEN], 0,
+        plan[at.NODE_HIDDEN], inner, _GENTLE, begin, end,
+    )  # fmt: skip
+    multiply(
+        plan[at.NODE_HIDDEN], inner, plan[at.D_DECODER], plan[at.W_NODES], plan[at.NODE_BYTES],
+        plan[at.B_NODES], 0, plan[at.NODE_OUT], plan[at.NODE_BYTES], _ONE, begin, end,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def decode_edges(plan: Plan, begin: int, end: int, scores: int) -> None:
+    """The edges' numbers and logits; `scores` is scratch."""
+    out, inner, row = plan[at.OUT_BYTES], plan[at.DECODER_BYTES], plan[at.EDGE_BYTES]
+    sources = carray(pointer(plan[at.SOURCES]), (plan[at.NUM_EDGES],), np.int32)
+    targets = carray(pointer(plan[at.TARGETS]), (plan[at.NUM_EDGES],), np.int32)
+    link_bias = carray(pointer(plan[at.LINK_BIAS]), (1,), np.float32)[0]
+    d_temporal = plan[at.D_EDGE_TEMPORAL]
+    for k in range(begin, end):
+        later = min(k + AHEAD, plan[at.NUM_EDGES] - 1)
+        caller, callee = np.int64(sources[later]), np.int64(targets[later])
+        for step in range(0, inner, LINE_BYTES):
+            prefetch_at(plan[at.CALLER] + caller * inner + step)
+            prefetch_at(plan[at.CALLEE] + callee * inner + step)
+        for step in range(0, out, LINE_BYTES):
+            prefetch_at(plan[at.QUERY] + caller * out + step)
+            prefetch_at(plan[at.Z] + callee * out + step)
+        caller, callee = np.int64(sources[k]), np.int64(targets[k])
+        decode_edge(
+            plan[at.CALLER] + caller * inner, plan[at.CALLEE] + callee * inner, inner,
+            plan[at.G] + 4 * d_temporal * k, d_temporal, plan[at.W_EDGE_TEMPORAL], scores, row // 16,
+            plan[at.W_EDGES], plan[at.B_EDGES], plan[at.EDGE_OUT] + row * k,
+            plan[at.QUERY] + caller * out, plan[at.Z] + callee * out, out, link_bias,
+            plan[at.LINKS] + 4 * k,
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def piece_of(plan: Plan, phase: int, begin: int, end: int, scores: int) -> None:
+    """Rows (or edges, in the last phase) begin to end of one phase."""
+    layers = plan[at.NUM_LAYERS]
+    if phase == 0:
+        first_products(plan, begin, end)
+    elif phase <= layers:
+        attend_rows(plan, phase - 1, begin, end, scores)
+        if phase < layers:
+            next_products(plan, phase, begin, end)
+        else:
+            embed(plan, begin, end)
+            if plan[at.PHASE_BITS] >> (layers + at.DECODE_EDGES) & 1:
+                decode_nodes(plan, begin, end)
+    elif phase == layers + at.DECODE_NODES:
+        decode_nodes(plan, begin, end)
+    else:
+        decode_edges(plan, begin, end, scores)
+
+
+@njit(nogil=True, cache=True)
+def work(plan: Plan, control: Plan, thread: int) -> None:
+    """All phases, piece by piece; what the other thread has taken is waited for between phases."""
+    layers = plan[at.NUM_LAYERS]
+    scores = plan[at.SCORES] + thread * plan[at.SCORE_BYTES]
+    for phase in range(layers + 3):
+        if not plan[at.PHASE_BITS] >> phase & 1:
+            continue
+        of_edges = phase == layers + at.DECODE_EDGES
+        count = plan[at.NUM_EDGES] if of_edges else plan[at.NUM_NODES]
+        size = plan[at.EDGE_PIECE] if of_edges else plan[at.ROW_PIECE]
+        pieces = (count + size - 1) // size
+        place = PHASES + PHASE_WORDS * phase
+        while True:
+            piece = fetch_add(control, place, 1)
+            if piece >= pieces:
+                break
+            piece_of(plan, phase, piece * size, min(count, (piece + 1) * size), scores)
+            fetch_add(control, place + DONE, 1)
+        turns = 0
+        while read(control, place + DONE) < pieces:
+            turns += 1
+            if turns & 1023 == 0:
+                give_way()
+
+
+@njit(nogil=True, cache=True)
+def run_alone(plan: Plan) -> None:
+    """A pass by the calling thread."""
+    layers = plan[at.NUM_LAYERS]
+    for phase in range(layers + 3):
+        if plan[at.PHASE_BITS] >> phase & 1:
+            of_edges = phase == layers + at.DECODE_EDGES
+            count = plan[at.NUM_EDGES] if of_edges else plan[at.NUM_NODES]
+            size = plan[at.EDGE_PIECE] if of_edges else plan[at.ROW_PIECE]
+            for begin in range(0, count, size):
+                piece_of(plan, phase, begin, min(count, begin + size), plan[at.SCORES])
+
+
+@njit(nogil=True, cache=True)
+def wait_idle(control: Plan) -> None:
+    """Until the second thread reads no plan; none begins to before `run_shared`."""
+    write(control, OPEN, 0)
+    turns = 0
+    while read(control, BUSY):
+        turns += 1
+        if turns & 1023 == 0:
+            give_way()
+
+
+@njit(nogil=True, cache=True)
+def run_shared(plan: Plan, control: Plan) -> None:
+    """A pass with the second thread's help; `wait_idle` came before the plan was changed."""
+    for phase in range(plan[at.NUM_LAYERS] + 3):
+        write(control, PHASES + PHASE_WORDS * phase, 0)
+        write(control, PHASES + PHASE_WORDS * phase + DONE, 0)
+    write(control, SOON, 0)
+    write(control, OPEN, 1)
+    fetch_add(control, EPOCH, 1)
+    wake(control, 1)
+    work(plan, control, 0)
+    write(control, OPEN, 0)
+
+
+@njit(nogil=True, cache=True)
+def rouse(control: Plan) -> None:
+    """Wake the second thread: a pass comes soon."""
+    write(control, OPEN, 0)
+    write(control, SOON, 1)
+    fetch_add(control, EPOCH, 1)
+    wake(control, 1)
+
+
+@njit(nogil=True, cache=True)
+def serve(plan: Plan, control: Plan) -> None:
+    """The second thread's life: sleep, help, sleep; ends when told to stop."""
+    seen = np.int64(0)
+    while not read(control, STOP):
+        now = read(control, EPOCH)
+        if now == seen:
+            sleep_while(control, now)
+            continue
+        seen = now
+        if read(control, SOON):
+            turns = 0
+            while read(control, EPOCH) == now and turns < PATIENCE:
+                turns += 1
+            write(control, SOON, 0)
+            continue
+        write(control, BUSY, 1)
+        if read(control, OPEN):
+            work(plan, control, 1)
+        write(control, BUSY, 0)
+
+
+@njit(nogil=True, cache=True)
+def stop(control: Plan) -> None:
+    """Tell the second thread to end."""
+    write(control, STOP, 1)
+    fetch_add(control, EPOCH, 1)
+    wake(control, 1)

@@ -1,0 +1,139 @@
+// The list of incidents, one incident, and one service.
+
+import { chart } from "./chart.js";
+import { html } from "./dom.js";
+import { amount, clean, clock, featureName, level, short, span, subject, times } from "./words.js";
+
+const MAX_CHARTS = 6;
+const FIRST_ROWS = 5;
+
+/** @param chosen id of the incident that is shown; @param now Unix seconds */
+export function incidentList(incidents, chosen, now) {
+  if (!incidents.length)
+    return html("section", { class: "card" }, html("h2", {}, "Incidents"), html("p", { class: "quiet" }, "None in the last hours."));
+  const open = incidents.filter((incident) => incident.end_s === null).length;
+  return html("section", { class: "card" },
+    html("h2", {}, "Incidents ", html("span", { class: "count" }, open ? `${open} now` : "none now")),
+    html("ul", { class: "incidents" }, incidents.map((incident) => {
+      const first = incident.suspects[0];
+      return html("li", {}, html("a", {
+        href: `#incident=${encodeURIComponent(incident.id)}`, class: incident.end_s === null ? "open" : "over",
+        "aria-current": incident.id === chosen ? "true" : null,
+      },
+        html("span", { class: "who" }, first ? subject(first) : "The mesh"),
+        html("span", { class: "when" }, when(incident, now)),
+        html("span", { class: "peak" }, times(incident.peak_score))));
+    })));
+}
+
+function when(incident, now) {
+  if (incident.end_s === null) return `since ${clock(incident.start_s)}, ${span(now - incident.start_s)}`;
+  return `${clock(incident.start_s)}, lasted ${span(incident.end_s - incident.start_s)}`;
+}
+
+export function incidentDetail({ incident, series }, now) {
+  const { suspects } = incident;
+  const most = Math.max(...suspects.map((suspect) => suspect.score), 0.001);
+  const evidence = once(suspects.flatMap((suspect) => suspect.evidence));
+  return html("section", { class: "card incident", "aria-labelledby": "incident-title" },
+    html("div", { class: "bar" },
+      html("h2", { id: "incident-title" }, suspects.length ? subject(suspects[0]) : "The mesh as a whole"),
+      html("span", { class: `pill small ${incident.end_s === null ? "going" : "over"}` }, incident.end_s === null ? "goes on" : "over")),
+    html("p", { class: "quiet" }, times_of(incident, now), ` · peak ${times(incident.peak_score)} · `, html("code", {}, clean(incident.id, 40))),
+    html("h3", {}, "Suspects"),
+    html("ol", { class: "suspects" }, suspects.slice(0, 8).map((suspect) => html("li", {},
+      html("a", { href: `#service=${encodeURIComponent(suspect.service)}` }, subject(suspect)),
+      meter(suspect.score / most), html("span", { class: "number" }, suspect.score.toFixed(1))))),
+    evidence.length ? html("h3", {}, "Evidence") : null,
+    evidence.length ? evidenceTable(evidence) : null,
+    series.length ? html("h3", {}, "Over time ", html("span", { class: "key" }, html("span", { class: "line seen" }), "seen ", html("span", { class: "line expected" }), "expected")) : null,
+    html("div", { class: "charts" }, inOrder(series, evidence).filter(measured).slice(0, MAX_CHARTS).map((each) => chart(each, incident))));
+}
+
+function measured(series) {
+  return series.points.some(([, expected, seen]) => expected !== null || seen !== null);
+}
+
+function times_of(incident, now) {
+  const start = `Began ${clock(incident.start_s)}`;
+  return incident.end_s === null ? `${start}, ${span(now - incident.start_s)} ago` : `${start}, ended ${clock(incident.end_s)} after ${span(incident.end_s - incident.start_s)}`;
+}
+
+/** How much of the largest; made of SVG, since the page's policy allows no inline styles. */
+function meter(share) {
+  const element = html("progress", { max: "1", value: Math.max(0, Math.min(1, share)).toFixed(3), "aria-hidden": "true" });
+  return element;
+}
+
+/** The same number may speak against several suspects. */
+function once(evidence) {
+  const found = new Map();
+  for (const each of evidence) {
+    if (!found.has(keyOf(each))) found.set(keyOf(each), each);
+  }
+  return [...found.values()];
+}
+
+const keyOf = ({ feature, service, caller }) => JSON.stringify([feature, service, caller]);
+
+/** Charts of what speaks against the first suspects now come first. */
+function inOrder(series, evidence) {
+  const rank = new Map(evidence.map((each, index) => [keyOf(each), index]));
+  return [...series].sort((a, b) => (rank.get(keyOf(a)) ?? 1e9) - (rank.get(keyOf(b)) ?? 1e9));
+}
+
+function evidenceTable(evidence) {
+  const rows = evidence.slice(0, 30).map((each, index) => html("tr", { hidden: index >= FIRST_ROWS },
+    html("th", { scope: "row" }, featureName(each.feature), html("span", { class: "where" }, subject(each))),
+    html("td", { class: "number" }, amount(each.feature, each.expected)),
+    html("td", { class: "number strong" }, each.seen === null && each.expected !== null ? "gone" : amount(each.feature, each.seen)),
+    html("td", { class: "number" }, times(each.score))));
+  const more = rows.length > FIRST_ROWS ? html("button", { type: "button", class: "more", onclick: () => {
+    for (const row of rows) row.hidden = false;
+    more.remove();
+  } }, `${rows.length - FIRST_ROWS} more`) : null;
+  return html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Evidence" }, html("table", {},
+    html("thead", {}, html("tr", {}, ["What", "Expected", "Seen", "Score"].map((text, column) => html("th", { scope: "col", class: column ? "number" : null }, text)))),
+    html("tbody", {}, rows)), more);
+}
+
+/** One service: what is measured of it, who calls it and whom it calls. */
+export function serviceDetail(graph, name) {
+  const index = graph.nodes.findIndex((node) => node.service === name);
+  const close = html("a", { href: "#", class: "close", "aria-label": "Close" }, "×");
+  if (index < 0)
+    return html("section", { class: "card" }, html("div", { class: "bar" }, html("h2", {}, clean(name)), close), html("p", { class: "quiet" }, "It is not in the mesh at present."));
+  const node = graph.nodes[index];
+  const calls = (from, to, verb) => {
+    const edges = graph.edges.filter((edge) => edge[from] === index).sort((a, b) => (b.share ?? 0) - (a.share ?? 0));
+    if (!edges.length) return null;
+    return [html("h3", {}, verb), html("ul", { class: "calls" }, edges.slice(0, 12).map((edge) => {
+      const other = graph.nodes[edge[to]].service;
+      return html("li", { class: edge.blamed ? "blamed" : null },
+        html("a", { href: `#service=${encodeURIComponent(other)}` }, clean(other, 60)),
+        html("span", { class: "number" }, edge.share === null ? "" : `${short(100 * edge.share)} %`));
+    }), edges.length > 12 ? html("li", { class: "quiet" }, `and ${edges.length - 12} more`) : null)];
+  };
+  return html("section", { class: "card service" },
+    html("div", { class: "bar" }, html("h2", {}, clean(name)), close),
+    html("p", {}, html("span", { class: `dot ${node.suppressed ? "planned" : level(node.score)}`, "aria-hidden": "true" }),
+      node.suppressed ? "A planned change goes on: its score does not count. " : null,
+      node.score === null ? "No score yet." : `Score ${times(node.score)} the threshold.`,
+      node.incident ? html("a", { href: `#incident=${encodeURIComponent(node.incident)}` }, " Suspected in an incident") : null),
+    html("dl", {}, graph.node_features.flatMap((feature, column) => [html("dt", {}, featureName(feature)), html("dd", {}, node.values[column] === null ? "not measured" : amount(feature, node.values[column]))])),
+    calls("caller", "callee", "Calls"), calls("callee", "caller", "Called by"));
+}
+
+/** The same as the graph, as a table. */
+export function serviceTable(graph) {
+  const rows = graph.nodes.map((node, index) => ({ node, index })).sort((a, b) => (b.node.score ?? -1) - (a.node.score ?? -1)).slice(0, 50);
+  return [
+    html("h2", { id: "table-title" }, "Services by score"),
+    html("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "table-title" }, html("table", {},
+      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Service"), html("th", { scope: "col", class: "number" }, "Score"), graph.node_features.map((feature) => html("th", { scope: "col", class: "number" }, featureName(feature))))),
+      html("tbody", {}, rows.map(({ node }) => html("tr", {},
+        html("th", { scope: "row" }, html("span", { class: `dot ${node.suppressed ? "planned" : level(node.score)}`, "aria-hidden": "true" }), html("a", { href: `#service=${encodeURIComponent(node.service)}` }, clean(node.service, 80))),
+        html("td", { class: "number" }, node.suppressed ? "planned" : times(node.score)),
+        node.values.map((value, column) => html("td", { class: "number" }, amount(graph.node_features[column], value)))))))),
+  ];
+}

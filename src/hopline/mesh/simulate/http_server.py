@@ -1,0 +1,95 @@
+"""A small HTTP server on threads, of the standard library: enough for a simulator on a few connections."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from hopline.errors import BadRequest
+
+_LONGEST_BODY = 65_536
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Base of the handlers here: silent, HTTP/1.1, JSON."""
+
+    protocol_version = "HTTP/1.1"
+    # A client that says nothing is let go.
+    timeout = 60.0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: scrapes come all the time."""
+
+    @property
+    def target(self) -> tuple[str, dict[str, str]]:
+        """Path and query."""
+        parts = urlsplit(self.path)
+        return parts.path.rstrip("/") or "/", dict(parse_qsl(parts.query, keep_blank_values=True))
+
+    def body(self) -> dict[str, Any]:
+        """The request's JSON object; an empty body is an empty object.
+
+        Raises:
+            BadRequest: it is too long, or no JSON object.
+        """
+        text = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            raise BadRequest("send the body with a Content-Length, not in chunks")
+        if not text.isdecimal() or int(text) > _LONGEST_BODY:
+            self.close_connection = True
+            raise BadRequest(f"the body has to have a length of at most {_LONGEST_BODY} bytes")
+        raw = self.rfile.read(int(text))
+        try:
+            found = msgspec.json.decode(raw or b"{}")
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise BadRequest("the body has to be a JSON object")
+        return found
+
+    def answer(self, status: int, content: Any, kind: str = "application/json") -> None:
+        """Send bytes, or a value as JSON."""
+        raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(raw)
+
+
+class Server:
+    """Serves a handler class on a thread until it is closed.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, host: str, port: int, handler: type[Handler]) -> None:
+        self._server = _Threading((host, port), handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening; answers under way are finished or cut."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10.0)
+
+
+class _Threading(ThreadingHTTPServer):
+    daemon_threads = True
+    # Watches stay open for ever; nobody waits for their threads.
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up in the middle is no news."""

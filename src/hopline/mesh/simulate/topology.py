@@ -1,0 +1,218 @@
+"""Who calls whom, and what each service is like: a random mesh in layers.
+
+Entries on top, tiers below, stores at the bottom; some back ends are shared by many. Knows nothing of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NAMESPACES = ("shop", "pay", "stock", "user", "ads", "core")
+_ENTRIES = ("gateway", "web", "mobile", "partner")
+_TIERS = (
+    "cart", "orders", "checkout", "catalog", "search", "prices", "reviews", "profile", "billing",
+    "shipping", "stock", "offers", "media", "mail", "fraud", "tax", "loyalty", "quotes", "returns", "ads",
+)  # fmt: skip
+_STORES = ("sql", "cache", "index", "queue", "ledger", "blobs")
+_UTILISATION = 0.42
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Topology:
+    """Services and calls; arrays over services [s] or edges [e], edges sorted by their caller's layer.
+
+    Attributes:
+        names: `namespace/service`.
+        spare_of: int64 [s], the service that a spare can take traffic of; -1 where it is no spare.
+        layer: int64 [s]; calls go from a lower layer to a higher one only, so they have no cycles.
+        entry_share: share of the mesh's load that enters at the service.
+        own_ms: time that a request takes in the service itself, nobody else waiting.
+        spread: coefficient of variation of that time.
+        workers: requests that one pod can work on at once.
+        replicas: pods at the start.
+        max_replicas: most pods that autoscaling gives; equal to `replicas` where it does not apply.
+        cpu_s: processor seconds for one request.
+        cpu_request: cores that a pod asks for.
+        memory_bytes: of a pod that does little.
+        memory_limit: at which a pod is killed.
+        gc_s: seconds between two large collections of garbage, at usual load.
+        idle: bool [s], has no traffic at all for much of the time.
+        grpc: bool [s], answers over gRPC: its errors come with HTTP status 200.
+        src, dst: int64 [e].
+        calls: calls per request of the caller.
+        network_ms: time on the way, there and back.
+        timeout_ms: after which the caller gives up.
+        retries: int64 [e], further attempts after a failed one.
+        critical: share of the caller's requests that fail where the call fails.
+    """
+
+    names: tuple[str, ...]
+    spare_of: Ints
+    layer: Ints
+    entry_share: Floats
+    own_ms: Floats
+    spread: Floats
+    workers: Ints
+    replicas: Ints
+    max_replicas: Ints
+    cpu_s: Floats
+    cpu_request: Floats
+    memory_bytes: Floats
+    memory_limit: Floats
+    gc_s: Floats
+    idle: NDArray[np.bool_]
+    grpc: NDArray[np.bool_]
+    src: Ints
+    dst: Ints
+    calls: Floats
+    network_ms: Floats
+    timeout_ms: Floats
+    retries: Ints
+    critical: Floats
+
+    @property
+    def levels(self) -> list[slice]:
+        """Slices of the edges, one for each layer of callers, top first."""
+        layers = self.layer[self.src]
+        bounds = np.searchsorted(layers, np.arange(int(self.layer.max()) + 2))
+        return [slice(int(a), int(b)) for a, b in pairwise(bounds) if b > a]
+
+
+def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> Topology:
+    """A random mesh in which every service is reached from an entry.
+
+    Pods and workers are given so that at `rate` requests per second each service is busy to about 42 %.
+
+    Args:
+        services: number of services, at least 3.
+        spares: further services, each a copy of some tier service that nobody calls yet.
+        rate: requests per second that enter.
+    """
+    layer = _layers(services, rng)
+    depth = int(layer.max())
+    pairs = _pairs(layer, rng)
+    spares = min(spares, int(np.count_nonzero((layer > 0) & (layer < depth))))
+    copied = rng.choice(np.flatnonzero((layer > 0) & (layer < depth)), size=spares, replace=False)
+    spare_of = np.concatenate([np.full(services, -1), copied]).astype(np.int64)
+    calls = {}
+    for caller in range(services):
+        callees = [dst for src, dst in pairs if src == caller]
+        weights = rng.gamma(2.0, 1.0, len(callees))
+        # A request makes one to two calls in all, whatever the fan-out, so that load does not explode.
+        total = rng.uniform(0.9, 1.6)
+        for callee, weight in zip(callees, weights, strict=True):
+            calls[caller, callee] = max(0.03, float(total * weight / weights.sum()))
+    for number, original in enumerate(copied):
+        for (caller, callee), amount in list(calls.items()):
+            if caller == original:
+                calls[services + number, callee] = amount
+            elif callee == original and caller < services:
+                calls[caller, services + number] = amount
+    layer = np.concatenate([layer, layer[copied]]).astype(np.int64)
+    order = sorted(calls, key=lambda pair: (layer[pair[0]], pair))
+    src, dst = (np.array([pair[side] for pair in order], dtype=np.int64) for side in (0, 1))
+    amounts = np.array([calls[pair] for pair in order])
+    n, e = len(layer), len(order)
+    entry_share = np.zeros(n)
+    entries = np.flatnonzero(layer == 0)
+    entry_share[entries] = rng.dirichlet(np.full(len(entries), 4.0))
+    usual = _usual_rates(entry_share * rate, src, dst, amounts, spare_of)
+    own_ms = np.exp(rng.uniform(np.log(1.5), np.log(25.0), n))
+    own_ms[layer == depth] *= 0.4
+    replicas = rng.integers(2, 6, n)
+    replicas[entries] = rng.integers(3, 6, len(entries))
+    workers = np.maximum(2, np.ceil(usual * own_ms / 1000 / _UTILISATION / replicas)).astype(np.int64)
+    cpu_s = own_ms / 1000 * rng.uniform(0.25, 0.7, n)
+    scaled = rng.random(n) < 0.75
+    scaled[layer == depth] = False
+    for values in (own_ms, replicas, workers, cpu_s):
+        values[services:] = values[copied]
+    # Little used ones only: a busy service that stops now and then would be an outage.
+    idle = (rng.random(n) < 0.3) & (layer == depth - 1) & (usual < 0.05 * rate)
+    idle[copied] = idle[services:] = False
+    memory = np.exp(rng.uniform(np.log(60e6), np.log(900e6), n))
+    return Topology(
+        names=_names(layer, depth, services, spare_of, rng),
+        spare_of=spare_of,
+        layer=layer,
+        entry_share=entry_share,
+        own_ms=own_ms,
+        spread=rng.uniform(0.3, 0.8, n),
+        workers=workers,
+        replicas=replicas.astype(np.int64),
+        max_replicas=np.where(scaled, replicas * 3, replicas).astype(np.int64),
+        cpu_s=cpu_s,
+        cpu_request=np.maximum(0.05, usual * cpu_s / replicas / 0.5 + 0.02),
+        memory_bytes=memory,
+        memory_limit=memory * rng.uniform(2.2, 3.5, n),
+        gc_s=rng.uniform(90.0, 900.0, n),
+        idle=idle,
+        grpc=rng.random(n) < 0.4,
+        src=src,
+        dst=dst,
+        calls=amounts,
+        network_ms=rng.uniform(0.3, 1.2, e),
+        timeout_ms=rng.choice(np.array([1000.0, 2000.0, 5000.0]), e),
+        retries=rng.choice(np.array([0, 1, 2]), e, p=[0.3, 0.5, 0.2]),
+        critical=rng.choice(np.array([1.0, 1.0, 0.3, 0.0]), e),
+    )
+
+
+def _layers(services: int, rng: np.random.Generator) -> Ints:
+    """The layer of each service: a few entries, three to five tiers, a fifth of them stores."""
+    entries = max(1, min(4, services // 15))
+    tiers = max(1, min(4, (services - entries) // 5))
+    stores = max(1, services // 5)
+    middle = services - entries - stores
+    inner = np.concatenate([np.arange(tiers), rng.integers(0, tiers, max(0, middle - tiers))])[:middle] + 1
+    depth = int(inner.max(initial=0)) + 1
+    return np.concatenate([np.zeros(entries), np.sort(inner), np.full(stores, depth)]).astype(np.int64)
+
+
+def _pairs(layer: Ints, rng: np.random.Generator) -> set[tuple[int, int]]:
+    """Call paths: everyone below the entries has a caller; popular back ends get more of them."""
+    n, depth = len(layer), int(layer.max())
+    pairs = set()
+    popularity = rng.pareto(1.5, n) + 0.2
+    for callee in np.flatnonzero(layer > 0):
+        above = np.flatnonzero(layer == layer[callee] - 1)
+        pairs.add((int(rng.choice(above)), int(callee)))
+    for caller in np.flatnonzero(layer < depth):
+        below = np.flatnonzero(layer > layer[caller])
+        weight = popularity[below] / (layer[below] - layer[caller])
+        wanted = min(len(below), int(rng.integers(1, 4)))
+        # Of a large mesh a service knows only a part, so that fan-out stays what it is in practice.
+        for callee in rng.choice(below, size=wanted, replace=False, p=weight / weight.sum()):
+            pairs.add((int(caller), int(callee)))
+    return pairs
+
+
+def _usual_rates(entry: Floats, src: Ints, dst: Ints, calls: Floats, spare_of: Ints) -> Floats:
+    """Requests per second of each service, spares aside (edges come sorted by layer)."""
+    rates = entry.copy()
+    for caller, callee, amount in zip(src, dst, calls, strict=True):
+        if spare_of[caller] < 0 and spare_of[callee] < 0:
+            rates[callee] += rates[caller] * amount
+    return rates
+
+
+def _names(
+    layer: Ints, depth: int, services: int, spare_of: Ints, rng: np.random.Generator
+) -> tuple[str, ...]:
+    """Names that tell what a service is; the same word again gets a number."""
+    names: list[str] = []
+    seen: dict[str, int] = {}
+    for service in range(services):
+        words = _ENTRIES if layer[service] == 0 else _STORES if layer[service] == depth else _TIERS
+        word = words[service % len(words)] if layer[service] == 0 else str(rng.choice(words))
+        space = _NAMESPACES[int(rng.integers(len(_NAMESPACES)))] if layer[service] else "edge"
+        seen[word] = seen.get(word, 0) + 1
+        names.append(f"{space}/{word}" + (f"-{seen[word]}" if seen[word] > 1 else ""))
+    return tuple(names + [f"{names[original]}-next" for original in spare_of[services:]])

@@ -1,0 +1,158 @@
+"""What is normal, from intervals that are taken as normal: levels, spreads, and thresholds for a budget.
+
+Knows arrays over time; nothing of steps. Medians and quantiles, so that single absurd values do not matter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.mesh.tagae import kernels
+from hopline.mesh.tagae.series import SeriesTable
+
+#: Values that a series must have in the time that is learnt from, to have a level and spread of its own.
+_FEWEST = 20
+#: Share of a series' variance that its load must explain before the load is taken out.
+_FOLLOWS = 0.1
+#: Thresholds in spreads: no lower, no higher, and before anything is known.
+LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
+#: The lowest threshold where levels and spreads were learnt on the way, anomalies among what they are from.
+LOWEST_UNFITTED = 5.5
+#: Intervals after which half of a threshold is what was measured rather than what is assumed.
+_HALF_KNOWN = 60.0
+#: A series' own threshold, as a multiple of its largest deviation in normal time.
+_OWN = 1.2
+#: Exceedances follow each other; so many are one false alarm.
+_RUN = 2.0
+
+
+def learn_scales(table: SeriesTable, history: NDArray[np.float32]) -> None:
+    """Set offset, level, spread and slope of each series from normal time.
+
+    Args:
+        table: has at least as many slots as `history`.
+        history: float32 [T, slots, F], as measured; NaN = not measured. Overwritten.
+    """
+    size, width = history.shape[1:]
+    pooled = table.least_spread.copy()
+    with np.errstate(invalid="ignore"):
+        history[~(np.abs(history) < kernels.ABSURD)] = np.nan
+    enough = np.isfinite(history).sum(axis=0) >= _FEWEST
+    for f in range(width):
+        own = np.flatnonzero(enough[:, f])
+        if not len(own):
+            continue
+        values = history[:, own, f]
+        if table.kinds[f] == kernels.AMOUNT:
+            values[values < 0] = np.nan
+            middle = np.nanmedian(values, axis=0)
+            typical = np.median(middle)
+            offset = np.maximum(0.05 * middle + 0.02 * typical, 1e-9)
+            table.offset[own, f] = offset
+            table.typical[f] = typical
+            values = np.log(values + offset)
+        elif table.kinds[f] == kernels.REAL:
+            values = np.arcsinh(values)
+        history[:, own, f] = values
+        level = np.nanmedian(values, axis=0)
+        away = np.abs(values - level)
+        spread = np.maximum(1.4826 * np.nanmedian(away, axis=0), np.nanquantile(away, 0.99, axis=0) / 3.0)
+        pooled[f] = max(pooled[f], float(np.median(spread)))
+        table.level[own, f] = table.anchor[own, f] = level
+        table.spread[own, f] = np.maximum(spread, max(table.least_spread[f], 0.25 * pooled[f]))
+        table.fitted[own, f] = 1
+        table.seen[own, f] = np.isfinite(values).sum(axis=0)
+    table.pooled[:] = 1.5 * pooled
+    table.slope[:size] = _slopes(table, history, enough)
+
+
+def _slopes(
+    table: SeriesTable, history: NDArray[np.float32], enough: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """How much of the load's deviation each series shares, in its own spreads; 0 where hardly any."""
+    size, width = history.shape[1:]
+    slope = np.zeros((size, width), np.float32)
+    if table.load < 0:
+        return slope
+
+    def deviations(f: int) -> NDArray[np.float32]:
+        away = (history[:, :, f] - table.level[:size, f]) / table.spread[:size, f]
+        return np.where(np.isfinite(away), np.clip(away, -4, 4), np.nan)
+
+    load = deviations(table.load)
+    for f in range(width):
+        if f == table.load:
+            continue
+        other = deviations(f)
+        both = np.isfinite(load) & np.isfinite(other)
+        number = np.maximum(both.sum(axis=0), 1)
+        x, y = np.where(both, load, 0), np.where(both, other, 0)
+        x, y = np.where(both, x - x.sum(0) / number, 0), np.where(both, y - y.sum(0) / number, 0)
+        xy, xx, yy = (x * y).sum(0), (x * x).sum(0), (y * y).sum(0)
+        explained = xy * xy / np.maximum(xx * yy, 1e-9)
+        usable = enough[:, f] & enough[:, table.load] & (explained > _FOLLOWS)
+        slope[:, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
+    return slope
+
+
+def set_thresholds(
+    table: SeriesTable,
+    intervals: int,
+    interval_s: float,
+    budget_per_day: float,
+    percentile: float,
+    lowest: float = LOWEST,
+    highest: float = HIGHEST,
+) -> None:
+    """Thresholds from the debounced deviations of normal time.
+
+    Above the percentile, exceedances of a threshold are taken to follow a generalised Pareto distribution
+    (Pickands, 1975; fitted by moments), by which the threshold is found that is exceeded as often as the
+    budget allows. Each column has an equal share of the budget; a series that deviated further in normal
+    time than others of its column has a threshold of its own.
+
+    Args:
+        table: with `histogram` and `peak` over that time.
+        intervals: how many there were.
+        budget_per_day: false alarms that all columns of the table may give.
+        percentile: of the deviations, from where on the tail is fitted.
+        lowest, highest: no threshold is below or above.
+    """
+    if not intervals:
+        return
+    allowed = _RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
+    known = intervals / (intervals + _HALF_KNOWN)
+    for f in range(len(table.columns)):
+        wanted = tail_level(table.histogram[f], allowed, percentile)
+        wanted = min(max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)
+        table.threshold[f] = wanted
+    own = np.clip(_OWN * table.peak[: table.size] / table.threshold, 1.0, 3.0)
+    table.factor[: table.size] = own
+
+
+def tail_level(histogram: NDArray[np.int64], allowed: float, percentile: float) -> float:
+    """The deviation that is exceeded `allowed` times (less than once: extrapolated).
+
+    Args:
+        histogram: int64 [BINS], counts by quarters of a spread.
+    """
+    number = int(histogram.sum())
+    if not number:
+        return UNKNOWN
+    above = number - np.cumsum(histogram)  # how many are beyond each bin
+    start = int(np.argmax(above <= (1 - percentile / 100) * number))
+    start = max(start, kernels.HARMLESS)
+    beyond = int(above[start])
+    if beyond < 5:
+        return start / 4.0 + 1.0
+    counts = histogram[start + 1 :]
+    excess = (np.arange(len(counts)) + 0.5) / 4.0
+    mean = float((counts * excess).sum() / beyond)
+    variance = float((counts * (excess - mean) ** 2).sum() / beyond) + 1e-6
+    shape = min(max(0.5 * (1 - mean * mean / variance), 0.0), 0.4)
+    scale = mean * (1 - shape)
+    ratio = max(beyond / max(allowed, 1e-9), 1.0)
+    if shape < 1e-3:
+        return (start + 1) / 4.0 + scale * float(np.log(ratio))
+    return (start + 1) / 4.0 + scale / shape * (float(ratio**shape) - 1)

@@ -1,0 +1,475 @@
+"""TAGAE as one object: learns what is normal, then judges one interval after the other.
+
+A step: take the interval in (`series`), expect (`expect`), judge (`series`), and only where something is
+out of bounds gather clues, put them together and follow them as incidents.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import SnapshotInvalid, StateDamaged
+from hopline.mesh.changes import Change, Context
+from hopline.mesh.changes import Trouble as Reported
+from hopline.mesh.incident import Verdict
+from hopline.mesh.model.partition import WHOLE_UP_TO, part_scores
+from hopline.mesh.model.weights import Weights
+from hopline.mesh.schema import Schema
+from hopline.mesh.snapshot import Gap, Snapshot
+from hopline.mesh.tagae import calibrate, expect, expected, kernels
+from hopline.mesh.tagae.clues import Clue, Key, together
+from hopline.mesh.tagae.cut import Cut
+from hopline.mesh.tagae.overall import Overall
+from hopline.mesh.tagae.pairs import Pairs
+from hopline.mesh.tagae.roles import role_of
+from hopline.mesh.tagae.series import SeriesTable
+from hopline.mesh.tagae.telling import told
+from hopline.mesh.tagae.tracker import Tracker, Trouble
+from hopline.mesh.tagae.witness import Witness
+
+
+@dataclass(frozen=True, slots=True)
+class TagaeSettings:
+    """What can be tuned.
+
+    Attributes:
+        window_size: intervals that are looked back.
+        anomaly_percentile: of the deviations of normal time, from where on their tail is fitted.
+        false_alarms_per_day: that the thresholds are calibrated to.
+        warm_up: intervals before the first verdict, and before a new service's first.
+        hold_s: seconds that a deviation must last, and at least two intervals.
+        model: "none" leaves the graph model out, "untrained" leaves it as it begins: for comparisons.
+        clean_s: seconds without one after which an incident is over, and at least two intervals.
+        threads: of the graph model; more than two are for parts.
+        device: where the graph model runs.
+        partition_above: services above which a mesh is in parts, by namespace.
+    """
+
+    window_size: int = 120
+    anomaly_percentile: float = 99.0
+    false_alarms_per_day: float = 1.0
+    warm_up: int = 10
+    hold_s: float = 80.0
+    clean_s: float = 90.0
+    model: Literal["trained", "untrained", "none"] = "trained"
+    threads: int = 2
+    device: Literal["cpu", "cuda"] = "cpu"
+    partition_above: int = WHOLE_UP_TO
+
+
+#: Score of what Kubernetes reports, and of a service that is gone.
+_REPORTED = 2.0
+#: Intervals after which a service that went as planned is not missed; share of all services that cannot go
+#: at once; logarithm of requests per second that a service must have had to be missed.
+_FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
+#: Share of the way to its window's mean by which a level moves in one interval, in windows.
+_DRIFT_WINDOWS = 10.0
+#: Values that levels and spreads are learnt from at most, 200 MB; of more intervals every second, third …
+_LEARN_VALUES = 50_000_000
+#: Services times intervals that a model is trained on at most.
+_LEARN_NODES = 100_000
+_FORMAT = "hopline-mesh-tagae-1"
+#: An interval with less than this share of what is known measured says nothing.
+_BLIND = 0.5
+
+
+class Tagae:
+    """Watches one mesh; implements `hopline.mesh.detector.Detector`."""
+
+    def __init__(self, settings: TagaeSettings | None = None) -> None:
+        self.settings = settings or TagaeSettings()
+        self.schema: Schema | None = None
+        self.interval_s = 0.0
+        self.steps = 0
+        self._last_s = 0.0
+        self._tracker = Tracker()
+        self._expectation: expect.Expectation | None = None
+        self._learnt = 0
+
+    # Learning
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Learn from intervals that are taken as normal, oldest first; replaces what was learned before.
+
+        Raises:
+            SnapshotInvalid: there are none.
+        """
+        if not snapshots:
+            raise SnapshotInvalid("nothing to learn from: fit was given no snapshot")
+        self._begin(snapshots[0].schema)
+        gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(snapshots)]
+        self.interval_s = float(np.median(gaps)) if gaps else 0.0
+        for snapshot in snapshots:
+            self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._nodes.grow(len(snapshots[0].roster))
+        self._edges.grow(len(self._pairs))
+        for number, table in enumerate(self._tables):
+            width = len(table.columns)
+            every = max(1, -(-len(snapshots) * table.size * width // _LEARN_VALUES))
+            some = snapshots[::every]
+            history = np.full((len(some), table.size, width), np.nan, np.float32)
+            for t, snapshot in enumerate(some):
+                if number == 0:
+                    history[t, snapshot.nodes] = snapshot.node_features
+                else:
+                    slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+                    history[t, slots] = snapshot.edge_features
+            calibrate.learn_scales(table, history)
+        if self.settings.model != "none":
+            self._learn_model(snapshots)
+        for snapshot in snapshots:
+            self._observe(snapshot)
+            for table in self._tables:
+                table.judge(self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=kernels.ALL)
+            self.steps += 1
+        self._learnt = len(snapshots)
+        self._fitted = True
+        self._set_thresholds()
+        self._last_s = snapshots[-1].time_s
+
+    def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
+        """Play the intervals once for what the model reads, and train it; windows are empty again after."""
+        sizes = sum(len(snapshot.nodes) for snapshot in snapshots)
+        every = max(1, -(-sizes // _LEARN_NODES))
+        frames, slots = [], []
+        for number, snapshot in enumerate(snapshots):
+            self._observe(snapshot)
+            self.steps += 1
+            if number % every == 0 and number >= self.settings.warm_up:
+                paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+                frames.append(expect.frame(snapshot, paths, self._nodes, self._edges))
+                slots.append((snapshot.nodes, paths))
+        held = max(1, len(frames) // 5)
+        shape = expect.shape_for(self._nodes, self._edges)
+        if self.settings.model == "trained" and len(frames) - held >= 2:
+            weights = expect.learn(frames[:-held], shape)
+        else:
+            weights = Weights.initial(shape)
+        self._expectation = expect.Expectation(weights, self.settings.threads, self.settings.device)
+        if frames:
+            expect.trust(self._expectation, frames[-held:], slots[-held:], self._nodes, self._edges)
+        for table in self._tables:
+            table.forget_window()
+        self.steps = 0
+
+    def _set_thresholds(self) -> None:
+        for table in self._tables:
+            calibrate.set_thresholds(
+                table,
+                self._learnt,
+                self.interval_s,
+                self.settings.false_alarms_per_day / 2,
+                self.settings.anomaly_percentile,
+                calibrate.LOWEST if self._fitted else calibrate.LOWEST_UNFITTED,
+                calibrate.HIGHEST if self._fitted else calibrate.UNKNOWN,
+            )
+        self._overall.forget()  # thresholds are what scores are measured by
+
+    def _begin(self, schema: Schema) -> None:
+        self.schema = schema
+        window = self.settings.window_size
+        self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
+        self._edges = SeriesTable(schema.edge_features, window, calibrate.UNKNOWN)
+        self._tables = (self._nodes, self._edges)
+        self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
+        self._pairs = Pairs()
+        self._witness = Witness(self._nodes, self._edges, self._pairs)
+        self._expectation = None
+        self._cut = Cut(self.settings.partition_above)
+        self._parts: NDArray[np.int32] | None = None
+        self._overall = Overall(window, self.settings.anomaly_percentile)
+        self._fitted = False
+        self._gaps: list[float] = []  # between the first intervals, to learn how long one is
+        self._excused: set[int] = set()
+        self._excused_for: list[tuple[str, str]] = []
+        self._excused_at = 0
+        self._reported: dict[Key, float] = {}
+        self._absent = np.zeros(0, np.int32)
+        self.steps = 0
+        self._learnt = 0
+
+    # Keeping
+
+    def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """All that `restore` needs to go on with the next interval as if nothing had been.
+
+        Slots are those of the roster: it has to be kept as well.
+
+        Returns: a JSON object, and arrays by name.
+        """
+        meta: dict[str, Any] = {"format": _FORMAT, "settings": asdict(self.settings)}
+        if self.schema is None:
+            return meta, {}
+        meta |= {
+            "node_features": list(self.schema.node_features),
+            "edge_features": list(self.schema.edge_features),
+            "interval_s": self.interval_s,
+            "steps": self.steps,
+            "learnt": self._learnt,
+            "fitted": self._fitted,
+            "last_s": self._last_s,
+            "excused": sorted(self._excused),
+            "tracker": self._tracker.export(),
+            "model": None,
+            "cut": self._cut.export(),
+        }
+        arrays: dict[str, NDArray[Any]] = {"absent": self._absent.copy()}
+        arrays |= {"pairs.src": self._pairs.src.copy(), "pairs.dst": self._pairs.dst.copy()}
+        for name, table in (("nodes", self._nodes), ("edges", self._edges)):
+            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
+        meta["overall"], overall = self._overall.export()
+        arrays |= {f"overall.{key}": array for key, array in overall.items()}
+        if self._expectation is not None:
+            weights = self._expectation.weights
+            meta["model"] = weights.shape.to_meta()
+            arrays |= {f"model.{key}": array for key, array in weights.arrays.items()}
+        return meta, arrays
+
+    @classmethod
+    def restore(
+        cls,
+        meta: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        machine: TagaeSettings | None = None,
+    ) -> Tagae:
+        """The detector of which `export` gave these.
+
+        Args:
+            machine: where threads, device and size of parts are others than where it was exported.
+
+        Raises:
+            StateDamaged: something is missing, does not fit, or is of another version.
+        """
+        if meta.get("format") != _FORMAT:
+            raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
+
+        def part(name: str) -> dict[str, NDArray[Any]]:
+            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
+
+        try:
+            settings = TagaeSettings(**meta["settings"])
+            if machine is not None:
+                here = {name: getattr(machine, name) for name in ("threads", "device", "partition_above")}
+                settings = replace(settings, **here)
+            self = cls(settings)
+            if "steps" not in meta:
+                return self
+            self._begin(Schema(tuple(meta["node_features"]), tuple(meta["edge_features"])))
+            self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
+            self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
+            self._fitted = bool(meta["fitted"])
+            self._excused = {int(slot) for slot in meta["excused"]}
+            self._tracker = Tracker.restore(meta["tracker"])
+            self._absent = np.array(arrays["absent"], np.int32)
+            self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
+            self._nodes.restore(part("nodes."))
+            self._edges.restore(part("edges."))
+            if meta["model"] is not None:
+                weights = expect.restore(meta["model"], part("model."))
+                self._expectation = expect.Expectation(weights, self.settings.threads, self.settings.device)
+            # Earlier versions took every mesh as a whole.
+            if "cut" in meta and self._cut.restore(meta["cut"]):
+                self._overall.restore(meta["overall"], part("overall."))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
+        if self._nodes.size != len(self._absent) or self._edges.size != len(self._pairs):
+            raise StateDamaged("the detector's state is damaged: its parts are of different sizes")
+        return self
+
+    # Judging
+
+    def step(self, snapshot: Snapshot, context: Context) -> Verdict:
+        """Judge the next interval; see `Detector.step`."""
+        if self.schema is None:
+            self._begin(snapshot.schema)
+        ended = self._mind_the_clock(snapshot.time_s)
+        measured, known = self._observe(snapshot)
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
+        self._excuse(changes, snapshot)
+        troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
+        found = []
+        score = 0.0
+        learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
+        for number, table in enumerate(self._tables):
+            pairs, largest = table.judge(
+                self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn
+            )
+            score = max(score, largest)
+            found += [(number, int(slot), int(column)) for slot, column in pairs]
+        if self._parts is not None:
+            score = max(score, self._together(snapshot, self._parts, learn == kernels.USUAL))
+        self.steps += 1
+        self._last_s = snapshot.time_s
+        self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
+        if not self._fitted and self.steps % self.settings.window_size == 0:
+            self._set_thresholds()
+        if self.steps <= self.settings.warm_up:
+            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
+        if known and measured < _BLIND * known:
+            gap = Gap("mesh", f"only {measured} of {known} series that were measured before are there")
+            return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
+        direct = self._direct(snapshot, troubles, context)
+        if found or direct or self._tracker.open:
+            ended += self._follow(snapshot, found, direct)
+        incidents = [told(trouble, snapshot.roster) for trouble in (*self._tracker.open, *ended)]
+        state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
+        suppressed = tuple(sorted({change.service for change in changes}))
+        return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, snapshot.gaps)
+
+    def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
+        """Score of the parts of a mesh, all together."""
+        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        place = np.empty(self._nodes.size, np.int32)
+        place[snapshot.nodes] = np.arange(len(snapshot.nodes), dtype=np.int32)
+        worst = self._edges.score[paths].max(axis=1, initial=0.0)
+        each = part_scores(
+            parts, self._cut.num_parts, self.scores(snapshot), place[snapshot.edge_dst], worst
+        )
+        learn = is_normal and self.steps > self.settings.warm_up
+        return self._overall.judge(each, self._cut.version, hold=self._hold, learn=learn)
+
+    def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """Scores of the services in the interval that was judged last, each that of its worst column.
+
+        Args:
+            snapshot: that interval.
+
+        Returns: float32 [nodes]; 1.0 is the threshold.
+        """
+        worst: NDArray[np.float32] = self._nodes.score[snapshot.nodes].max(axis=1, initial=0.0)
+        return worst
+
+    def _mind_the_clock(self, time_s: float) -> list[Trouble]:
+        """Learn the interval, and begin a new window where time has jumped. Returns: incidents that end."""
+        if not self.steps:
+            return []
+        gone = time_s - self._last_s
+        if not self._fitted and gone > 0 and len(self._gaps) < self.settings.warm_up:
+            self._gaps.append(gone)
+            self.interval_s = float(np.median(self._gaps))
+        if abs(gone) <= max(20 * self.interval_s, 900.0):
+            return []
+        for number, table in enumerate(self._tables):
+            still = [f for f, role in enumerate(self._roles[number]) if role == "memory"]
+            table.forget_window(also_levels_of=still)
+        return self._tracker.close_all()
+
+    def _observe(self, snapshot: Snapshot) -> tuple[int, int]:
+        slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._nodes.grow(len(snapshot.roster))
+        self._edges.grow(len(self._pairs))
+        if new := self._nodes.size - len(self._absent):
+            self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
+        self._absent += 1
+        self._absent[snapshot.nodes] = 0
+        measured = known = 0
+        for table, at, values in (
+            (self._nodes, snapshot.nodes, snapshot.node_features),
+            (self._edges, slots, snapshot.edge_features),
+        ):
+            got, should = table.observe(
+                values,
+                at,
+                self.steps,
+                interval_s=self.interval_s,
+                warm_up=self.settings.warm_up,
+                ago=2 * self._hold,
+                recent=max(1, self._hold - 2),
+                drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+            )
+            measured, known = measured + got, known + should
+        self._parts = self._cut.parts(snapshot)
+        if self._expectation is not None:
+            self._expectation.apply(snapshot, slots, self._nodes, self._edges, self._parts)
+        return measured, known
+
+    @property
+    def _hold(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return min(max(2, math.ceil(self.settings.hold_s / self.interval_s)), kernels.HOLD)
+
+    @property
+    def _patience(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return max(2, math.ceil(self.settings.clean_s / self.interval_s))
+
+    # Following
+
+    def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
+        """Have planned changes count for less; what they changed is taken as it is once they are over."""
+        shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
+        if not shares and not self._excused:
+            return
+        known = sorted((change.service, str(change.kind)) for change in changes)
+        if known == self._excused_for and len(self._pairs) == self._excused_at:
+            return
+        self._excused_for, self._excused_at = known, len(self._pairs)
+        over_edges = expected.shares(changes, snapshot.roster, self._roles[1]) if changes else {}
+        for slot in self._excused:
+            if slot not in shares:
+                self._nodes.level[slot, self._nodes.quiet[slot] == 0] = np.nan
+        for table in self._tables:
+            table.quiet[:] = 1.0
+        for slot, row in shares.items():
+            self._nodes.quiet[slot] = row
+            touched = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
+            self._edges.quiet[touched] = np.minimum(self._edges.quiet[touched], over_edges[slot])
+        self._excused = set(shares)
+
+    def _direct(self, snapshot: Snapshot, troubles: Sequence[Reported], context: Context) -> list[Clue]:
+        """Clues that need no measurement: what Kubernetes reports, and services that are gone."""
+        self._reported = {}
+        for trouble in troubles:
+            slot = snapshot.roster.find(trouble.service)
+            if slot is not None:
+                self._reported[(-1, slot, trouble.kind)] = _REPORTED
+        clues = [
+            Clue(slot, -1, kind, "trouble", score, True, True, None, None)
+            for (_, slot, kind), score in self._reported.items()
+        ]
+        size = self._nodes.size
+        if len(snapshot.nodes) == size:
+            return clues
+        for change in context.changes:
+            slot = snapshot.roster.find(change.service)
+            if slot is not None and change.kind != "added" and self._absent[slot]:
+                self._absent[slot] = _FORGOTTEN
+        gone = np.flatnonzero((self._absent >= self._hold) & (self._absent < _FORGOTTEN))
+        known = self._nodes.seen[gone].max(axis=1, initial=0) >= self.settings.window_size // 2
+        if self._nodes.load >= 0:
+            known &= self._nodes.level[gone, self._nodes.load] > _BUSY
+        gone = gone[known & (self._absent[gone] < self.settings.window_size)]
+        if snapshot.gaps or len(gone) > max(1, _MANY * len(snapshot.nodes)):
+            return clues
+        for slot in gone.tolist():
+            self._reported[(-1, slot, "gone")] = _REPORTED
+            clues.append(Clue(slot, -1, "gone", "gone", _REPORTED, False, True, None, None))
+        return clues
+
+    def _follow(
+        self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
+    ) -> list[Trouble]:
+        clues = [*direct, *self._witness.firm(snapshot, found)]
+        if not clues and not self._tracker.open:
+            return []
+        clues += self._witness.supporting(snapshot, found, [clue.service for clue in direct])
+        services = {clue.service for clue in clues} | {clue.caller for clue in clues if clue.caller >= 0}
+        for trouble in self._tracker.open:
+            services |= trouble.services
+        calls = self._witness.calls(snapshot, services)
+        groups = together(clues, calls)
+        first_s = snapshot.time_s - (self._hold - 1) * self.interval_s
+        return self._tracker.update(snapshot.time_s, first_s, groups, calls, self._present, self._patience)
+
+    def _present(self, key: Key) -> float | None:
+        """Score of something that was a clue, now; None where it was not measured."""
+        return self._reported[key] if key in self._reported else self._witness.score(key)

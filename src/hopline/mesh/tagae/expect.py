@@ -1,0 +1,251 @@
+"""What the model expects of each series, given its neighbours, its window and its call paths.
+
+Inputs are deviations from the level in spreads, so that one model serves every mesh, whatever its columns
+measure:
+
+    x  [n, 2 F]  deviations now (own load taken out), and 1 where one was measured
+    h  [n, F]    how far the window's mean is from the level: the temporal term
+    e  [e, 2 Fe] as x, of call paths;  g [e, Fe] as h
+
+A service's own `x` is no input to its own embedding, so that what is expected of it does not just repeat
+what it shows. Some of it comes back all the same, through its neighbours; how much is measured after
+training, and a series of which too much does is not expected anything of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import StateDamaged
+from hopline.mesh.model.device import AnyEncoder, encoder_for
+from hopline.mesh.model.encoder import Reconstruction
+from hopline.mesh.model.frames import Frame
+from hopline.mesh.model.graph import MeshGraph
+from hopline.mesh.model.partition import PartEncoder
+from hopline.mesh.model.shape import ModelShape
+from hopline.mesh.model.weights import Weights
+from hopline.mesh.roster import SlotArray
+from hopline.mesh.snapshot import Snapshot
+from hopline.mesh.tagae import arrivals, kernels
+from hopline.mesh.tagae.series import SeriesTable
+
+if TYPE_CHECKING:
+    from hopline.mesh.model.training import Progress
+
+#: Deviations beyond are as good as this to a model of normal time.
+_MOST = 4.0
+#: Share of a series' variance in held-out time that the model must explain to be asked for it.
+_EXPLAINS = 0.1
+#: Largest share of a service's own deviation that may come back to it.
+_RETURNS = 0.3
+#: Threads that a pass over a whole mesh uses; parts pay only where there are more.
+_WHOLE_THREADS = 2
+#: Passes after which it is looked again whether parts pay.
+_LOOK_AGAIN = 240
+
+
+def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShape:
+    """The model of these columns."""
+    width, edge_width = len(nodes.columns), len(edges.columns)
+    return ModelShape(
+        d_in=2 * width,
+        d_temporal=width,
+        d_edge=2 * edge_width,
+        n_node_targets=width,
+        n_edge_targets=edge_width,
+        d_edge_temporal=edge_width,
+        own_inputs=False,
+        **({"hidden": 32, "heads": 2, "d_out": 16, "d_decoder": 32} | sizes),
+    )
+
+
+#: Inputs of now, of the window, and what to reconstruct.
+Rows = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+
+
+class Expectation:
+    """A model at work on two tables.
+
+    Args:
+        weights: for `shape_for` the tables' columns.
+        threads: of the encoder; more than two are for parts.
+        device: "cpu" or "cuda"; see `encoder_for`.
+
+    Attributes:
+        encoder: of a whole mesh.
+    """
+
+    def __init__(self, weights: Weights, threads: int = 2, device: str = "cpu") -> None:
+        self.weights = weights
+        self.encoder: AnyEncoder = encoder_for(weights, device, threads)
+        self.graph = MeshGraph()
+        self._threads = threads
+        self._is_on_cpu = device == "cpu"
+        self._in_parts: PartEncoder | None = None
+        self._whole_for = 0
+        self._rooms: dict[int, Rows] = {}
+
+    def apply(
+        self,
+        snapshot: Snapshot,
+        paths: SlotArray,
+        nodes: SeriesTable,
+        edges: SeriesTable,
+        parts: SlotArray | None = None,
+    ) -> None:
+        """Set `recon` of both tables for the present interval; their `observe` came before.
+
+        Args:
+            parts: int32 [n], the part of each service, where the mesh is large. It is taken in parts
+                where that is quicker; halos are whole, and so results are those of the whole mesh.
+        """
+        self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
+        x, h, _ = inputs(nodes, snapshot.nodes, self._room(0, nodes, len(snapshot.nodes)))
+        e, g, _ = inputs(edges, paths, self._room(1, edges, len(paths)))
+        if edges.load >= 0:
+            amounts = snapshot.edge_features[:, edges.load]
+        else:
+            amounts = np.ones(len(paths), np.float32)
+        arrivals.fill(self.graph, h, snapshot.nodes, nodes, amounts)
+        found = None
+        if parts is not None and self._is_on_cpu and self._threads > _WHOLE_THREADS:
+            found = self._by_parts(parts, x, h, e, g)
+        if found is None:
+            found = self.encoder.reconstruct(self.graph, x, h, e, g)
+        kernels.scatter(found.nodes, snapshot.nodes, nodes.recon, _MOST)
+        kernels.scatter(found.edges, paths, edges.recon, _MOST)
+
+    def _by_parts(
+        self,
+        parts: SlotArray,
+        x: NDArray[np.float32],
+        h: NDArray[np.float32],
+        e: NDArray[np.float32],
+        g: NDArray[np.float32],
+    ) -> Reconstruction | None:
+        """The pass in parts; None where halos were found to be too large for that to pay."""
+        if self._whole_for:
+            self._whole_for -= 1
+            return None
+        self._in_parts = self._in_parts or PartEncoder(self.weights, self._threads)
+        found = self._in_parts.reconstruct(self.graph, parts, x, h, e, g)
+        if self._in_parts.work * _WHOLE_THREADS > self._threads:
+            self._whole_for = _LOOK_AGAIN
+        return found
+
+    def _room(self, part: int, table: SeriesTable, n: int) -> Rows:
+        """Rows that are kept from step to step: memory that is touched for the first time is slow."""
+        kept = self._rooms.get(part)
+        if kept is None or len(kept[0]) < n:
+            kept = self._rooms[part] = empty(table, n + n // 4)
+        x, h, targets = kept
+        return x[:n], h[:n], targets[:n]
+
+
+def empty(table: SeriesTable, n: int) -> Rows:
+    """Room for the inputs and targets of n rows."""
+    width = len(table.columns)
+    return tuple(np.empty((n, columns), np.float32) for columns in (2 * width, width, width))  # type: ignore[return-value]
+
+
+def inputs(table: SeriesTable, slots: SlotArray, room: Rows | None = None) -> Rows:
+    """Inputs of now [n, 2 F] and of the window [n, F]; what to reconstruct [n, F] (NaN = nothing)."""
+    x, h, targets = room or empty(table, len(slots))
+    kernels.gather(table.slow, table.near, table.slope, table.load, slots, _MOST, x, h, targets)
+    return x, h, targets
+
+
+def frame(snapshot: Snapshot, paths: SlotArray, nodes: SeriesTable, edges: SeriesTable) -> Frame:
+    """The present interval, to learn from."""
+    graph = MeshGraph()
+    graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
+    x, h, node_targets = inputs(nodes, snapshot.nodes)
+    e, g, edge_targets = inputs(edges, paths)
+    return Frame(x, h, graph.sources.copy(), graph.targets.copy(), e, g, node_targets, edge_targets)
+
+
+def learn(
+    frames: Sequence[Frame],
+    shape: ModelShape,
+    *,
+    start: Weights | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Weights:
+    """Train a model, or train one on. Takes torch; may run in another thread or process."""
+    from hopline.mesh.model import training
+
+    schedule = training.Schedule(steps=_STEPS, patience=5, denoise=0.0)
+    if start is not None:
+        return training.fine_tune(start, frames, seed=seed, progress=progress)
+    return training.train(frames, shape, seed=seed, schedule=schedule, progress=progress)
+
+
+#: Of training; it ends earlier where held-out time is not reconstructed better any more.
+_STEPS = 600
+
+
+def trust(
+    expectation: Expectation,
+    frames: Sequence[Frame],
+    slots: Sequence[tuple[SlotArray, SlotArray]],
+    nodes: SeriesTable,
+    edges: SeriesTable,
+    seed: int = 0,
+) -> None:
+    """Set `gain` of both tables: how far the model's word counts, by what it explained of held-out time.
+
+    Args:
+        frames: of time that the model was not trained on.
+        slots: of the services and call paths of each frame.
+    """
+    rng = np.random.default_rng(seed)
+    sums = [np.zeros((3, table.size, len(table.columns))) for table in (nodes, edges)]
+    returned = [np.zeros((2, len(table.columns))) for table in (nodes, edges)]
+    for item, where in zip(frames, slots, strict=True):
+        graph = MeshGraph()
+        graph.update(len(item.x), item.sources, item.targets)
+        said = expectation.encoder.reconstruct(graph, item.x, item.h, item.e, item.g)
+        plain = [said.nodes.copy(), said.edges.copy()]
+        for part, (expected, targets) in enumerate(
+            zip(plain, (item.node_targets, item.edge_targets), strict=True)
+        ):
+            there = np.isfinite(targets)
+            y, p = np.where(there, targets, 0.0), np.where(there, expected, 0.0)
+            sums[part][:, where[part]] += np.stack([y * p, p * p, y * y])  # no slot comes twice
+        for part, values in enumerate((item.x, item.e)):
+            if not len(values):
+                continue
+            width = values.shape[1] // 2
+            row, column = int(rng.integers(len(values))), int(rng.integers(width))
+            moved = values.copy()
+            moved[row, column] += _MOST
+            args = (moved, item.h, item.e) if part == 0 else (item.x, item.h, moved)
+            said = expectation.encoder.reconstruct(graph, *args, item.g)
+            now = (said.nodes, said.edges)[part][row, column]
+            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / _MOST
+            returned[part][1, column] += 1
+    for part, table in enumerate((nodes, edges)):
+        yp, pp, yy = sums[part]
+        slope = np.clip(yp / np.maximum(pp, 1e-6), 0.0, 1.0)
+        explained = (2 * slope * yp - slope * slope * pp) / np.maximum(yy, 1e-6)
+        back = returned[part][0] / np.maximum(returned[part][1], 1)
+        usable = (explained > _EXPLAINS) & (back < _RETURNS)
+        table.gain[: table.size] = np.where(usable, slope, 0.0)
+
+
+def restore(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Weights:
+    """Weights of what `export` gave.
+
+    Raises:
+        StateDamaged: they do not fit their shape.
+    """
+    try:
+        shape = ModelShape.from_meta(dict(meta))
+    except (TypeError, ValueError) as error:
+        raise StateDamaged(f"the model's sizes are of another version: {error}") from None
+    return Weights(shape, arrays)

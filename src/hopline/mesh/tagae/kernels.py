@@ -1,0 +1,387 @@
+"""The two passes over all series of a step, each over memory once.
+
+`observe` takes one interval in: the transformed value, how far it is from its long-run level and from the
+mean of its window, and the window itself. `judge` says how far each series is from all that was expected of
+it, and which have been so for long enough. NaN is a value that was not measured, so no fast maths here.
+
+Windows hold whole numbers (16 bits, `STEP` apart, around the first value seen): their sums are exact,
+however long they run, and equal sums from scratch.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hopline.jit import njit
+from hopline.mesh.tagae import usual
+
+#: Resolution of kept values, in transformed units: a 512th of a natural logarithm, 0.2 %.
+PER_STEP = 512.0
+STEP = 1.0 / PER_STEP
+#: A kept value that was not measured.
+ABSENT = np.int16(-32768)
+#: Longest debounce, in intervals.
+HOLD = 16
+#: Deviations are kept in quarters of a spread, up to this.
+MOST = 31.75
+#: Bins of the histogram of debounced deviations, four to a unit.
+BINS = 128
+
+#: Spreads that a series which stands still in normal time must have moved to count as moving.
+MOVING = 0.5
+#: How many times less it must have moved lately.
+SLOWEST = 5.0
+#: How much smaller than their average the smallest of several deviations in a row may be.
+UNEVEN = 1.4
+#: Deviations, in quarters of a spread, that no threshold is near: counted and kept as 0.
+HARMLESS = 8
+
+AMOUNT, SHARE, REAL = 0, 1, 2
+NOTHING, USUAL, ALL = 0, 1, 2
+#: Series younger than this have no window mean yet.
+MIN_WINDOW = 8
+#: Larger than anything measured; what is beyond is not believed.
+ABSURD = 1e30
+
+
+@njit(nogil=True, cache=True, inline="always")
+def transform(value, kind, offset):
+    """A value on the scale on which it is compared; NaN where it cannot have been measured."""
+    if not (-ABSURD < value < ABSURD):
+        return math.nan
+    if kind == AMOUNT:
+        return math.log(value + offset) if value >= 0 else math.nan
+    if kind == SHARE:
+        return value if -0.001 <= value <= 1.001 else math.nan
+    return math.asinh(value)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def nearer(a, b):
+    """The one of two deviations that is closer to 0; 0 where they do not even agree in direction."""
+    if a > 0 and b > 0:
+        return min(a, b)
+    if a < 0 and b < 0:
+        return max(a, b)
+    return 0.0
+
+
+@njit(nogil=True, cache=True)
+def observe(
+    begin, end, values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago, recent, window,
+    offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total, count,
+    slow, near, moved,
+):  # fmt: skip
+    """Take one interval in, for slots `begin` to `end`.
+
+    Args:
+        values: float32 [n, F]; rows: int32 [slots], a slot's row in `values`, -1 where it is absent.
+        kinds: int8 [F]; load: the column of requests per second, or -1.
+        clip: float32 [F], spreads from its base that a value is kept at most; 0 for a column that stands
+        still in normal time: kept as it is, and compared with how it was `ago` and `recent` intervals
+        before.
+        drift: share of the way to its window's mean that the level goes.
+        pos: place of this interval in the ring of `window` intervals.
+        offset to fitted: [slots, F], state of each series (`pooled` and `typical`: [F]).
+        ring: int16 [window, slots, F].
+        slow, near, moved: float32 [slots, F], results: spreads from the level, from the window's mean, and,
+        of columns with a clip of 0, from how it was.
+
+    Usual series take vector instructions, all others one by one.
+
+    Returns: how many values were measured, and how many there should have been.
+    """
+    width, block = len(kinds), usual.BLOCK
+    amount, plain = np.empty(block * width, np.bool_), np.empty(block * width, np.bool_)
+    still, clips = np.empty(block * width, np.bool_), np.empty(block * width, np.float32)
+    for j in range(block * width):
+        amount[j] = kinds[j % width] == AMOUNT
+        plain[j] = kinds[j % width] != REAL
+        still[j] = clip[j % width] == 0
+        clips[j] = math.inf if still[j] else clip[j % width]
+    has_still = np.any(clip == 0)
+    taken = np.empty((block, width), np.float32)
+    doubt = np.empty((block, width), np.float32)
+    scratch = np.empty((usual.SCRATCH, block * width), np.float32)
+    others = np.empty(block * width, np.int32)
+    measured, known = 0, 0
+    for i in range(begin, end, block):
+        j = min(i + block, end)
+        size = (j - i) * width
+        fetch(i, j, values, rows, load, interval_s, taken, doubt)
+        num_usual, num_measured, num_known = usual.take_in(
+            taken.reshape(-1)[:size], doubt.reshape(-1)[:size], amount, plain, clips, still, has_still,
+            ring[(pos - ago) % window, i:j].reshape(-1), ring[(pos - recent) % window, i:j].reshape(-1),
+            np.float32(drift), offset[i:j].reshape(-1), anchor[i:j].reshape(-1), level[i:j].reshape(-1),
+            spread[i:j].reshape(-1), seen[i:j].reshape(-1), fitted[i:j].reshape(-1),
+            ring[pos, i:j].reshape(-1), total[i:j].reshape(-1), count[i:j].reshape(-1),
+            slow[i:j].reshape(-1), near[i:j].reshape(-1), moved[i:j].reshape(-1), scratch, others,
+        )  # fmt: skip
+        measured += num_measured
+        known += num_known
+        if num_usual < size:
+            num_measured, num_known = observe_others(
+                i, others, size - num_usual, values, rows, kinds, load, clip, interval_s, warm_up, drift,
+                pos, ago, recent, window, offset, anchor, level, spread, wobble, pooled, typical, seen,
+                fitted, ring, total, count, slow, near, moved,
+            )  # fmt: skip
+            measured += num_measured
+            known += num_known
+    return measured, known
+
+
+@njit(nogil=True, cache=True)
+def fetch(begin, end, values, rows, load, interval_s, taken, doubt):
+    """A block's values in the order of its slots.
+
+    Args:
+        taken: float32 [block, F], result: NaN where nothing was measured.
+        doubt: float32 [block, F], result: of how many requests a share is, inverted; 0 where that is not
+        known, -1 where the slot is absent.
+    """
+    for i in range(begin, end):
+        row = rows[i]
+        inverse = np.float32(-1.0)
+        if row >= 0:
+            inverse = np.float32(0.0)
+            if load >= 0 and values[row, load] > 0:
+                inverse = np.float32(1.0 / (values[row, load] * interval_s)) if interval_s > 0 else inverse
+        for f in range(values.shape[1]):
+            taken[i - begin, f] = values[row, f] if row >= 0 else np.float32(math.nan)
+            doubt[i - begin, f] = inverse
+
+
+@njit(nogil=True, cache=True)
+def observe_others(
+    begin, others, num_others, values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago,
+    recent, window, offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total,
+    count, slow, near, moved,
+):  # fmt: skip
+    """The same as `observe`, one by one, for those of a block's series that are not usual.
+
+    Args:
+        begin: the block's first slot; others: int32 [block * F], places in the block; num_others: how many.
+    """
+    measured, known = 0, 0
+    columns = len(kinds)
+    for k in range(num_others):
+        i, f = begin + others[k] // columns, others[k] % columns
+        row = rows[i]
+        requests = 0.0
+        if row >= 0 and load >= 0 and values[row, load] > 0:
+            requests = values[row, load] * interval_s
+        old = ring[pos, i, f]
+        if old != ABSENT:
+            total[i, f] -= old
+            count[i, f] -= 1
+        u = math.nan
+        if row >= 0:
+            known += seen[i, f] > 0
+            if offset[i, f] < 0 and 0 <= values[row, f] < ABSURD:  # never seen before
+                offset[i, f] = max(0.05 * values[row, f], 0.02 * typical[f], 1e-9)
+            u = transform(values[row, f], kinds[f], offset[i, f])
+        if math.isnan(u):
+            ring[pos, i, f] = ABSENT
+            slow[i, f] = math.nan
+            near[i, f] = math.nan
+            continue
+        measured += 1
+        if seen[i, f] == 0 and not fitted[i, f]:
+            anchor[i, f] = u
+            level[i, f] = u
+        elif math.isnan(level[i, f]):  # to be taken anew; what the window holds is around the anchor
+            level[i, f] = u
+        width = spread[i, f]
+        if not fitted[i, f]:  # its own wobble so far, with room for how little is known of it
+            width = max(pooled[f], 1.25 * wobble[i, f] * (1.5 + 10.0 / (1.0 + seen[i, f])))
+            spread[i, f] = width
+        if kinds[f] == SHARE and requests > 0:  # of few requests a share is known badly
+            share = min(max(level[i, f], 1.0 / requests), 0.5)
+            width = math.sqrt(width * width + share * (1 - share) / requests)
+        base = level[i, f]
+        if count[i, f] >= MIN_WINDOW:
+            base = anchor[i, f] + STEP * total[i, f] / count[i, f]
+        per = 1.0 / width
+        slow[i, f] = (u - level[i, f]) * per
+        near[i, f] = (u - base) * per
+        kept = u
+        if clip[f] == 0:
+            moved[i, f] = MOST
+            before = ring[(pos - ago) % window, i, f]
+            lately = ring[(pos - recent) % window, i, f]
+            if before != ABSENT and lately != ABSENT:
+                moved[i, f] = nearer(
+                    (u - anchor[i, f] - STEP * before) * per,
+                    (u - anchor[i, f] - STEP * lately) * per * SLOWEST,
+                )
+        elif seen[i, f] >= warm_up or fitted[i, f]:
+            kept = min(max(u, base - clip[f] * width), base + clip[f] * width)
+        whole = int(min(max(math.floor((kept - anchor[i, f]) * PER_STEP + 0.5), -32767.0), 32767.0))
+        ring[pos, i, f] = whole
+        total[i, f] += whole
+        count[i, f] += 1
+        if seen[i, f] < 1_000_000:
+            seen[i, f] += 1
+        if fitted[i, f]:
+            level[i, f] += drift * (base - level[i, f])
+        else:
+            n = seen[i, f]
+            wobble[i, f] += (abs(kept - level[i, f]) - wobble[i, f]) / min(n, window)
+            level[i, f] += (kept - level[i, f]) / n
+            if n >= window:
+                fitted[i, f] = 1
+    return measured, known
+
+
+@njit(nogil=True, cache=True)
+def judge(
+    begin, end, slow, near, moved, still, load, slope, recon, gain, polarity, threshold, factor, quiet,
+    seen, fitted, warm_up, held, at, hold, slack, learn,
+    score, dev, histogram, peak, found,
+):  # fmt: skip
+    """Compare each series of slots `begin` to `end` with all that was expected of it.
+
+    Args:
+        slow, near, moved: of `observe`; load: the column that others may follow, or -1.
+        still: bool [F], columns that stand still in normal time: what moved and stands still again is no
+        trouble any more.
+        slope: float32 [slots, F], how much of the load's deviation a series shares; 0 for the load itself.
+        recon: float32 [slots, F], what the model expects; gain: float32 [slots, F], how far it is believed.
+        polarity: float32 [F, 2]; threshold: float32 [F]; factor: float32 [slots, F], of each series' own.
+        quiet: float32 [slots, F], what deviations are multiplied by during planned changes; 1 = all counts.
+        held: int8 [HOLD, slots, F], the last deviations; at: this interval's place; hold: how many must
+        agree, of which `slack` may be smaller.
+        score: float32 [slots, F], result: 1.0 = threshold, of this interval alone; no more than that
+        where harmless.
+        dev: float32 [slots, F], result where it is not harmless: spreads, with sign.
+        learn: NOTHING, USUAL (what is within bounds) or ALL: what is counted as normal time.
+        histogram: int64 [F, BINS], of debounced deviations; peak: float32 [slots, F], their largest.
+        found: int32 [room, 2], results: slot and column of debounced scores above 1.
+
+    Returns: how many were found (may exceed the room), and the largest debounced score.
+    """
+    num_found = 0
+    largest = 0.0
+    width, block = len(threshold), usual.BLOCK
+    per, apart = np.empty(block * width, np.float32), np.empty(block * width, np.float32)
+    for k in range(block * width):
+        per[k] = 1.0 / threshold[k % width]
+    others = np.empty(block * width, np.int32)
+    harmless = np.full(width, end - begin, np.int64)
+    before_at = (at - 1) % HOLD
+    for start in range(begin, end, block):
+        stop = min(start + block, end)
+        # Nearly always harmless, and what else is expected only lessens it.
+        num_others = usual.tell_apart(
+            slow[start:stop].reshape(-1), near[start:stop].reshape(-1), per, np.float32(0.25 * HARMLESS),
+            score[start:stop].reshape(-1), held[at, start:stop].reshape(-1), apart, others,
+        )  # fmt: skip
+        for place in others[:num_others]:
+            i, f = start + place // width, place % width
+            harmless[f] -= 1
+            a, b = slow[i, f], near[i, f]
+            if math.isnan(a):
+                held[at, i, f] = held[before_at, i, f] // 2
+                score[i, f] = 0.0
+                dev[i, f] = 0.0
+                continue
+            d = nearer(a, b)
+            if slope[i, f] != 0.0 and d != 0.0:
+                load_slow, load_near = 0.0, 0.0
+                if load >= 0 and not math.isnan(slow[i, load]):
+                    load_slow = min(max(slow[i, load], -20.0), 20.0)
+                    load_near = min(max(near[i, load], -20.0), 20.0)
+                a -= slope[i, f] * load_slow
+                d = nearer(d, nearer(a, b - slope[i, f] * load_near))
+            if gain[i, f] > 0.0 and d != 0.0:
+                d = nearer(d, a - gain[i, f] * recon[i, f])
+            if still[f] and abs(moved[i, f]) < MOST and moved[i, f] * (1 if d > 0 else -1) < MOVING:
+                d = 0.0
+            weight = polarity[f, 0] if d > 0 else polarity[f, 1]
+            d *= weight * quiet[i, f]
+            if seen[i, f] <= warm_up and not fitted[i, f]:
+                d = 0.0
+            d = min(max(d, -MOST), MOST)
+            dev[i, f] = d
+            score[i, f] = abs(d) / (threshold[f] * factor[i, f])
+            whole = int(d * 4.0)
+            held[at, i, f] = whole
+            if -HARMLESS < whole < HARMLESS:
+                held[at, i, f] = 0
+                if learn:
+                    histogram[f, 0] += 1
+                continue
+            least, second = abs(whole), 127
+            mean = 1.0 * least
+            for k in range(1, hold):
+                other = held[(at - k) % HOLD, i, f]
+                size = abs(other) if (other > 0) == (whole > 0) else 0
+                if size < least:
+                    second, least = least, size
+                elif size < second:
+                    second = size
+                mean += size
+            least = second if slack and second < 127 else least
+            # As much on average, and each nearly as much: one that is far out cannot speak for all.
+            lasting = min(mean / hold, UNEVEN * least)
+            steady = lasting / 4.0
+            lasting_score = steady / (threshold[f] * factor[i, f])
+            if learn == ALL or (learn == USUAL and lasting_score < 1.0):
+                histogram[f, min(int(lasting), BINS - 1)] += 1
+                peak[i, f] = max(peak[i, f], steady)
+            if lasting_score > largest:
+                largest = lasting_score
+            if lasting_score >= 1.0:
+                if num_found < len(found):
+                    found[num_found, 0] = i
+                    found[num_found, 1] = f
+                num_found += 1
+    if learn:
+        histogram[:, 0] += harmless
+    return num_found, largest
+
+
+@njit(nogil=True, cache=True)
+def gather(slow, near, slope, load, slots, most, x, h, targets):
+    """A model's inputs and targets from deviations; see `expect.inputs`.
+
+    Args:
+        slow, near: float32 [slots, F]; slope: float32 [slots, F]; load: its column, or -1.
+        slots: int32 [n]; most: deviations are clipped to it.
+        x: float32 [n, 2 F]; h, targets: float32 [n, F]; results.
+    """
+    width = slow.shape[1]
+    for r in range(len(slots)):
+        i = slots[r]
+        less = slow[i, load] if load >= 0 else 0.0
+        if math.isnan(less):
+            less = 0.0
+        less = min(max(less, -20.0), 20.0)
+        for f in range(width):
+            a = slow[i, f]
+            if math.isnan(a):
+                x[r, f] = 0.0
+                x[r, width + f] = 0.0
+                h[r, f] = 0.0
+                targets[r, f] = math.nan
+                continue
+            drift = a - near[i, f]
+            a -= slope[i, f] * less
+            a = min(max(a, -most), most)
+            x[r, f] = a
+            x[r, width + f] = 1.0
+            h[r, f] = min(max(drift, -most), most)
+            targets[r, f] = a
+
+
+@njit(nogil=True, cache=True)
+def scatter(values, slots, into, most):
+    """Rows to their slots, clipped; what is not finite is 0."""
+    for r in range(len(slots)):
+        for f in range(values.shape[1]):
+            value = values[r, f]
+            into[slots[r], f] = min(max(value, -most), most) if -1e30 < value < 1e30 else 0.0

@@ -1,0 +1,64 @@
+"""Which call path has which number. Paths are found by sorted keys; only those are looked up that are
+others than in the interval before."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.mesh.roster import SlotArray
+
+
+class Pairs:
+    """Slots of call paths, in the order in which they were first seen.
+
+    Attributes:
+        src, dst: int32, slots of the callers and callees; position is the path's slot.
+    """
+
+    def __init__(self) -> None:
+        self.src: SlotArray = np.zeros(0, np.int32)
+        self.dst: SlotArray = np.zeros(0, np.int32)
+        self._keys: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._slots: SlotArray = np.zeros(0, np.int32)
+        self._last: tuple[SlotArray, SlotArray, SlotArray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
+        """int32 [e], slots of these paths, new ones where they were not seen before."""
+        found = np.empty(len(src), np.int32)
+        changed: NDArray[np.int64] | slice = slice(None)
+        if self._last is not None and len(self._last[2]) == len(src):
+            last_src, last_dst, last = self._last
+            changed = np.flatnonzero((last_src != src) | (last_dst != dst))
+            if not len(changed):
+                return last
+            found[:] = last
+        keys = (src[changed].astype(np.int64) << 32) | dst[changed]
+        new = np.unique(keys[~self._known(keys)])
+        if len(new):
+            self._add((new >> 32).astype(np.int32), (new & 0xFFFFFFFF).astype(np.int32))
+        found[changed] = self._slots[np.searchsorted(self._keys, keys)]
+        self._last = (src.copy(), dst.copy(), found)
+        return found
+
+    def _known(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if not len(self._keys):
+            return np.zeros(len(keys), bool)
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.asarray(self._keys[at] == keys)
+
+    def _add(self, src: SlotArray, dst: SlotArray) -> None:
+        keys = (src.astype(np.int64) << 32) | dst
+        order = np.argsort(keys, kind="stable")
+        at = np.searchsorted(self._keys, keys[order])
+        self._keys = np.insert(self._keys, at, keys[order])
+        self._slots = np.insert(self._slots, at, (len(self) + order).astype(np.int32))
+        self.src, self.dst = np.concatenate([self.src, src]), np.concatenate([self.dst, dst])
+
+    def restore(self, src: SlotArray, dst: SlotArray) -> None:
+        """Take up paths in the order of their slots."""
+        self.__init__()  # type: ignore[misc]
+        self._add(np.asarray(src, np.int32), np.asarray(dst, np.int32))

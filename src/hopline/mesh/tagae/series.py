@@ -1,0 +1,311 @@
+"""The state of many series in one table: those of all services, or those of all call paths.
+
+Arrays by slot and column, with room to grow; the kernels work on them. Knows nothing of names or graphs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import StateDamaged
+from hopline.mesh.schema import kind_of
+from hopline.mesh.tagae import kernels
+from hopline.mesh.tagae.halves import in_parts
+from hopline.mesh.tagae.roles import load_column, polarity, role_of
+
+_KINDS = {"amount": kernels.AMOUNT, "share": kernels.SHARE, "real": kernels.REAL}
+
+#: Least spread of a series by kind: 5 % of an amount, half a percent of requests. What idles, or is
+#: constant, would otherwise be out of bounds at the first breath.
+_LEAST_SPREAD = {"amount": 0.05, "share": 0.005, "real": 0.05}
+
+#: Intervals in which the typical value of a column is looked for, where it is not known.
+_LOOKS = 10
+#: Spreads from its base that a value is kept in the window at most: a shift becomes the new level, but the
+#: larger it is the later.
+_CLIP = 6.0
+
+#: Arrays by slot and column: type, and the value of a series that was never seen.
+_STATE: dict[str, tuple[Any, float]] = {
+    "offset": (np.float32, -1.0),
+    "anchor": (np.float32, 0.0),
+    "level": (np.float32, 0.0),
+    "spread": (np.float32, 1.0),
+    "wobble": (np.float32, 0.0),
+    "seen": (np.int32, 0),
+    "fitted": (np.int8, 0),
+    "total": (np.int32, 0),
+    "count": (np.int32, 0),
+    "slope": (np.float32, 0.0),
+    "gain": (np.float32, 0.0),
+    "factor": (np.float32, 1.0),
+    "peak": (np.float32, 0.0),
+}
+#: The same, of the present interval only: not kept across restarts.
+_PRESENT: dict[str, tuple[Any, float]] = {
+    "slow": (np.float32, np.nan),
+    "near": (np.float32, np.nan),
+    "moved": (np.float32, 0.0),
+    "recon": (np.float32, 0.0),
+    "quiet": (np.float32, 1.0),
+    "score": (np.float32, 0.0),
+    "dev": (np.float32, 0.0),
+}
+
+
+class SeriesTable:
+    """Series by slot and column.
+
+    Args:
+        columns: their names; kind and role follow from them.
+        window: intervals that are looked back.
+
+    Attributes:
+        size: slots in use; arrays may have room for more.
+        threshold: float32 [F], in spreads.
+        pooled: float32 [F], spread that a new series of a column begins with.
+        typical: float32 [F], median value of a column over all services; 0 = not known yet.
+        histogram: int64 [F, BINS], debounced deviations of normal time, in quarters of a spread.
+        ring: int16 [window, room, F].
+        held: int8 [HOLD, room, F], the last deviations.
+        found: int32 [room, 2], slots and columns that were out of bounds for long enough.
+    """
+
+    offset: NDArray[np.float32]
+    anchor: NDArray[np.float32]
+    level: NDArray[np.float32]
+    spread: NDArray[np.float32]
+    wobble: NDArray[np.float32]
+    seen: NDArray[np.int32]
+    fitted: NDArray[np.int8]
+    total: NDArray[np.int32]
+    count: NDArray[np.int32]
+    slope: NDArray[np.float32]
+    gain: NDArray[np.float32]
+    factor: NDArray[np.float32]
+    peak: NDArray[np.float32]
+    slow: NDArray[np.float32]
+    near: NDArray[np.float32]
+    moved: NDArray[np.float32]
+    recon: NDArray[np.float32]
+    quiet: NDArray[np.float32]
+    score: NDArray[np.float32]
+    dev: NDArray[np.float32]
+
+    def __init__(self, columns: Sequence[str], window: int, threshold: float) -> None:
+        self.columns = tuple(columns)
+        self.window = window
+        self.size = 0
+        self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
+        self.least_spread = np.array([_LEAST_SPREAD[kind_of(column)] for column in columns], np.float32)
+        self.load = load_column(columns)
+        self.polarity = polarity(columns)
+        self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
+        self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
+        width = len(columns)
+        self.pooled = self.least_spread.copy()
+        self.typical = np.zeros(width, np.float32)
+        self._looks = _LOOKS
+        self._rows = np.zeros(0, np.int32)
+        self._slots: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.threshold = np.full(width, threshold, np.float32)
+        self.histogram = np.zeros((width, kernels.BINS), np.int64)
+        self.ring = np.full((window, 0, width), kernels.ABSENT, np.int16)
+        self.held = np.zeros((kernels.HOLD, 0, width), np.int8)
+        self.found = np.zeros((1024, 2), np.int32)
+        self._second = (np.zeros_like(self.histogram), np.zeros_like(self.found))  # of the second thread
+        for name, (dtype, first) in (_STATE | _PRESENT).items():
+            setattr(self, name, np.full((0, width), first, dtype))
+
+    @property
+    def room(self) -> int:
+        """Slots that fit before the arrays have to grow."""
+        return len(self.level)
+
+    def grow(self, size: int) -> None:
+        """Have at least `size` slots in use."""
+        if size > self.room:
+            room = max(64, size + size // 4)
+            for name, (dtype, first) in (_STATE | _PRESENT).items():
+                old = getattr(self, name)
+                new = np.full((room, len(self.columns)), first, dtype)
+                new[: len(old)] = old
+                setattr(self, name, new)
+            for name, empty in (("ring", int(kernels.ABSENT)), ("held", 0)):
+                old = getattr(self, name)
+                wider = np.full((len(old), room, len(self.columns)), empty, old.dtype)
+                wider[:, : old.shape[1]] = old
+                setattr(self, name, wider)
+        self.size = max(self.size, size)
+
+    def observe(
+        self,
+        values: NDArray[np.float32],
+        slots: NDArray[np.int32],
+        step: int,
+        *,
+        interval_s: float,
+        warm_up: int,
+        drift: float,
+        ago: int,
+        recent: int,
+    ) -> tuple[int, int]:
+        """Take one interval in; see `kernels.observe`.
+
+        Args:
+            values: float32 [n, F]; slots: int32 [n], whose they are, each once.
+        """
+        rows = self._rows_of(slots)
+        if self._looks and len(values):
+            self._looks -= 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a column that nobody has
+                middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
+            found = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
+            self.typical = found.astype(np.float32)
+        parts = in_parts(
+            self.size * len(self.columns),
+            self.size,
+            lambda begin, end, _: kernels.observe(
+                begin,
+                end,
+                values,
+                rows,
+                self.kinds,
+                self.load,
+                self.clip,
+                interval_s,
+                warm_up,
+                drift,
+                step % self.window,
+                min(ago, self.window - 1),
+                min(recent, self.window - 1),
+                self.window,
+                self.offset,
+                self.anchor,
+                self.level,
+                self.spread,
+                self.wobble,
+                self.pooled,
+                self.typical,
+                self.seen,
+                self.fitted,
+                self.ring,
+                self.total,
+                self.count,
+                self.slow,
+                self.near,
+                self.moved,
+            ),
+        )
+        return sum(int(part[0]) for part in parts), sum(int(part[1]) for part in parts)
+
+    def _rows_of(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """int32 [size], each slot's place in `slots`, -1 where it is not there."""
+        if len(self._rows) != self.size or not np.array_equal(self._slots, slots):
+            self._rows = np.full(self.size, -1, np.int32)
+            self._rows[slots] = np.arange(len(slots), dtype=np.int32)
+            self._slots = slots.copy()
+        return self._rows
+
+    def judge(self, step: int, *, warm_up: int, hold: int, learn: int) -> tuple[NDArray[np.int32], float]:
+        """Compare with what was expected; see `kernels.judge`.
+
+        Args:
+            learn: what is counted as normal time; see `kernels.judge`.
+
+        Returns: int32 [found, 2], slots and columns out of bounds for long enough, and the largest score.
+        """
+        results = [(self.histogram, self.found), self._second]
+        parts = in_parts(
+            self.size * len(self.columns),
+            self.size,
+            lambda begin, end, part: kernels.judge(
+                begin,
+                end,
+                self.slow,
+                self.near,
+                self.moved,
+                self.still,
+                self.load,
+                self.slope,
+                self.recon,
+                self.gain,
+                self.polarity,
+                self.threshold,
+                self.factor,
+                self.quiet,
+                self.seen,
+                self.fitted,
+                warm_up,
+                self.held,
+                step % kernels.HOLD,
+                min(hold, kernels.HOLD),
+                hold >= 4,
+                learn,
+                self.score,
+                self.dev,
+                results[part][0],
+                self.peak,
+                results[part][1],
+            ),
+        )
+        if len(parts) > 1:
+            self.histogram += self._second[0]
+            self._second[0][:] = 0
+        found = [
+            results[part][1][: min(int(number), len(self.found))] for part, (number, _) in enumerate(parts)
+        ]
+        largest = max(float(most) for _, most in parts)
+        return found[0] if len(found) == 1 else np.concatenate(found), largest
+
+    def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
+        """Empty the window: what was before is not continued by what comes.
+
+        Args:
+            also_levels_of: columns whose level is taken anew from the next value that is measured.
+        """
+        self.ring[:] = kernels.ABSENT
+        self.held[:] = 0
+        self.total[:] = 0
+        self.count[:] = 0
+        for column in also_levels_of:
+            self.level[:, column] = np.nan
+
+    def export(self) -> dict[str, NDArray[Any]]:
+        """Arrays of what has to be kept, without the room to grow."""
+        size = self.size
+        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size].copy() for name in _STATE}
+        kept |= {"ring": self.ring[:, :size].copy(), "held": self.held[:, :size].copy()}
+        kept |= {
+            name: getattr(self, name).copy() for name in ("pooled", "typical", "threshold", "histogram")
+        }
+        return kept
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take up what `export` gave.
+
+        Raises:
+            StateDamaged: an array is missing, or does not fit the columns or the window.
+        """
+        try:
+            size = len(arrays["level"])
+            self.grow(size)
+            for name in (*_STATE, "ring", "held", "pooled", "typical", "threshold", "histogram"):
+                into = getattr(self, name)
+                if name in ("ring", "held"):
+                    into = into[:, :size]
+                elif name in _STATE:
+                    into = into[:size]
+                if into.shape != arrays[name].shape:
+                    raise StateDamaged(
+                        f"the state of the series: {name} is {arrays[name].shape}, not {into.shape}"
+                    )
+                into[...] = arrays[name]
+        except KeyError as error:
+            raise StateDamaged(f"the state of the series lacks {error}") from None

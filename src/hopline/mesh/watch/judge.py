@@ -1,0 +1,143 @@
+"""What runs on the thread of the steps: the detector, its checkpoints, and the swap after a training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from hopline.mesh.changes import Context
+from hopline.mesh.incident import Verdict
+from hopline.mesh.out.board import Scores
+from hopline.mesh.snapshot import Snapshot
+from hopline.mesh.state import Seen
+from hopline.mesh.state.keeper import Keeper
+
+
+class KeptDetector(Protocol):
+    """A detector that can be kept over a restart."""
+
+    def step(self, snapshot: Snapshot, context: Context, /) -> Verdict:
+        """Judge the next interval; see `Detector`."""
+
+    def scores(self, snapshot: Snapshot) -> Scores:
+        """Scores of the nodes of the snapshot that was judged last."""
+
+    def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """All that it knows; the arrays are copies."""
+
+
+class Learning(Protocol):
+    """Trains beside the loop.
+
+    Attributes:
+        trained: whether the detector that there is was trained.
+    """
+
+    trained: bool
+
+    def saw(self, seen: Seen, verdict: Verdict) -> None:
+        """Take note of an interval that was judged."""
+
+    def advance(self, names: Sequence[str], seen: Seen) -> KeptDetector | None:
+        """Begin, go on with or end a training.
+
+        Called after each step, on its thread; must not take long.
+
+        Args:
+            names: of the roster.
+            seen: the newest interval.
+
+        Returns: a detector that takes the place of the one there is, up to date.
+        """
+
+    def close(self) -> None:
+        """End a training that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One interval that was judged."""
+
+    verdict: Verdict
+    scores: Scores
+
+
+class Judge:
+    """Steps a detector and keeps what it learned. Not for use by several threads at once.
+
+    Args:
+        shape: the settings and columns that kept state is for.
+        checkpoint_s: seconds between checkpoints.
+        learning: None never trains.
+        shown: gives what else a checkpoint shall hold, fit for JSON.
+    """
+
+    def __init__(
+        self,
+        detector: KeptDetector,
+        keeper: Keeper,
+        *,
+        shape: Mapping[str, Any],
+        checkpoint_s: float = 300.0,
+        learning: Learning | None = None,
+        shown: Callable[[], dict[str, Any]] = dict,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.detector = detector
+        self._keeper = keeper
+        self._shape = shape
+        self._checkpoint_s = checkpoint_s
+        self._learning = learning
+        self._shown = shown
+        self._monotonic = monotonic
+        self._kept_at: float | None = None
+        self._newest: Snapshot | None = None
+
+    def judge(self, snapshot: Snapshot, context: Context) -> Judged:
+        """Judge the next interval."""
+        verdict = self.detector.step(snapshot, context)
+        self._newest = snapshot
+        return Judged(verdict, self.detector.scores(snapshot))
+
+    def keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
+        """Keep an interval that was judged and told, and now and then all that was learned."""
+        self._keeper.keep(snapshot, context)
+        self._learn(Seen(snapshot, context), verdict)
+        now = self._monotonic()
+        if self._kept_at is None or now - self._kept_at >= self._checkpoint_s:
+            self._kept_at = now
+            self.checkpoint()
+
+    def _learn(self, seen: Seen, verdict: Verdict) -> None:
+        if self._learning is None:
+            return
+        self._learning.saw(seen, verdict)
+        trained = self._learning.advance(seen.snapshot.roster.names, seen)
+        if trained is not None:
+            self.detector = trained
+            self._kept_at = None  # a restart must not go back to what was before
+
+    def checkpoint(self) -> None:
+        """Keep what was learned up to the newest interval; nothing before the first."""
+        newest = self._newest
+        if newest is None:
+            return
+        meta, arrays = self.detector.export()
+        trained = self._learning is not None and self._learning.trained
+        self._keeper.checkpoint(
+            {"detector": meta, "shown": self._shown(), "trained": trained},
+            arrays,
+            time_s=newest.time_s,
+            names=list(newest.roster.names),
+            shape=self._shape,
+        )
+
+    def close(self) -> None:
+        """Keep all, and end a training that is under way."""
+        if self._learning is not None:
+            self._learning.close()
+        self.checkpoint()

@@ -1,0 +1,151 @@
+"""A watch from its start to its end: puts the parts together, takes up what was kept, ends at SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from hopline.config import LogConfig
+from hopline.errors import HoplineError
+from hopline.mesh.changes import Context
+from hopline.mesh.kubernetes.connect import kubernetes_watch
+from hopline.mesh.kubernetes.watcher import KubernetesWatch
+from hopline.mesh.model.device import check_device
+from hopline.mesh.out.alerts import alerts_of
+from hopline.mesh.out.board import Board
+from hopline.mesh.out.metrics import MeshMetrics
+from hopline.mesh.out.serve import Outputs
+from hopline.mesh.settings import MeshSettings
+from hopline.mesh.snapshot import Gap
+from hopline.mesh.state.keeper import Keeper
+from hopline.mesh.tagae import Tagae
+from hopline.mesh.watch import parts
+from hopline.mesh.watch.judge import Judge
+from hopline.mesh.watch.loop import Watch
+from hopline.mesh.watch.resume import resume
+from hopline.mesh.watch.ticks import Ticks
+from hopline.mesh.watch.trainer import Trainer
+from hopline.observe.logs import configure_logs
+
+logger = logging.getLogger("hopline.mesh")
+
+#: Seconds that the first verdict waits for what Kubernetes knows.
+_LISTED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What there is to say at the start.
+
+    Attributes:
+        lines: for people.
+        page: URL of the page; "" where it is off.
+    """
+
+    lines: tuple[str, ...]
+    page: str
+
+
+def run(settings: MeshSettings, started: Callable[[Started], None] = lambda started: None) -> None:
+    """Watch until SIGTERM or SIGINT.
+
+    Args:
+        started: is told once all is open.
+
+    Raises:
+        HoplineError: it cannot start; the message says what is wrong.
+    """
+    configure_logs(LogConfig(level=settings.log.log_level, format=settings.log.log_format))
+    asyncio.run(watch(settings, started))
+
+
+async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> None:
+    """See `run`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    interval_s = settings.source.interval_s
+    check_device(settings.detector.device)
+    async with contextlib.AsyncExitStack() as stack:
+        queries = parts.queries_of(settings)
+        schema = queries.schema()
+        shape = parts.shape_of(settings, schema)
+        detector = parts.detector_settings(settings)
+        metrics = MeshMetrics()
+        board = Board(interval_s=interval_s, metrics=metrics)
+        files = stack.enter_context(contextlib.ExitStack())
+        folder, why_not = parts.folder_of(settings, files)
+        restore = partial(Tagae.restore, machine=detector)
+        resumed = resume(folder, partial(Tagae, detector), restore, schema=schema, shape=shape, board=board)
+        client = parts.prometheus_of(settings)
+        stack.push_async_callback(client.close)
+        collector = parts.collector_of(settings, client, queries, resumed.roster)
+        outputs = Outputs(board, settings.serve)
+        await outputs.start()
+        stack.push_async_callback(outputs.stop)
+        alerts = alerts_of(settings, metrics, outputs.url)
+        stack.push_async_callback(alerts.close, 2.0)
+        if "alerts" in resumed.note:
+            try:
+                alerts.restore(resumed.note["alerts"])
+            except HoplineError as error:
+                logger.warning("state: %s", error)
+        cluster = await stack.enter_async_context(kubernetes_watch(settings))
+        await cluster.wait_listed(_LISTED_S)
+        keeper = Keeper(folder, why_not)
+        trainer = Trainer(
+            folder.folder,
+            detector,
+            parts.schedule_of(settings),
+            trained=resumed.trained,
+            outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
+        )
+        judge = Judge(
+            resumed.detector,
+            keeper,
+            shape=shape,
+            checkpoint_s=settings.state.state_interval_s,
+            learning=trainer,
+            shown=board.export,
+        )
+        one = Watch(
+            judge,
+            collector,
+            _known(cluster),
+            board,
+            alerts,
+            keeper,
+            longest_s=parts.deadline_s(settings) + max(1.0, interval_s),
+        )
+        started(_started(settings, resumed.said, outputs, why_not))
+        try:
+            await one.run(Ticks(interval_s, resumed.last_s), stop)
+        finally:
+            await one.close()
+
+
+def _known(
+    cluster: KubernetesWatch,
+) -> Callable[[float], tuple[Context, tuple[Gap, ...]]]:
+    """What is known of planned changes at a time, and what is not."""
+    return lambda now_s: (cluster.context(now_s), cluster.gaps())
+
+
+def _started(settings: MeshSettings, said: str, outputs: Outputs, why_not: str) -> Started:
+    source = settings.source
+    where = ", ".join(source.namespaces) or "all namespaces"
+    told = ", ".join(settings.alerts.alertmanager_urls) or "nobody: no Alertmanager is set"
+    lines = [
+        f"watching {source.mesh} in {where}, by {source.prometheus_url}, every {source.interval_s:g} s",
+        f"page     {outputs.url or 'off'}",
+        f"gRPC     {settings.serve.host}:{outputs.grpc_port}" if outputs.grpc_port else "gRPC     off",
+        f"alerts   to {told}",
+        f"state    {why_not or settings.state.state_dir}: {said}" if not why_not else f"state    {why_not}",
+    ]
+    return Started(tuple(lines), outputs.url)

@@ -1,0 +1,35 @@
+"""A small folder of snapshots, to be spoiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NODES = """time,service,p99_ms,error_share
+2026-01-01T00:00:00Z,cart,12.5,0
+2026-01-01T00:00:00Z,shop,30,
+2026-01-01T00:01:00Z,cart,12,0.01
+2026-01-01T00:01:00Z,shop,NaN,0
+2026-01-01T00:02:00Z,cart,13,0
+2026-01-01T00:02:00Z,shop,31,0
+2026-01-01T00:03:00Z,cart,11,0
+2026-01-01T00:03:00Z,shop,29,0
+"""
+EDGES = """time,source,destination,client_ms
+2026-01-01T00:00:00Z,shop,cart,14
+2026-01-01T00:01:00Z,shop,cart,
+2026-01-01T00:03:00Z,shop,cart,15
+"""
+LABELS = """start,end,service,source,destination,kind
+2026-01-01T00:02:00Z,2026-01-01T00:03:00Z,cart,,,cpu
+"""
+T0 = 1767225600.0
+
+
+def files(folder: Path, **changed: str | None) -> Path:
+    """The usual folder, with files of other content; None leaves one out."""
+    content = {"nodes": NODES, "edges": EDGES, "labels": LABELS} | changed
+    for stem, text in content.items():
+        if text is not None:
+            ending = ".toml" if stem == "mesh" else ".csv"
+            (folder / f"{stem}{ending}").write_text(text, "utf-8")
+    return folder

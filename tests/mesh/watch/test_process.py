@@ -1,0 +1,61 @@
+"""The command as a process: what it says at its start, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+
+@pytest.fixture
+def environment(tmp_path):
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("TAGAE_")}
+    return mine | {
+        "TAGAE_PROMETHEUS_URL": "http://127.0.0.1:9",  # nobody is there
+        "TAGAE_STATE_DIR": str(tmp_path / "state"),
+        "TAGAE_HTTP_PORT": "0",
+        "TAGAE_GRPC_PORT": "-1",
+        "TAGAE_INTERVAL_S": "0.5",
+        "TAGAE_KUBERNETES": "never",
+    }
+
+
+def start(environment, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "hopline.cli", "mesh", "watch"],
+        env=environment,
+        cwd=cwd,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_it_says_where_its_page_is_goes_on_without_prometheus_and_ends_at_sigterm(environment, tmp_path):
+    process = start(environment, tmp_path)
+    try:
+        said = [process.stderr.readline() for _ in range(5)]
+        assert said[0] == "watching istio in all namespaces, by http://127.0.0.1:9, every 0.5 s\n"
+        page = said[1].split()[1]
+        verdict = None
+        while verdict is None:
+            verdict = httpx.get(f"{page}/v1/mesh/verdict").json()["verdict"]
+        assert verdict["state"] in ("learning", "blind")
+        assert verdict["incidents"] == []
+        assert any(gap["what"] == "prometheus" for gap in verdict["gaps"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_bad_setting_is_one_line_and_ends_the_start(environment, tmp_path):
+    process = start(environment | {"TAGAE_WINDOWSIZE": "3"}, tmp_path)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.splitlines() == [
+        "error: TAGAE_WINDOWSIZE: unknown setting (environment); did you mean 'TAGAE_WINDOW_SIZE'?"
+    ]
