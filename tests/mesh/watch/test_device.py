@@ -26,7 +26,7 @@ def test_settings_reach_the_detector():
 async def test_a_watch_without_the_device_that_it_is_to_use_does_not_start(tmp_path):
     settings = load_settings(flags={"device": "cuda", "state_dir": tmp_path / "state"})
     with pytest.raises(ConfigError, match="no CUDA device"):
-        await watch(settings)
+        await watch(settings, lambda _: None)
     assert not (tmp_path / "state").exists()
 
 
