@@ -2,6 +2,10 @@
 
 The two faulty ones have processes of their own, the flooded one a limit of its rate.
 Turn by turn the eight are asked alone, and while the others misbehave; the ratio of the medians of p99.
+
+Those who flood, and who ask the faulty ones, would be on other machines: here they take only what the
+server and the callers of the eight leave of the processors. `answers_of_the_others` shows that they still
+ask as often as they should.
 """
 
 from __future__ import annotations
@@ -68,7 +72,7 @@ def measure(
                     rate=FAULTY_RATE,
                     seconds=seconds + 3,
                     connections=4,
-                    nice=10,
+                    behind=True,
                 )
                 for name in ("crashing", "leaking")
             }
@@ -107,6 +111,7 @@ def _flood(port: int, body: str, seconds: float) -> subprocess.Popen[str]:
         ],
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=open_loop.step_behind,
     )
 
 

@@ -247,7 +247,11 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def start(port: int, targets: Sequence[Target], **orders: Any) -> subprocess.Popen[str]:
-    """Begin a run: `rate`, `seconds`, `connections`; maybe `seed`, `versions`, `events`, `weights`."""
+    """Begin a run: `rate`, `seconds`, `connections`; maybe `seed`, `versions`, `events`, `weights`.
+
+    `behind` has the generator take only what everybody else leaves of the processors: for callers that are
+    not measured and, in earnest, are elsewhere.
+    """
     text = json.dumps({"port": port, "targets": [asdict(target) for target in targets], **orders})
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.lifecycle_phases.open_loop"],
@@ -260,6 +264,11 @@ def start(port: int, targets: Sequence[Target], **orders: Any) -> subprocess.Pop
     process.stdin.close()
     process.stdin = None
     return process
+
+
+def step_behind() -> None:
+    """This process runs while nobody else wants to."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def stop(process: subprocess.Popen[str]) -> Figures:
@@ -297,8 +306,9 @@ def main() -> None:
         return await going.run()
 
     gc.disable()
-    os.nice(orders.get("nice", 0))
-    if not orders.get("nice", 0):
+    if orders.get("behind"):
+        step_behind()
+    else:
         want_slices(SHORT_S)  # what it measures shall be the server's waiting, not its own
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(asdict(runner.run(run()))))

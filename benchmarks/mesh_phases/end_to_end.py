@@ -9,8 +9,9 @@ Of each fault: `incidents`, those that Alertmanager told the webhook of from its
 calm again (1 is right); `rank`, the place among the first one's suspects of the service or call path that
 was at fault (of a path, either end; null: not named); `seconds`, simulated, from its beginning to the
 webhook. Of a planned change: `incidents` (0 is right). Of the restart: `same_incident`, whether the watch
-went on with the incident that it had told of. Quick: learns from 25 simulated minutes, some 11 minutes in
-all; else from 90, each fault on two targets, some 25 minutes.
+went on with the incident that it had told of. Incidents that are too many stand in `beside`, with their
+evidence. Quick: learns from 25 simulated minutes, some 11 minutes in all; else from 90, each fault on two
+targets, some 25 minutes.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def of_fault(one: Stand, kind: str, target: Target) -> dict[str, Any]:
         "incidents": len(ids),
         "rank": None if first is None else rank(first, target),
         "seconds": seconds,
+        **_beside(known, ids[1:]),
     }
 
 
@@ -102,7 +104,8 @@ def of_change(one: Stand, change: Callable[[Stand], None]) -> dict[str, Any]:
     change(one)
     one.simulated(_CHANGE_S)
     calm(one)
-    return {"incidents": len(fired(one, before))}
+    ids = fired(one, before)
+    return {"incidents": len(ids), **_beside({each["id"]: each for each in one.incidents()}, ids)}
 
 
 def of_restart(one: Stand, target: Target) -> dict[str, Any]:
@@ -128,6 +131,7 @@ def of_restart(one: Stand, target: Target) -> dict[str, Any]:
         "same_incident": going_on == first,
         "rank": rank(known[ids[0]], target) if ids and ids[0] in known else None,
         "told_over": ids[:1] == over(one, before)[:1],
+        **_beside(known, ids[1:]),
     }
 
 
@@ -182,6 +186,15 @@ def rank(incident: dict[str, Any], target: Target) -> int | None:
         if suspect["service"] in wanted:
             return place
     return None
+
+
+def _beside(known: dict[str, dict[str, Any]], ids: list[str]) -> dict[str, Any]:
+    """What incidents that nothing was wrong for were about; nothing where there is none."""
+    about = []
+    for incident in (known[each] for each in ids if each in known):
+        suspect = incident["suspects"][0]
+        about.append({key: suspect.get(key) for key in ("service", "caller", "evidence")})
+    return {"beside": about} if about else {}
 
 
 def _worst(told: list[dict[str, Any]]) -> dict[str, Any]:
