@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+from tests.answering import answering, free_port
 
 _CONFIG = """
 route:
@@ -101,36 +98,12 @@ def alertmanager(
     config = folder / "alertmanager.yml"
     config.write_text(_CONFIG.format(url=webhook_url, group_wait=group_wait, group_interval=group_interval))
     port = port or free_port()
-    with (folder / "log").open("a") as log:
-        process = subprocess.Popen(
-            [
-                "prometheus-alertmanager",
-                f"--config.file={config}",
-                f"--storage.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--cluster.listen-address=",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-            end = time.monotonic() + 30
-            while True:
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < end, "Alertmanager did not get ready"
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"{url}/-/ready").status_code == 200:
-                        break
-                time.sleep(0.05)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+    command = [
+        "prometheus-alertmanager",
+        f"--config.file={config}",
+        f"--storage.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
+    with answering(command, port, "/-/ready", folder / "log") as url:
+        yield url

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+from tests.answering import answering, free_port
 
 
 def promtool(*arguments: object, cwd: Path | None = None) -> str:
@@ -29,32 +27,12 @@ def prometheus(data: Path, config: str = "", *, files: dict[str, str] | None = N
     for name, text in (files or {}).items():
         (folder / name).write_text(text)
     (folder / "prometheus.yml").write_text(config)
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    log = (folder / "log").open("w")
-    process = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={data}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=log,
-        stderr=log,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 30
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < end, "Prometheus did not get ready"
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/-/ready").status_code == 200:
-                    break
-            time.sleep(0.1)
+    port = free_port()
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={data}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with answering(command, port, "/-/ready", folder / "log") as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(20)
-        log.close()

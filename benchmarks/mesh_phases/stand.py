@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.server_process import free_port
 
 _ALERTMANAGER = """
 route:
@@ -219,13 +220,6 @@ def stand(folder: Path, plan: StandPlan) -> Iterator[Stand]:
         finally:
             assert one.watch is not None
             _end(one.watch)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

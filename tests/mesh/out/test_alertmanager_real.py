@@ -13,7 +13,8 @@ import pytest
 from hopline.mesh.incident import Incident
 from hopline.mesh.out.alertmanager import AlertmanagerTarget
 from hopline.mesh.out.alerts import Alerts
-from tests.alertmanager_server import Webhooks, alertmanager, free_port, webhooks
+from tests.alertmanager_server import Webhooks, alertmanager, webhooks
+from tests.answering import free_port
 from tests.mesh.out.drawn import incident, verdict
 
 #: Long enough for a further notification of any incident to come, were there one.
