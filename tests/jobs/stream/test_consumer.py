@@ -545,3 +545,20 @@ async def test_what_the_source_raises_ends_the_stream():
     log = Log(a=[])
     with pytest.raises(BrokerError, match="no such topic"):
         await consumer(log, disk_of(), [], source=Broken(log)).run()
+
+
+async def test_few_messages_at_a_time_are_not_asked_for_one_by_one():
+    log, disk = Log(a=[know("u0", "u1")]), disk_of()
+    writer, source = FakeWriter(disk), FakeSource(log, step=100)
+    follower = consumer(log, disk, [], source=source, writer=writer, once=False, max_wait_ms=20)
+    running = asyncio.create_task(follower.run())
+    await until(lambda: writer.batches == [1])
+    for _ in range(200):
+        log.add("a", know("u1", "u2"))
+        await asyncio.sleep(0.001)
+    await until(lambda: sum(writer.batches) == 201)
+    polls = source.polls
+    follower.stop()
+    await running
+    assert len(writer.batches) < 60
+    assert polls <= 3 * len(writer.batches) + 5

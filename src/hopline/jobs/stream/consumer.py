@@ -40,6 +40,9 @@ logger = logging.getLogger("hopline.stream")
 
 #: Nothing came for so long: the last positions are written by themselves.
 _IDLE_S = 0.05
+#: The source pauses for so much longer than batches are apart, so that it is asked when one begins; but no
+#: longer than that, in seconds.
+_PAUSE, _LONGEST_PAUSE_S = 1.25, 0.025
 #: What waits for a graph without room asks again after these seconds.
 _FULL_S = 1.0
 #: Between two words that the graph is up to date.
@@ -100,7 +103,8 @@ class Consumer:
         self._extra_positions = extra_positions
         self._now = now
         self._sleep = sleep
-        self.intake = Intake(source, options.max_batch, metrics)
+        pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
+        self.intake = Intake(source, options.max_batch, metrics, pause_s)
         self._done: dict[str, Any] = {}
         self._durable: dict[str, Any] = {}
         self._judged = Judged({})
@@ -165,7 +169,7 @@ class Consumer:
             await self._apply(Changes())
 
     async def _next(self) -> list[Message]:
-        take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._linger_s))
+        take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._linger_s()))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((take, stopping), return_when=asyncio.FIRST_COMPLETED)

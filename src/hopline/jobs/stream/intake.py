@@ -1,4 +1,7 @@
-"""Takes messages from a source while earlier ones are applied. The only task that asks the source."""
+"""Takes messages from a source while earlier ones are applied. The only task that asks the source.
+
+Where few messages come it does not ask for each: it pauses, and asks again when a batch is to begin.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from hopline.brokers.base import Message, Position, Source
 from hopline.jobs.stream.meters import StreamMetrics
@@ -20,6 +23,8 @@ _LAG_EVERY_S = 1.0
 _PATIENCE_S = 1.0
 #: Payloads of one batch, unless one message has more: the writer reads messages of 256 MiB.
 _MAX_BYTES = 32 << 20
+#: Seconds between two acknowledgements: after a crash the graph, not the broker, says where to go on.
+_ACKNOWLEDGE_EVERY_S = 0.1
 #: So many polls in a row that bring nothing: there is nothing, or nothing known.
 _DRY_POLLS = 4
 
@@ -27,13 +32,19 @@ _DRY_POLLS = 4
 class Intake:
     """Keeps up to `max_messages` at hand.
 
+    Args:
+        pause_s: that the source is not asked for after it had less than what fits.
+
     Attributes:
         lag: partition -> messages that the broker has and that were not delivered, about a second old.
     """
 
-    def __init__(self, source: Source, max_messages: int, metrics: StreamMetrics) -> None:
+    def __init__(
+        self, source: Source, max_messages: int, metrics: StreamMetrics, pause_s: float = 0.0
+    ) -> None:
         self._source = source
         self._max = max_messages
+        self._pause_s = pause_s
         self._metrics = metrics
         self._waiting: list[Message] = []
         self._some = asyncio.Event()
@@ -42,7 +53,8 @@ class Intake:
         self._to_acknowledge: dict[str, Position] = {}
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
-        self._lag_at = 0.0
+        self._acknowledged_at = self._lag_at = 0.0
+        self._asked, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = False
         self.lag: Mapping[str, int] = {}
         self._dry_polls = 0
@@ -60,23 +72,27 @@ class Intake:
         await self._source.open(positions)
         self._task = asyncio.create_task(self._run())
 
-    async def take(self, wait_s: float, linger_s: Callable[[], float] = lambda: 0.0) -> list[Message]:
-        """What is at hand; where that is nothing, what comes within `wait_s`.
+    async def take(self, wait_s: float, linger_s: float = 0.0) -> list[Message]:
+        """What there is after `linger_s`, or sooner where that is all that fits; where there is nothing,
+        what comes within `wait_s`.
 
-        Args:
-            linger_s: asked once something is at hand: wait so much longer for a batch to fill.
         Raises: what the source raised.
         """
+        if linger_s > 0.0 and self._has_room():
+            self._room.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._until_full(), linger_s)
+        if self._pause_s and self._has_room() and wait_s > 0.0:
+            # What has come during the pause goes along.
+            self._asked.clear()
+            self._hurry.set()
+            if self._waiting:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), self._pause_s)
         if not self._waiting and self._failure is None:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._some.wait(), wait_s)
-        if self._waiting and len(self._waiting) < self._max and self._failure is None:
-            longer = linger_s()
-            if longer > 0.0:
-                self._room.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._until_full(), longer)
         if not self._waiting and self._failure is not None:
             raise self._failure
         count = _within(self._waiting, _MAX_BYTES)
@@ -101,11 +117,12 @@ class Intake:
         """Tell the broker what it has not been told, and let go of it."""
         await self.stop()
         with contextlib.suppress(asyncio.CancelledError):
+            self._acknowledged_at = 0.0
             await self._tell()
         await self._source.close()
 
     async def _until_full(self) -> None:
-        while len(self._waiting) < self._max and self._failure is None:
+        while self._has_room():
             self._some.clear()
             self._room.set()
             await self._some.wait()
@@ -118,18 +135,35 @@ class Intake:
                     self._room.clear()
                     await self._room.wait()
                     continue
-                messages = await self._source.poll(self._max - len(self._waiting), _POLL_S)
+                room = self._max - len(self._waiting)
+                messages = await self._source.poll(
+                    room, 0.0 if self._waiting and self._pause_s else _POLL_S
+                )
+                self._asked.set()
                 self._dry_polls = 0 if messages else self._dry_polls + 1
                 if messages:
                     self._waiting += messages
                     self._metrics.messages.inc(len(messages))
                     self._some.set()
+                if self._waiting and len(messages) < room:
+                    await self._pause()
         except Exception as error:  # raised to whoever takes next
             self._failure = error
             self._some.set()
 
+    async def _pause(self) -> None:
+        self._hurry.clear()
+        if self._pause_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._pause_s)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < self._max and self._failure is None
+
     async def _tell(self) -> None:
-        if self._to_acknowledge:
+        now = time.monotonic()
+        if self._to_acknowledge and now - self._acknowledged_at >= _ACKNOWLEDGE_EVERY_S:
+            self._acknowledged_at = now
             positions, self._to_acknowledge = self._to_acknowledge, {}
             await self._source.acknowledge(positions)
         for gap in self._source.take_gaps():
@@ -150,7 +184,6 @@ class Intake:
                 logger.info("the broker answers again")
             else:
                 logger.warning("waiting for the broker: %s", health.reason)
-        now = time.monotonic()
         if now - self._lag_at >= _LAG_EVERY_S or self._dry_polls == _DRY_POLLS:
             self._lag_at = now
             self.lag = await self._source.lag()
