@@ -50,7 +50,8 @@ def test_what_should_be_reconstructed_is_what_the_model_reads_and_gaps_do_not_co
         nodes[1, P99] = np.nan
 
     watch(detector, play(1, edit, start_s=START_S + COUNT * INTERVAL_S))
-    x, h, targets = expect.inputs(detector._nodes, np.arange(4, dtype=np.int32))
+    x, h = expect.inputs(detector._nodes, np.arange(4, dtype=np.int32))
+    targets = expect.targets(x)
     width = targets.shape[1]
     assert np.isnan(targets[1, P99])
     assert x[1, P99] == x[1, width + P99] == h[1, P99] == 0

@@ -57,6 +57,7 @@ class Collector:
         options: limits.
         matchers: of the questions for owners of pods; the queries have theirs in them.
         steady: a clock that never jumps, seconds.
+        told: is given the report of each interval.
 
     Raises:
         ConfigError: a query for a column that the schema does not have, or bad matchers.
@@ -75,7 +76,9 @@ class Collector:
         *,
         matchers: str = "",
         steady: Callable[[], float] = time.monotonic,
+        told: Callable[[CollectReport], None] = lambda report: None,
     ) -> None:
+        self._told = told
         self._client = client
         self._queries = queries
         self._options = options or CollectOptions()
@@ -124,6 +127,7 @@ class Collector:
         built = self._builder.build(time_s, asked_s, answers)
         snapshot = _with_gaps(built.snapshot, self._clock_gaps(jump))
         self.report = self._report(built, snapshot, asked, self._steady() - begin_s)
+        self._told(self.report)
         return snapshot
 
     async def _ask(self, owners: Sequence[str], asked_s: float) -> tuple[list[_Asked], list[_Asked]]:

@@ -22,14 +22,16 @@ from hopline.errors import SnapshotInvalid
 from hopline.mesh.model import plan as at
 from hopline.mesh.model.buffers import Buffers
 from hopline.mesh.model.graph import BoolArray, Lists, MeshGraph
+from hopline.mesh.model.lanes import TILE_ROWS
 from hopline.mesh.model.passes import note_address, rouse, run_alone, run_shared, serve, stop, wait_idle
 from hopline.mesh.model.threads import HAS_FUTEX, PHASE_WORDS, PHASES
 from hopline.mesh.model.weights import FloatArray, Weights
 
-#: Nodes plus edges from which a second thread is worth waking (some 10 µs).
-SHARED_FROM = 1500
-#: Rows and edges of a piece of work: tens of microseconds.
-_ROW_PIECE, _EDGE_PIECE = 48, 512
+#: Nodes plus edges from which a second thread is worth its while; `rouse` hides what waking it takes.
+SHARED_FROM = 400
+#: Rows and edges of a piece of work at most: tens of microseconds; of a small mesh less, so that threads
+#: end at nearly the same time.
+_ROW_PIECE, _EDGE_PIECE, _LEAST_EDGES, _PIECES = 48, 512, 64, 16
 
 
 def processors() -> int:
@@ -221,6 +223,9 @@ class Encoder:
             kept.append(mask)
             plan[at.MASK] = mask.ctypes.data
         plan[at.NUM_NODES], plan[at.NUM_EDGES] = n, num_edges
+        tiles = -(-n // (_PIECES * TILE_ROWS))
+        plan[at.ROW_PIECE] = min(_ROW_PIECE, max(1, tiles) * TILE_ROWS)
+        plan[at.EDGE_PIECE] = min(_EDGE_PIECE, max(_LEAST_EDGES, num_edges // _PIECES))
         self._kept = kept  # as long as their addresses are used
         if self._callers is not graph.callers:
             self._point_at(graph)
@@ -228,7 +233,6 @@ class Encoder:
     def _point_at(self, graph: MeshGraph) -> None:
         """Note where a graph's lists lie; the same memory until the graph makes room for more."""
         plan = self.buffers.plan
-        plan[at.ROW_PIECE], plan[at.EDGE_PIECE] = _ROW_PIECE, _EDGE_PIECE
         plan[at.SOURCES], plan[at.TARGETS] = graph.sources.ctypes.data, graph.targets.ctypes.data
         for layer, listens in enumerate(self.shape.listens):
             here = at.LAYERS + at.LAYER_PLACES * layer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar
 
+from hopline.mesh.collect.report import CollectReport
 from hopline.mesh.incident import Verdict
 from hopline.mesh.snapshot import Snapshot
 from hopline.observe.exposition import render_family
@@ -28,7 +29,10 @@ class MeshMetrics:
         collect_seconds: of all queries of one snapshot.
         snapshots, gaps: collected; not measured, by what.
         services, edges: of the newest snapshot.
-        score, threshold: of the newest verdict, in the model's own units for the threshold.
+        score: of the newest verdict; 1 is the threshold.
+        thresholds: gives each column's, in spreads; asked whenever metrics are read.
+        query_seconds, queries, series: of each question to Prometheus: time, outcomes, what was answered.
+        left_out: services and call paths beyond the limits, in the newest snapshot.
         state: 1 for the state of the newest verdict, 0 for the others.
         incidents, incidents_open: begun; going on.
         alerts_sent, alerts_failed: posts to an Alertmanager, by its address.
@@ -48,7 +52,18 @@ class MeshMetrics:
         self.services = self._gauge("services", "Services in the newest snapshot.")()
         self.edges = self._gauge("edges", "Call paths in the newest snapshot.")()
         self.score = self._gauge("score", "Largest score of the mesh; 1 is the threshold.")()
-        self.threshold = self._gauge("threshold", "The threshold in the model's own units.")()
+        self._threshold = self._gauge(
+            "threshold", "Spreads from what is expected at which a column's score is 1.", ("column",)
+        )
+        self.thresholds: Callable[[], Mapping[str, float]] = dict
+        self.query_seconds = self._gauge("query_seconds", "Time of the newest answer.", ("query",))
+        self.queries = self._counter("queries_total", "Questions to Prometheus.", ("query", "outcome"))
+        self.series = self._gauge(
+            "query_series", "Series of services that are watched, in the newest answer.", ("query",)
+        )
+        self.left_out = self._gauge(
+            "left_out", "Services and call paths beyond the limits, in the newest snapshot."
+        )()
         self.state = self._gauge("state", "1 for the state of the newest verdict.", ("state",))
         self.verdict_time = self._gauge(
             "verdict_time_seconds", "Time of the newest verdict, Unix seconds."
@@ -84,6 +99,14 @@ class MeshMetrics:
             self.services.set(len(snapshot.nodes))
             self.edges.set(len(snapshot.edge_src))
 
+    def collected(self, report: CollectReport) -> None:
+        """Take note of how an interval was collected."""
+        for query in report.queries:
+            self.queries(query.name, query.outcome).inc()
+            self.query_seconds(query.name).set(query.duration_s)
+            self.series(query.name).set(query.matched)
+        self.left_out.set(report.left_out)
+
     def names(self) -> list[str]:
         """The names of all families, for the docs."""
         return [family.name for family in self._families]
@@ -91,6 +114,8 @@ class MeshMetrics:
     def render(self) -> bytes:
         """The Prometheus text."""
         self._cpu.value = time.process_time()
+        for column, spreads in self.thresholds().items():
+            self._threshold(column).set(spreads)
         return "".join(
             render_family(family.name, family.help, family.kind, family.samples())
             for family in self._families

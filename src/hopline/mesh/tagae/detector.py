@@ -93,6 +93,17 @@ class Tagae:
         self._expectation: expect.Expectation | None = None
         self._learnt = 0
 
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Column, such as "node.p99_ms" or "edge.error_share" -> spreads at which its score is 1."""
+        if self.schema is None:
+            return {}
+        return {
+            f"{kind}.{column}": float(spreads)
+            for kind, table in zip(("node", "edge"), self._tables, strict=True)
+            for column, spreads in zip(table.columns, table.threshold, strict=True)
+        }
+
     # Learning
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
@@ -289,6 +300,8 @@ class Tagae:
         """Judge the next interval; see `Detector.step`."""
         if self.schema is None:
             self._begin(snapshot.schema)
+        if self._expectation is not None:
+            self._expectation.rouse()
         ended = self._mind_the_clock(snapshot.time_s)
         measured, known = self._observe(snapshot)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []

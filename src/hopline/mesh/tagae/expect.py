@@ -3,7 +3,7 @@
 Inputs are deviations from the level in spreads, so that one model serves every mesh, whatever its columns
 measure:
 
-    x  [n, 2 F]  deviations now (own load taken out), and 1 where one was measured
+    x  [n, 2 F]  deviations now (own load taken out), and 1 where one was measured; also what to reconstruct
     h  [n, F]    how far the window's mean is from the level: the temporal term
     e  [e, 2 Fe] as x, of call paths;  g [e, Fe] as h
 
@@ -30,14 +30,14 @@ from hopline.mesh.model.shape import ModelShape
 from hopline.mesh.model.weights import Weights
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.snapshot import Snapshot
-from hopline.mesh.tagae import arrivals, kernels
+from hopline.mesh.tagae import arrivals, rows
 from hopline.mesh.tagae.series import SeriesTable
 
 if TYPE_CHECKING:
     from hopline.mesh.model.training import Progress
 
 #: Deviations beyond are as good as this to a model of normal time.
-_MOST = 4.0
+_MOST = np.float32(4.0)
 #: Share of a series' variance in held-out time that the model must explain to be asked for it.
 _EXPLAINS = 0.1
 #: Largest share of a service's own deviation that may come back to it.
@@ -63,8 +63,8 @@ def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShap
     )
 
 
-#: Inputs of now, of the window, and what to reconstruct.
-Rows = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+#: Inputs of now, and of the window.
+Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class Expectation:
@@ -89,6 +89,10 @@ class Expectation:
         self._whole_for = 0
         self._rooms: dict[int, Rows] = {}
 
+    def rouse(self) -> None:
+        """A pass comes within the next milliseconds."""
+        self.encoder.rouse()
+
     def apply(
         self,
         snapshot: Snapshot,
@@ -104,8 +108,8 @@ class Expectation:
                 where that is quicker; halos are whole, and so results are those of the whole mesh.
         """
         self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
-        x, h, _ = inputs(nodes, snapshot.nodes, self._room(0, nodes, len(snapshot.nodes)))
-        e, g, _ = inputs(edges, paths, self._room(1, edges, len(paths)))
+        x, h = inputs(nodes, snapshot.nodes, self._room(0, nodes, len(snapshot.nodes)))
+        e, g = inputs(edges, paths, self._room(1, edges, len(paths)))
         if edges.load >= 0:
             amounts = snapshot.edge_features[:, edges.load]
         else:
@@ -116,8 +120,8 @@ class Expectation:
             found = self._by_parts(parts, x, h, e, g)
         if found is None:
             found = self.encoder.reconstruct(self.graph, x, h, e, g)
-        kernels.scatter(found.nodes, snapshot.nodes, nodes.recon, _MOST)
-        kernels.scatter(found.edges, paths, edges.recon, _MOST)
+        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, _MOST)
+        rows.scatter(found.edges, paths, edges.recon, _MOST)
 
     def _by_parts(
         self,
@@ -142,30 +146,36 @@ class Expectation:
         kept = self._rooms.get(part)
         if kept is None or len(kept[0]) < n:
             kept = self._rooms[part] = empty(table, n + n // 4)
-        x, h, targets = kept
-        return x[:n], h[:n], targets[:n]
+        x, h = kept
+        return x[:n], h[:n]
 
 
 def empty(table: SeriesTable, n: int) -> Rows:
-    """Room for the inputs and targets of n rows."""
+    """Room for the inputs of n rows."""
     width = len(table.columns)
-    return tuple(np.empty((n, columns), np.float32) for columns in (2 * width, width, width))  # type: ignore[return-value]
+    return np.empty((n, 2 * width), np.float32), np.empty((n, width), np.float32)
 
 
 def inputs(table: SeriesTable, slots: SlotArray, room: Rows | None = None) -> Rows:
-    """Inputs of now [n, 2 F] and of the window [n, F]; what to reconstruct [n, F] (NaN = nothing)."""
-    x, h, targets = room or empty(table, len(slots))
-    kernels.gather(table.slow, table.near, table.slope, table.load, slots, _MOST, x, h, targets)
-    return x, h, targets
+    """Inputs of now [n, 2 F], and of the window [n, F]."""
+    x, h = room or empty(table, len(slots))
+    rows.gather(table.slow, table.near, table.slope, table.load, slots, _MOST, x, h)
+    return x, h
+
+
+def targets(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What to reconstruct [n, F] of inputs [n, 2 F]: NaN = nothing."""
+    width = x.shape[1] // 2
+    return np.where(x[:, width:] > 0, x[:, :width], np.float32(np.nan))
 
 
 def frame(snapshot: Snapshot, paths: SlotArray, nodes: SeriesTable, edges: SeriesTable) -> Frame:
     """The present interval, to learn from."""
     graph = MeshGraph()
     graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
-    x, h, node_targets = inputs(nodes, snapshot.nodes)
-    e, g, edge_targets = inputs(edges, paths)
-    return Frame(x, h, graph.sources.copy(), graph.targets.copy(), e, g, node_targets, edge_targets)
+    x, h = inputs(nodes, snapshot.nodes)
+    e, g = inputs(edges, paths)
+    return Frame(x, h, graph.sources.copy(), graph.targets.copy(), e, g, targets(x), targets(e))
 
 
 def learn(

@@ -37,7 +37,9 @@ class Pairs:
                 return last
             found[:] = last
         keys = (src[changed].astype(np.int64) << 32) | dst[changed]
-        new = np.unique(keys[~self._known(keys)])
+        unknown = keys[~self._known(keys)]
+        # Slots in the order of the snapshot: rows and series of a path then lie alike, and near each other.
+        new = unknown[np.sort(np.unique(unknown, return_index=True)[1])]
         if len(new):
             self._add((new >> 32).astype(np.int32), (new & 0xFFFFFFFF).astype(np.int32))
         found[changed] = self._slots[np.searchsorted(self._keys, keys)]

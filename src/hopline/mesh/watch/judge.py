@@ -20,6 +20,10 @@ from hopline.mesh.state.keeper import Keeper
 class KeptDetector(Protocol):
     """A detector that can be kept over a restart."""
 
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """Column, such as "node.p99_ms" -> spreads at which its score is 1."""
+
     def step(self, snapshot: Snapshot, context: Context, /) -> Verdict:
         """Judge the next interval; see `Detector`."""
 

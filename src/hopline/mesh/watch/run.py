@@ -85,7 +85,7 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
         resumed = resume(folder, partial(Tagae, detector), restore, schema=schema, shape=shape, board=board)
         client = parts.prometheus_of(settings)
         stack.push_async_callback(client.close)
-        collector = parts.collector_of(settings, client, queries, resumed.roster)
+        collector = parts.collector_of(settings, client, queries, resumed.roster, told=metrics.collected)
         outputs = Outputs(board, settings.serve)
         await outputs.start()
         stack.push_async_callback(outputs.stop)
@@ -114,6 +114,7 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
             learning=trainer,
             shown=board.export,
         )
+        metrics.thresholds = lambda: judge.detector.thresholds
         one = Watch(
             judge,
             collector,

@@ -1,0 +1,81 @@
+"""Between series, which lie by slot, and the model's rows, which lie as the snapshot has them.
+
+Loops without branches, and with the number of columns written out where it is that of the columns that
+Hopline measures: only then LLVM takes the columns of a row at once.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.jit import njit
+
+#: Spreads of its own load that are taken out of a series at most.
+_LOADED = np.float32(20.0)
+_ZERO, _ONE, _HUGE = np.float32(0), np.float32(1), np.float32(1e30)
+
+
+@njit(nogil=True, cache=True)
+def gather(slow, near, slope, load, slots, most, x, h):
+    """A model's inputs from deviations; see `expect.inputs`.
+
+    Args:
+        slow, near, slope: float32 [slots, F]; load: its column, or -1.
+        slots: int32 [n]; most: float32, deviations are clipped to it.
+        x: float32 [n, 2 F]; h: float32 [n, F]; results.
+    """
+    width = slow.shape[1]
+    if width == 4:
+        _gather(slow, near, slope, load, slots, most, x, h, 4)
+    elif width == 7:
+        _gather(slow, near, slope, load, slots, most, x, h, 7)
+    else:
+        _gather(slow, near, slope, load, slots, most, x, h, width)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _gather(slow, near, slope, load, slots, most, x, h, width):
+    for r in range(len(slots)):
+        i = np.uint64(slots[r])
+        less = slow[i, load] if load >= 0 else _ZERO
+        less = less if less > -_LOADED else -_LOADED
+        less = less if less < _LOADED else _LOADED
+        less = less if load >= 0 and slow[i, load] == slow[i, load] else _ZERO
+        for f in range(width):
+            a = slow[i, f]
+            there = a == a
+            drift = a - near[i, f]
+            drift = drift if drift > -most else -most
+            drift = drift if drift < most else most
+            own = a - slope[i, f] * less
+            own = own if own > -most else -most
+            own = own if own < most else most
+            x[r, f] = own if there else _ZERO
+            x[r, width + f] = _ONE if there else _ZERO
+            h[r, f] = drift if there else _ZERO
+
+
+@njit(nogil=True, cache=True)
+def scatter(values, slots, into, most):
+    """Rows to their slots, clipped to `most` (float32); what is not finite is 0."""
+    width = values.shape[1]
+    if width == 4:
+        _scatter(values, slots, into, most, 4)
+    elif width == 7:
+        _scatter(values, slots, into, most, 7)
+    else:
+        _scatter(values, slots, into, most, width)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _scatter(values, slots, into, most, width):
+    for r in range(len(slots)):
+        i = np.uint64(slots[r])
+        for f in range(width):
+            value = values[r, f]
+            is_finite = abs(value) < _HUGE
+            value = value if value > -most else -most
+            value = value if value < most else most
+            into[i, f] = value if is_finite else _ZERO
