@@ -7,7 +7,8 @@ and 5 on a drawn graph. Both are one artifact, served with `compute.compiled` au
     latency_ratio_model       the model's call alone, on the same ego-graphs
     latency_ratio_pyg         the model's call over the PyG module itself, in eval mode without gradients
     first_over_tenth          first request of a process that has just become ready, over the median of its
-                              requests 5 to 10: medians over fresh processes
+                              requests 5 to 10, all after equal pauses, since a processor that was idle is
+                              slower: medians over fresh processes
     first_over_tenth_cpu      the same in processor time of the event loop, which neighbours disturb less
     compile_s, package_s      what compiling took, and packaging as a whole
 
@@ -40,6 +41,8 @@ from hopline.types import AnyArray, IdArray
 
 _FEATURES, _HIDDEN, _CLASSES = 64, 64, 8
 _FANOUTS = (10, 5)
+#: Before each of the first requests: as long as the first one waits after the look that found it ready.
+_PAUSE_S = 0.05
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -183,6 +186,7 @@ def firsts(place: Path, seeds: IdArray, processes: int) -> dict[str, Any]:
         taken, cpu = [], []
         with serving(place, port, "require") as connection:
             for node in seeds[20 * i : 20 * i + 10].tolist():
+                time.sleep(_PAUSE_S)
                 began = _on_cpu(connection)
                 taken.append(ask(connection, node))
                 cpu.append(_on_cpu(connection) - began)
@@ -218,7 +222,7 @@ def serving(place: Path, port: int, compiled: str) -> Iterator[http.client.HTTPC
         while not _ready(connection):
             if process.poll() is not None or time.monotonic() > end:
                 raise ServerFailed(f"not ready: {process.poll()}")
-            time.sleep(0.05)
+            time.sleep(_PAUSE_S)
         connection.served_by = process.pid  # type: ignore[attr-defined]
         yield connection
     finally:

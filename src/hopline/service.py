@@ -7,8 +7,10 @@ of them answers is `rollout/lifecycle.py`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hopline.config import Config
@@ -20,7 +22,7 @@ from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Recorder, Scorer, Served
+from hopline.rollout.served import Recorder, Rehearsed, Scorer, Served
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
+
+#: Rehearsals of one version.
+_EXAMPLES = 24
 
 
 class Service:
@@ -93,6 +98,17 @@ class Service:
         """Where features come from that are not in the server's own graph."""
         own = None if self._loader is None else self._loader.own
         return None if own is None else own.sources
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[list[ScoreRequest]]:
+        """Requests to rehearse with; what is asked meanwhile is neither counted nor recorded."""
+        with contextlib.ExitStack() as stack:
+            requests: list[ScoreRequest] = []
+            for served in self._all():
+                if isinstance(served, Rehearsed) and (examples := served.examples(_EXAMPLES)):
+                    stack.enter_context(served.rehearsing())
+                    requests += examples
+            yield requests
 
     def begin_drain(self) -> None:
         """Refuse new requests; those admitted finish."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add, mul
 from typing import Any
 
@@ -45,6 +46,7 @@ class CountedVersion:
         ] = []
         self._prices = config.cost
         self._charged_s = 0.0
+        self._is_rehearsing = False
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = self.sample_s = self.post_s = 0.0
         self.last_inference_ms = 0
@@ -73,8 +75,20 @@ class CountedVersion:
             },
         }
 
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Nothing is counted, told or charged meanwhile."""
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+            self._charged_s = self._cpu_s()
+
     def outcome(self, code: str, count: int = 1) -> None:
         """Count ended requests."""
+        if self._is_rehearsing:
+            return
         if code == "ok":
             self.num_ok += count
         else:
@@ -125,6 +139,8 @@ class CountedVersion:
         away_s: Sequence[float] = (),
     ) -> None:
         """Count a batch; `stages` have the same names each time, and none for what is left, "post"."""
+        if self._is_rehearsing:
+            return
         self._ran.append((num_items, queue_s, compute_s, time.time(), stages, away_s))
         if len(self._ran) >= _RAN_TOGETHER:
             self.bring_in()
@@ -138,7 +154,7 @@ class CountedVersion:
         stages: Mapping[str, float] = _UNTOLD,
         away_s: Sequence[float] = (),
     ) -> None:
-        if not self._recorders:
+        if not self._recorders or self._is_rehearsing:
             return
         if stages:
             stages = {**stages, "post": compute_s - sum(stages.values())}

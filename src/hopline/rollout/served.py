@@ -7,6 +7,7 @@ service all are one `Served`. Wrappers (a response cache, a mirror) are one too 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from hopline.errors import HoplineError
@@ -70,6 +71,19 @@ class Served(Scorer, Protocol):
 
     async def release(self) -> None:
         """Let go of memory, files and processes; after `close` and `join`."""
+        ...
+
+
+@runtime_checkable
+class Rehearsed(Protocol):
+    """A version that can be asked before anybody asks it; not all can."""
+
+    def examples(self, count: int) -> Sequence[ScoreRequest]:
+        """Requests that it can answer out of what there is."""
+        ...
+
+    def rehearsing(self) -> AbstractContextManager[None]:
+        """Nothing is counted, told or charged meanwhile."""
         ...
 
 

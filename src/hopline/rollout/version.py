@@ -137,16 +137,29 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             self._rehearse(np.array([node]))
             await asyncio.sleep(0)
 
-    def _rehearse(self, local_ids: IdArray) -> None:
+    def examples(self, count: int) -> list[ScoreRequest]:
+        """Requests about single nodes (or pairs) from all over the graph.
+
+        None where rows would have to be fetched from a store.
+        """
+        if self._supplier is not None:
+            return []
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        places = np.linspace(0, num_nodes - 1, count, dtype=np.int64)
+        return [self._request(np.array([place])) for place in places]
+
+    def _request(self, local_ids: IdArray, outputs: tuple[str, ...] = ()) -> ScoreRequest:
         head = self.model.spec.head
         ids = self.model.graph.nodes[head.node_type].ids.external(local_ids)
-        if head.kind == "link":
-            other = self.model.graph.nodes[head.dst_node_type or head.node_type]
-            # the two sides may differ in size
-            targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
-            request = ScoreRequest(self.name, pairs=(ids, targets), outputs=self.output_names)
-        else:
-            request = ScoreRequest(self.name, nodes=ids, outputs=self.output_names)
+        if head.kind != "link":
+            return ScoreRequest(self.name, nodes=ids, outputs=outputs, version=self.version)
+        other = self.model.graph.nodes[head.dst_node_type or head.node_type]
+        # the two sides may differ in size
+        targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
+        return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
+
+    def _rehearse(self, local_ids: IdArray) -> None:
+        request = self._request(local_ids, self.output_names)
         # with what there is: the store's rows come with the first requests
         for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
             if isinstance(outcome, HoplineError):

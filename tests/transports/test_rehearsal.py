@@ -1,0 +1,84 @@
+"""A server has done all of it before the first request, and nobody can tell."""
+
+import re
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from hopline.transports.rehearsal import _message, rehearse
+from hopline.transports.score_json import decode_score
+from hopline.types import ScoreRequest
+from tests.rollout import fleet_rig
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return fleet_rig.repository(tmp_path_factory.mktemp("rehearsed"))
+
+
+def counted(service):
+    """Metrics that count requests, by name and labels."""
+    lines = service.metrics.render().decode().splitlines()
+    return [line for line in lines if re.match(r"hopline_(requests|batch|stage|http|queue|model_re)", line)]
+
+
+def ran(service):
+    """Batches, as the protocol's statistics have them."""
+    return sum(row["execution_count"] for row in service.statistics("sage"))
+
+
+async def test_rehearsals_go_all_the_way_and_leave_no_trace(root):
+    service = await fleet_rig.started(root)
+    recorder = Mock()
+    service.recorders.append(recorder)
+    try:
+        batches = []
+        for served in service._all():
+            run = served.batcher._run
+            served.batcher._run = lambda batch, run=run: batches.append(len(batch)) or run(batch)
+        before = counted(service)
+        with service.rehearsing() as examples:
+            assert len(examples) >= 20
+            assert await rehearse(service, service.config, examples) == len(examples)
+        assert batches == [1] * len(examples)
+        assert counted(service) == before
+        assert ran(service) == recorder.record.call_count == 0
+        # what comes then is counted from the first on
+        await service.score(ScoreRequest("sage", nodes=["n3"]))
+        assert counted(service) != before
+        assert ran(service) == recorder.record.call_count == 1
+    finally:
+        await fleet_rig.stop(service)
+
+
+async def test_a_model_that_cannot_answer_does_not_keep_a_server_from_starting(root):
+    service = await fleet_rig.started(root)
+    try:
+        for served in service._all():
+            fleet_rig.spoil(served, "errors")
+        before = counted(service)
+        with service.rehearsing() as examples:
+            assert await rehearse(service, service.config, examples[:3]) == 3
+        assert counted(service) == before
+    finally:
+        await fleet_rig.stop(service)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        ScoreRequest("m", nodes=np.array([7]), version="1"),
+        ScoreRequest("m", nodes=["a/b"], version="1"),
+        ScoreRequest("m", pairs=(np.array([7]), ["x"]), version="1"),
+    ],
+)
+def test_examples_are_asked_as_clients_ask(example):
+    head, body = _message(example).split(b"\r\n\r\n")
+    asked = decode_score(body)
+    assert head.startswith(b"POST /v1/models/m/score HTTP/1.1\r\n")
+    assert f"content-length: {len(body)}".encode() in head
+    if example.pairs is None:
+        assert list(asked.nodes) == list(example.nodes)
+    else:
+        assert asked.pairs == [(7, "x")]
