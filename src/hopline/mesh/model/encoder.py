@@ -28,7 +28,7 @@ from hopline.mesh.model.threads import HAS_FUTEX, PHASE_WORDS, PHASES
 from hopline.mesh.model.weights import FloatArray, Weights
 
 #: Nodes plus edges from which a second thread is worth its while; `rouse` hides what waking it takes.
-SHARED_FROM = 400
+SHARED_FROM = 1000
 #: Rows and edges of a piece of work at most: tens of microseconds; of a small mesh less, so that threads
 #: end at nearly the same time.
 _ROW_PIECE, _EDGE_PIECE, _LEAST_EDGES, _PIECES = 48, 512, 64, 16
