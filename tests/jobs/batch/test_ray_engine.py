@@ -70,7 +70,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        # Whatever `temp_dir` is, Ray notes the cluster's address in this folder's own, and does not make it.
+        # Whatever `temp_dir` is, Ray notes the cluster's address in this folder, and does not make it.
         patch.setenv("RAY_TMPDIR", str(folder))
         (folder / "ray").mkdir()
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
