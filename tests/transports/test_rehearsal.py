@@ -1,11 +1,13 @@
 """A server has done all of it before the first request, and nobody can tell."""
 
 import re
+import shutil
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from hopline.errors import RateLimited
 from hopline.transports.rehearsal import _message, rehearse
 from hopline.transports.score_json import decode_score
 from hopline.types import ScoreRequest
@@ -48,6 +50,21 @@ async def test_rehearsals_go_all_the_way_and_leave_no_trace(root):
         await service.score(ScoreRequest("sage", nodes=["n3"]))
         assert counted(service) != before
         assert ran(service) == recorder.record.call_count == 1
+    finally:
+        await fleet_rig.stop(service)
+
+
+async def test_rehearsals_take_nothing_of_a_limited_rate(root, tmp_path):
+    shutil.copytree(root, tmp_path / "copy")
+    (tmp_path / "copy" / "models" / "sage" / "serving.toml").write_text("rate_per_s = 2\nburst = 2\n")
+    service = await fleet_rig.started(tmp_path / "copy")
+    try:
+        with service.rehearsing() as examples:
+            assert await rehearse(service, service.config, examples) == len(examples)
+        for _ in range(2):
+            await service.score(ScoreRequest("sage", nodes=["n3"]))
+        with pytest.raises(RateLimited):
+            await service.score(ScoreRequest("sage", nodes=["n3"]))
     finally:
         await fleet_rig.stop(service)
 

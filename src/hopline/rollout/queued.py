@@ -157,7 +157,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
-            if self._bucket is not None:
+            if self._bucket is not None and not self._is_rehearsing:
                 take(self._bucket, now)
             rows = int(num_seeds * self._rows_per_seed)
             item: Any = self._item(
