@@ -562,3 +562,17 @@ async def test_few_messages_at_a_time_are_not_asked_for_one_by_one():
     await running
     assert len(writer.batches) < 60
     assert polls <= 3 * len(writer.batches) + 5
+
+
+async def test_an_event_that_comes_after_a_pause_goes_at_once():
+    log, disk = Log(a=[]), disk_of()
+    writer = FakeWriter(disk)
+    source = FakeSource(log)
+    follower = consumer(log, disk, [], source=source, writer=writer, once=False, max_wait_ms=60_000)
+    running = asyncio.create_task(follower.run())
+    await asyncio.sleep(0.2)  # nothing was there to take, several times
+    log.add("a", know("u0", "u1"))
+    async with asyncio.timeout(20):  # well before `max_wait_ms`
+        await until(lambda: sum(writer.batches) == 1)
+    follower.stop()
+    await running

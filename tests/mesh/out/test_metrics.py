@@ -7,6 +7,7 @@ from hopline.mesh.collect import CollectReport, QueryReport
 from hopline.mesh.out.metrics import MeshMetrics
 from hopline.mesh.simulate import MeshPlan, simulate
 from hopline.mesh.tagae import Tagae, TagaeSettings
+from hopline.mesh.tagae.series import SeriesTable
 
 
 def values(metrics):
@@ -43,3 +44,19 @@ def test_thresholds_are_those_of_the_detector_that_judges():
     found = {column[0]: value for (name, *column), value in values(metrics).items() if name == "threshold"}
     assert len(found) == len(snapshots[0].schema.node_features) + len(snapshots[0].schema.edge_features)
     assert all(value > 1 for value in found.values())
+
+
+def test_metrics_can_be_read_while_a_detector_begins(monkeypatch):
+    metrics, seen = MeshMetrics(), []
+    detector = Tagae(TagaeSettings(model="none"))
+    metrics.thresholds = lambda: detector.thresholds
+
+    class Looked(SeriesTable):
+        def __init__(self, *parts):
+            seen.append(values(metrics))
+            super().__init__(*parts)
+
+    monkeypatch.setattr("hopline.mesh.tagae.detector.SeriesTable", Looked)
+    (snapshot, context), *_ = simulate(MeshPlan(services=4, hours=15 / 3600), 2)
+    detector.step(snapshot, context)
+    assert len(seen) == 2

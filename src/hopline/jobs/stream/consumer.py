@@ -174,8 +174,9 @@ class Consumer:
         try:
             await asyncio.wait((take, stopping), return_when=asyncio.FIRST_COMPLETED)
             if take.done():
-                self._took_s = time.monotonic()
-                return take.result()
+                if taken := take.result():
+                    self._took_s = time.monotonic()
+                return taken
             return []  # what it would have taken is taken when the intake has stopped
         finally:
             for task in (take, stopping):

@@ -79,7 +79,6 @@ class Intake:
         Raises: what the source raised.
         """
         if linger_s > 0.0 and self._has_room():
-            self._room.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._until_full(), linger_s)
         if self._pause_s and self._has_room() and wait_s > 0.0:

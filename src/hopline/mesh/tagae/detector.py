@@ -184,7 +184,6 @@ class Tagae:
         self._overall.forget()  # thresholds are what scores are measured by
 
     def _begin(self, schema: Schema) -> None:
-        self.schema = schema
         window = self.settings.window_size
         self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
         self._edges = SeriesTable(schema.edge_features, window, calibrate.UNKNOWN)
@@ -205,6 +204,7 @@ class Tagae:
         self._absent = np.zeros(0, np.int32)
         self.steps = 0
         self._learnt = 0
+        self.schema = schema  # last: metrics are read on another thread, and ask whether there is one
 
     # Keeping
 
