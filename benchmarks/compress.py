@@ -15,14 +15,10 @@ A figure that could not be had is null, and `failed` says why. Wants a quiet mac
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import os
 import sys
 from typing import Any
 
-from benchmarks.machine import commit, machine
-from benchmarks.phases import PhaseReport
+from benchmarks.phases import chosen, run_modules
 
 FIGURES = ("int8", "int8_features", "adjacency", "compile", "cold_start_s", "function_cold_start_s", "gpu")
 PHASES = ("int8", "features", "adjacency", "compiled", "cold")
@@ -35,28 +31,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="some five minutes in all")
     parser.add_argument("--phases", default="", help="comma-separated; default all")
     args = parser.parse_args()
-    wanted = [phase for phase in args.phases.split(",") if phase] or list(PHASES)
-    if unknown := set(wanted) - set(PHASES):
-        parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}")
-    if (busy := os.getloadavg()[0]) > 0.5:
-        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
-    at_start = machine()
-    report = PhaseReport(FIGURES)
-    for phase in wanted:
-
-        def measure(phase: str = phase) -> None:
-            found: dict[str, Any] = importlib.import_module(f"benchmarks.compress_phases.{phase}").measure(
-                args.quick
-            )
-            report.figures.update(found)
-            for name, value in found.items():
-                _show(name, value)
-
-        report.attempt(phase, measure)
-    config = {"quick": args.quick, "phases": wanted}
-    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
-    print(json.dumps(report.figures | told))
-    return 1 if report.failed else 0
+    wanted = chosen(parser, args.phases, PHASES)
+    return run_modules("benchmarks.compress_phases", wanted, FIGURES, _show, quick=args.quick)
 
 
 def _show(name: str, value: Any) -> None:

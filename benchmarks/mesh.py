@@ -15,15 +15,12 @@ object. A figure that could not be had is null, and `failed` says why. Wants a q
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import commit, machine
-from benchmarks.phases import PhaseReport
+from benchmarks.phases import chosen, run_modules
 
 PHASES = ("latency", "online_boutique", "churn", "end_to_end", "memory")
 
@@ -36,31 +33,12 @@ def main() -> int:
     parser.add_argument("--phases", default="", help="comma-separated; default all")
     parser.add_argument("--data", type=Path, help="as HOPLINE_DATA: has mesh/online-boutique-2022-08-22")
     args = parser.parse_args()
-    wanted = [phase for phase in args.phases.split(",") if phase] or list(PHASES)
-    if unknown := set(wanted) - set(PHASES):
-        parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}")
+    wanted = chosen(parser, args.phases, PHASES)
     if args.data is not None:
         if not args.data.is_dir():
             parser.error(f"--data: no such folder: {args.data}")
         os.environ["HOPLINE_DATA"] = str(args.data)
-    if (busy := os.getloadavg()[0]) > 0.5:
-        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
-    at_start = machine()
-    report = PhaseReport(PHASES)
-    for phase in wanted:
-
-        def measure(phase: str = phase) -> None:
-            module = importlib.import_module(f"benchmarks.mesh_phases.{phase}")
-            found: dict[str, Any] = module.measure(args.quick)
-            report.figures.update(found)
-            for name, value in found.items():
-                _show(name, value)
-
-        report.attempt(phase, measure)
-    config = {"quick": args.quick, "phases": wanted}
-    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
-    print(json.dumps(report.figures | told))
-    return 1 if report.failed else 0
+    return run_modules("benchmarks.mesh_phases", wanted, PHASES, _show, quick=args.quick)
 
 
 def _show(name: str, value: Any) -> None:

@@ -1,11 +1,17 @@
-"""What a benchmark of several phases finds: figures by name, and phases that could not be measured."""
+"""Benchmarks of several phases: figures by name, and phases that could not be measured."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from benchmarks.machine import commit, machine
 
 
 class PhaseReport:
@@ -31,3 +37,46 @@ class PhaseReport:
             self.failed[phase] = f"{type(error).__name__}: {error}"
             print(f"  failed: {self.failed[phase]}", flush=True)
         print(f"    ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+
+
+def chosen(parser: argparse.ArgumentParser, phases: str, known: Sequence[str]) -> list[str]:
+    """The phases that `--phases` names; all where it names none."""
+    wanted = [phase for phase in phases.split(",") if phase] or list(known)
+    if unknown := set(wanted) - set(known):
+        parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return wanted
+
+
+def run_modules(
+    package: str,
+    wanted: Sequence[str],
+    figures: Iterable[str],
+    show: Callable[[str, Any], None],
+    *,
+    quick: bool,
+) -> int:
+    """Run phases that are modules with a `measure(quick)`; the last line printed is one JSON object.
+
+    Args:
+        package: of the modules. figures: names in the JSON line.
+        show: prints a figure.
+
+    Returns: 0, or 1 if a phase failed.
+    """
+    if (busy := os.getloadavg()[0]) > 0.5:
+        print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
+    at_start = machine()
+    report = PhaseReport(figures)
+    for phase in wanted:
+
+        def measure(phase: str = phase) -> None:
+            found: dict[str, Any] = importlib.import_module(f"{package}.{phase}").measure(quick)
+            report.figures.update(found)
+            for name, value in found.items():
+                show(name, value)
+
+        report.attempt(phase, measure)
+    config = {"quick": quick, "phases": wanted}
+    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
+    print(json.dumps(report.figures | told))
+    return 1 if report.failed else 0

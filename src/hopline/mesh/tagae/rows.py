@@ -1,7 +1,6 @@
 """Between series, which lie by slot, and the model's rows, which lie as the snapshot has them.
 
-Loops without branches, and with the number of columns written out where it is that of the columns that
-Hopline measures: only then LLVM takes the columns of a row at once.
+Loops without branches: what is chosen by a series' value is not to be guessed by the processor.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -27,16 +26,6 @@ def gather(slow, near, slope, load, slots, most, x, h):
         x: float32 [n, 2 F]; h: float32 [n, F]; results.
     """
     width = slow.shape[1]
-    if width == 4:
-        _gather(slow, near, slope, load, slots, most, x, h, 4)
-    elif width == 7:
-        _gather(slow, near, slope, load, slots, most, x, h, 7)
-    else:
-        _gather(slow, near, slope, load, slots, most, x, h, width)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _gather(slow, near, slope, load, slots, most, x, h, width):
     for r in range(len(slots)):
         i = np.uint64(slots[r])
         less = slow[i, load] if load >= 0 else _ZERO
@@ -61,16 +50,6 @@ def _gather(slow, near, slope, load, slots, most, x, h, width):
 def scatter(values, slots, into, most):
     """Rows to their slots, clipped to `most` (float32); what is not finite is 0."""
     width = values.shape[1]
-    if width == 4:
-        _scatter(values, slots, into, most, 4)
-    elif width == 7:
-        _scatter(values, slots, into, most, 7)
-    else:
-        _scatter(values, slots, into, most, width)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _scatter(values, slots, into, most, width):
     for r in range(len(slots)):
         i = np.uint64(slots[r])
         for f in range(width):
