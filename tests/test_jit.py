@@ -72,3 +72,60 @@ def test_a_changed_source_is_compiled_anew(run, tmp_path):
     second, hits, _ = run()
     assert second != first
     assert hits == 0
+
+
+OUTER = """
+from hopline.jit import njit
+from bundle import (
+    numbers,
+)
+
+@njit(cache=True)
+def outer(x):
+    return numbers.inner(x) + 1.0
+"""
+
+NUMBERS = """
+from hopline.jit import njit
+from bundle.deep.constants import ADDED
+
+@njit
+def inner(x):
+    return x + ADDED
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("numbers.py", NUMBERS.replace("x + ADDED", "x - ADDED")), -1.0),
+        (("deep/constants.py", "ADDED = 5.0"), 6.0),
+        (("other.py", "UNUSED = 1"), None),
+    ],
+)
+def test_a_kernel_is_compiled_anew_when_a_module_that_it_imports_has_changed(tmp_path, change, expected):
+    """An upgrade leaves the cache of the version before it where it was."""
+    for name, text in {
+        "__init__.py": "",
+        "outer.py": OUTER,
+        "numbers.py": NUMBERS,
+        "deep/__init__.py": "",
+        "deep/constants.py": "ADDED = 2.0",
+        "other.py": "",
+    }.items():
+        (tmp_path / "bundle" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bundle" / name).write_text(text)
+    check = "from bundle.outer import outer; print(outer(0.0), sum(outer.stats.cache_hits.values()))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run():
+        command = [sys.executable, "-c", check]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert run() == ["3.0", "0"]
+    assert run() == ["3.0", "1"]
+    name, text = change
+    (tmp_path / "bundle" / name).write_text(text)
+    assert run() == (["3.0", "1"] if expected is None else [str(expected), "0"])

@@ -9,15 +9,21 @@ Smaller things are spared at each start. Numba asks every installed package whet
 (25 ms); Hopline's kernels know only Numba's own types. It tries for every kernel, twice, whether its cache
 folder can be written (25 ms); once for each folder is enough. And it imports SciPy to see how old it is,
 and YAML for a file of settings that hardly anybody has (35 ms).
+
+Numba compiles a kernel anew when its own file has changed, but its machine code contains what it calls and
+the constants that it reads in other files. Here those count too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+
+from hopline.sources import stamp_of
 
 
 @contextlib.contextmanager
@@ -44,7 +50,7 @@ _writable: set[str] = set()
 
 
 class _AskedOnce:
-    """A locator of Numba's that tries a folder once."""
+    """A locator of Numba's that tries a folder once, and looks at all files that a kernel is made of."""
 
     def ensure_cache_path(self) -> None:
         """Raises: OSError: the folder cannot be made or written."""
@@ -52,6 +58,12 @@ class _AskedOnce:
         if path not in _writable:
             super().ensure_cache_path()  # type: ignore[misc]
             _writable.add(path)
+
+    def get_source_stamp(self) -> Any:
+        """Changes whenever the kernel may have to be compiled anew."""
+        stamp = super().get_source_stamp()  # type: ignore[misc]
+        path = getattr(self, "_py_file", "")
+        return (stamp, stamp_of(path)) if path.endswith(".py") and os.path.isfile(path) else stamp
 
 
 class _KernelCacheFiles(CompileResultCacheImpl):  # type: ignore[misc]

@@ -87,3 +87,22 @@ def test_one_heavy_edge_and_many_light_ones_in_a_list_of_many_blocks():
         assert blocks(star, fanout, "weighted", nodes, 0, NO_CUT) == blocks(
             star.decompressed(), fanout, "weighted", nodes, 0, NO_CUT
         )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 3, 500, 511, 512, 513, 1024, 2500]), min_size=1, max_size=4),
+    salt=st.integers(0, 99),
+)
+def test_lists_long_and_short_draw_by_weight_wherever_they_begin(lengths, salt):
+    count = sum(lengths)
+    weight = np.random.default_rng(salt).random(count).astype(np.float32)
+    lists = Graph.from_edges(
+        [np.arange(count), np.repeat(np.arange(len(lengths)), lengths)],
+        np.zeros((max(count, len(lengths)), 1), np.float32),
+        edge_weight=weight,
+    ).compressed()
+    nodes = np.arange(len(lengths))
+    assert blocks(lists, 25, "weighted", nodes, salt, NO_CUT) == blocks(
+        lists.decompressed(), 25, "weighted", nodes, salt, NO_CUT
+    )

@@ -52,9 +52,9 @@ _MAX_EDGES = 1 << 18
     BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
     OWN_SCALE_AT, OWN_OFFSET_AT, BASE_SCALE_AT, BASE_OFFSET_AT,
     NUM_IDS, NUM_COMPUTE,
-    DATA_AT, ID_BITS, SCALE_AT,
+    DATA_AT, ID_BITS, SCALE_AT, LONG_BOUNDS_AT,
     NUM_PLACES,
-) = range(79)  # fmt: skip
+) = range(80)  # fmt: skip
 
 
 @njit(inline="always")
@@ -77,7 +77,7 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
         weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale)
         edges = nodes.shape[0] * f[FANOUT]
         return sample(
-            carray(pointer(f[INDPTR_AT]), (f[NUM_INDPTR],), np.int32), records,
+            (f[INDPTR_AT], f[LONG_BOUNDS_AT]), records,
             (f[INDICES_AT], f[DATA_AT], f[ID_BITS]), time, weights, weights, nodes, f[FANOUT], f[MODE],
             f[VERSION], as_of, np.uint64(f[KEY]), _ints(f[OFFSETS_AT], nodes.shape[0] + 1),
             _ints(f[POSITIONS_AT], edges), _ints(f[NEIGHBORS_AT], edges),
@@ -384,7 +384,7 @@ class Chain:
         self._outs.append(out)
         self._runs.append(stage.run)
         values = {
-            INDPTR_AT: indptr, NUM_INDPTR: len(indptr), RECORDS_AT: records, NUM_RECORDS: len(records),
+            RECORDS_AT: records, NUM_RECORDS: len(records),
             TIME_AT: time, NUM_TIMES: len(time), FANOUT: fanout, MODE: mode,
             KEY: int(sampler.key.astype(np.int64)),
             OFFSETS_AT: np.empty(capacity + 1, np.int64), POSITIONS_AT: np.empty(max(1, edges), np.int64),
@@ -403,11 +403,13 @@ class Chain:
         if sampler.packed:
             codes, sums, scale = weight
             values |= {
+                INDPTR_AT: indptr[0], LONG_BOUNDS_AT: indptr[1],
                 INDICES_AT: indices[0], DATA_AT: indices[1], ID_BITS: indices[2], WEIGHT_AT: codes,
                 CUMWEIGHT_AT: sums, SCALE_AT: np.array([scale]),
             }  # fmt: skip
         else:
             values |= {
+                INDPTR_AT: indptr, NUM_INDPTR: len(indptr),
                 INDICES_AT: indices, NUM_EDGES: len(indices), IS_WIDE: indices.itemsize == 8,
                 CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
                 WEIGHT_AT: weight, NUM_WEIGHTS: len(weight),

@@ -1,10 +1,12 @@
-"""Compressed adjacency: in-neighbours in packed blocks, weights as bytes, both read one by one.
+"""Compressed adjacency: in-neighbours in few bits, weights and degrees as bytes, all read one by one.
 
-Neighbours are packed without loss, 64 to a block (`codec_kernels.py`); the block is all that is read to
-know one of them, wherever lists begin and end. Weights become codes of 8 bits and one scale for the edge
-type: a weight is off by at most half of `scale`, which is the largest weight over 255, and one that was
-above 0 stays so. The scale has 14 significant bits, so that every weight is exact in float32 and every
-running sum in float64: sampling by weight draws what it would draw from plain arrays of these weights.
+Neighbours are packed without loss, 64 to a block or, where that is hardly larger, each in as many bits as
+the largest takes (`codec_kernels.py`); the block or the bits are all that is read to know one of them,
+wherever lists begin and end. Where lists begin is the sum of at most 16 degrees. Weights become codes of
+8 bits and one scale for the edge type: a weight is off by at most half of `scale`, which is the largest
+weight over 255, and one that was above 0 stays so. The scale has 14 significant bits, so that every
+weight is exact in float32 and every running sum in float64: sampling by weight draws what it would draw
+from plain arrays of these weights.
 
 Times and attributes of edges are not compressed.
 """
@@ -34,6 +36,11 @@ _SCALE_BITS = 14
 _LARGEST_WEIGHT = 1e38
 _MAX_EDGES = 2**31 - 1
 _MAX_BYTES = 2**32 - 1
+
+
+#: How much larger numbers may be that lie evenly, which are read several times as fast.
+_WORTH = 1.15
+_NO_OFFSETS = read_only(np.empty(0, np.uint32))
 
 
 class _Column:
@@ -75,7 +82,7 @@ class PackedIds(_Column):
     """In-neighbours of every list, one list after the other.
 
     Attributes:
-        offsets: uint32 [blocks + 1]. data: uint8. See `codec_kernels.py`.
+        offsets: uint32 [blocks + 1], or [0] where they lie evenly. data: uint8. See `codec_kernels.py`.
         bits: of a neighbour's row.
         kernel: what kernels take, see `edge_data.py`; valid while this object is.
     """
@@ -85,10 +92,16 @@ class PackedIds(_Column):
 
     def __init__(self, offsets: AnyArray, data: AnyArray, bits: int, length: int) -> None:
         self.offsets, self.data, self.bits, self._length = offsets, data, bits, length
-        self.kernel = (int(offsets.ctypes.data), int(data.ctypes.data), bits)
+        at = int(offsets.ctypes.data) if len(offsets) else 0
+        self.kernel = (at, int(data.ctypes.data), bits)
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def arrays(self) -> tuple[AnyArray, AnyArray]:
+        """(offsets, data)."""
+        return self.offsets, self.data
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +116,8 @@ class PackedIds(_Column):
 
     def mapped(self, copy: Callable[[AnyArray], AnyArray]) -> PackedIds:
         """The same over copies of its arrays."""
-        return PackedIds(copy(self.offsets), copy(self.data), self.bits, self._length)
+        offsets = copy(self.offsets) if len(self.offsets) else self.offsets
+        return PackedIds(offsets, copy(self.data), self.bits, self._length)
 
     @classmethod
     def pack(cls, indices: AnyArray, num_sources: int) -> PackedIds:
@@ -117,18 +131,91 @@ class PackedIds(_Column):
                 "leave the graph as it is"
             )
         bits = bits_of(num_sources)
-        sizes = np.empty(num_blocks(len(indices)), np.int64)
-        kernels.block_bytes(indices, bits, sizes)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        ends = _ends_of_blocks(indices, bits)
+        if even_bytes(len(indices), bits) <= _WORTH * (ends[-1] + 4 * len(ends)):
+            return cls.evenly(indices, bits)
         if ends[-1] > _MAX_BYTES:
             raise GraphError(
                 f"an edge type of {len(indices)} edges would take {ends[-1]} bytes; {_MAX_BYTES} is the "
                 "most that can be compressed: leave the graph as it is"
             )
-        offsets = ends.astype(np.uint32)
-        data = np.zeros(int(ends[-1]) + kernels.PADDING, np.uint8)
+        return cls.in_blocks(indices, bits, ends)
+
+    @classmethod
+    def evenly(cls, indices: AnyArray, bits: int) -> PackedIds:
+        """Each in so many bits."""
+        data = np.zeros(even_bytes(len(indices), bits) + kernels.PADDING, np.uint8)
+        kernels.pack_evenly(indices, bits, data)
+        return cls(_NO_OFFSETS, read_only(data), bits, len(indices))
+
+    @classmethod
+    def in_blocks(cls, indices: AnyArray, bits: int, ends: IdArray | None = None) -> PackedIds:
+        """In blocks, which are smaller where neighbours are close to each other.
+
+        Args:
+            ends: int64 [blocks + 1] where each block begins, if known.
+        """
+        offsets = (_ends_of_blocks(indices, bits) if ends is None else ends).astype(np.uint32)
+        data = np.zeros(int(offsets[-1]) + kernels.PADDING, np.uint8)
         kernels.pack(indices, bits, offsets, data)
         return cls(read_only(offsets), read_only(data), bits, len(indices))
+
+
+class PackedBounds(_Column):
+    """Where each list begins and the last one ends: `indptr`.
+
+    Attributes:
+        groups: uint8 [G, 20]. longs: int32 [rows, 17]. See `codec_kernels.read_bounds`.
+        kernel: what kernels take, see `extent.py`; valid while this object is.
+    """
+
+    __slots__ = ("_length", "groups", "kernel", "longs")
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, groups: AnyArray, longs: AnyArray, length: int) -> None:
+        self.groups, self.longs, self._length = groups, longs, length
+        self.kernel = (int(groups.ctypes.data), int(longs.ctypes.data))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def arrays(self) -> tuple[AnyArray, AnyArray]:
+        """(groups, longs)."""
+        return self.groups, self.longs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.groups.nbytes + self.longs.nbytes
+
+    def at(self, positions: IdArray) -> IdArray:
+        """int64 [n]."""
+        out = np.empty(positions.shape[0], np.int64)
+        kernels.read_starts(self.kernel, positions, out)
+        return out
+
+    def mapped(self, copy: Callable[[AnyArray], AnyArray]) -> PackedBounds:
+        """The same over copies of its arrays."""
+        return PackedBounds(
+            copy(self.groups), copy(self.longs) if len(self.longs) else self.longs, len(self)
+        )
+
+    @classmethod
+    def pack(cls, indptr: IdArray) -> PackedBounds:
+        """Pack ascending int64 [N + 1] bounds up to 2**31 - 1."""
+        count = num_groups(len(indptr) - 1)
+        degrees = np.zeros(count * kernels.GROUP, np.int64)
+        degrees[: len(indptr) - 1] = np.diff(indptr)
+        is_long = degrees.reshape(count, kernels.GROUP).max(axis=1) > _LARGEST_CODE
+        groups = np.zeros((count, kernels.GROUP_BYTES), np.uint8)
+        longs = np.zeros((int(is_long.sum()), kernels.GROUP + 1), np.int32)
+        kernels.pack_bounds(indptr, is_long, groups, longs)
+        return cls(read_only(groups), read_only(longs), len(indptr))
+
+
+#: What stands for an array of lists.
+PACKED = (PackedIds, PackedBounds)
 
 
 class PackedWeights(_Column):
@@ -136,7 +223,7 @@ class PackedWeights(_Column):
 
     Attributes:
         codes: uint8 [E]. scale: float64 [1]; a weight is its code times it.
-        sums: int64, the sum of all codes before each block of 256, and before the last one's end.
+        sums: int64, the sum of all codes before each block of 1,024, and before the last one's end.
         kernel: as of `PackedIds`; the same for weights and for their running sums.
     """
 
@@ -185,7 +272,7 @@ class RunningWeights(_Column):
     __slots__ = ("_indptr", "_weights", "kernel")
     dtype = np.dtype(np.float64)
 
-    def __init__(self, weights: PackedWeights, indptr: IdArray) -> None:
+    def __init__(self, weights: PackedWeights, indptr: Any) -> None:
         self._weights, self._indptr = weights, indptr
         self.kernel = weights.kernel
 
@@ -203,6 +290,23 @@ class RunningWeights(_Column):
 def bits_of(num_sources: int) -> int:
     """Bits of a row of a node type."""
     return max(1, (num_sources - 1).bit_length())
+
+
+def _ends_of_blocks(indices: AnyArray, bits: int) -> IdArray:
+    """0, and where each block ends in bytes: int64 [blocks + 1]."""
+    ends = np.zeros(num_blocks(len(indices)) + 1, np.int64)
+    kernels.block_bytes(indices, bits, ends[1:])
+    return np.cumsum(ends, out=ends)
+
+
+def even_bytes(count: int, bits: int) -> int:
+    """Bytes of so many numbers that lie evenly, without padding."""
+    return -(-count * bits // 8)
+
+
+def num_groups(num_destinations: int) -> int:
+    """Groups of the bounds of so many lists; the last one tells where the last list ends."""
+    return (num_destinations >> kernels.GROUP_BITS) + 1
 
 
 def num_blocks(num_edges: int) -> int:
@@ -230,7 +334,7 @@ def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent
     stage = f"compressing {adjacency.key}"
     progress(stage, 0.0)
     indices = PackedIds.pack(adjacency.indices, num_sources)
-    indptr = read_only(adjacency.indptr.astype(np.int32))
+    indptr = PackedBounds.pack(adjacency.indptr)
     weight = sums = None
     if adjacency.weight is not None:
         weight = PackedWeights.pack(adjacency.weight)
@@ -263,9 +367,11 @@ def stored(adjacency: Adjacency) -> dict[str, AnyArray]:
     arrays = adjacency.arrays()
     if not is_compressed(adjacency):
         return arrays
-    for name in ("indices", "weight", "cumweight"):
+    for name in ("indptr", "indices", "weight", "cumweight"):
         arrays.pop(name, None)
+    indptr: Any = adjacency.indptr
     indices: Any = adjacency.indices
+    arrays |= {"indptr_groups": indptr.groups, "indptr_longs": indptr.longs}
     arrays |= {"packed_offsets": indices.offsets, "packed_data": indices.data}
     weight: Any = adjacency.weight
     if weight is not None:
@@ -279,28 +385,24 @@ def is_stored(arrays: Mapping[str, AnyArray]) -> bool:
 
 
 def columns_of(
-    arrays: Mapping[str, AnyArray], num_edges: int, num_sources: int, has_weight: bool, where: Path
+    arrays: Mapping[str, AnyArray],
+    num_edges: int,
+    num_sources: int,
+    num_destinations: int,
+    has_weight: bool,
+    where: Path,
 ) -> dict[str, Any]:
-    """`indices`, `weight` and `cumweight` of an `Adjacency` from `stored`.
+    """`indptr`, `indices`, `weight` and `cumweight` of an `Adjacency` from `stored`.
 
     Compiled code reads where the offsets say, hence they are read and compared, which is a fiftieth of all.
 
     Raises: GraphError: arrays that disagree; KeyError: one that is absent.
     """
+    groups, longs = arrays["indptr_groups"], arrays["indptr_longs"]
     offsets, data = arrays["packed_offsets"], arrays["packed_data"]
-    wanted = (num_blocks(num_edges) + 1,)
-    wrong = ""
-    if arrays["indptr"].dtype != np.int32:
-        wrong = f"indptr is {arrays['indptr'].dtype}, not int32"
-    elif offsets.dtype != np.uint32 or offsets.shape != wanted or data.dtype != np.uint8 or data.ndim != 1:
-        wrong = f"packed_offsets is {offsets.dtype} {offsets.shape}, not uint32 {wanted}, or packed_data"
-        wrong += f" {data.dtype}, not bytes"
-    elif int(offsets[-1]) + kernels.PADDING != len(data):
-        wrong = f"packed_data has {len(data)} bytes, packed_offsets end at {int(offsets[-1])}"
-    else:
-        bad = kernels.first_bad_block(offsets, len(data) - kernels.PADDING)
-        if bad >= 0:
-            wrong = f"packed_offsets: block {bad} does not lie after the one before it"
+    bits = bits_of(num_sources)
+    wrong = _wrong_bounds(groups, longs, num_destinations) or _wrong_ids(offsets, data, num_edges, bits)
+    indptr = PackedBounds(groups, longs, num_destinations + 1)
     columns: dict[str, Any] = {"weight": None, "cumweight": None}
     if has_weight and not wrong:
         codes, scale, sums = arrays["weight_codes"], arrays["weight_scale"], arrays["weight_sums"]
@@ -315,11 +417,39 @@ def columns_of(
             wrong = f"weight_scale is {scale[0]}, not above 0"
         else:
             columns["weight"] = PackedWeights(codes, sums, scale)
-            columns["cumweight"] = RunningWeights(columns["weight"], arrays["indptr"])
+            columns["cumweight"] = RunningWeights(columns["weight"], indptr)
     if wrong:
         raise GraphError(f"{where} is damaged: {wrong}; copy or build the graph again")
-    columns["indices"] = PackedIds(offsets, data, bits_of(num_sources), num_edges)
-    return columns
+    return columns | {"indptr": indptr, "indices": PackedIds(offsets, data, bits, num_edges)}
+
+
+def _wrong_bounds(groups: AnyArray, longs: AnyArray, num_destinations: int) -> str:
+    """What is wrong with packed bounds; "" for nothing."""
+    wanted, row = (num_groups(num_destinations), kernels.GROUP_BYTES), (kernels.GROUP + 1,)
+    if groups.dtype != np.uint8 or groups.shape != wanted:
+        return f"indptr_groups is {groups.dtype} {groups.shape}, not uint8 {wanted}"
+    if longs.dtype != np.int32 or longs.shape[1:] != row:
+        return f"indptr_longs is {longs.dtype} {longs.shape}, not int32 of rows {row}"
+    first = np.ascontiguousarray(groups[:, :4]).view("<u4")[:, 0]
+    named = first[first >= kernels.LONG] - np.uint32(kernels.LONG)
+    if len(named) != len(longs) or (named != np.arange(len(longs))).any():
+        return f"indptr_groups does not name the {len(longs)} rows of indptr_longs in their order"
+    return ""
+
+
+def _wrong_ids(offsets: AnyArray, data: AnyArray, count: int, bits: int) -> str:
+    """What is wrong with packed neighbours; "" for nothing."""
+    if data.dtype != np.uint8 or data.ndim != 1 or offsets.dtype != np.uint32:
+        return f"packed_offsets is {offsets.dtype}, not uint32, or packed_data {data.dtype}, not bytes"
+    if offsets.shape == (0,):
+        wanted_bytes = even_bytes(count, bits) + kernels.PADDING
+        return "" if len(data) == wanted_bytes else f"packed_data has {len(data)} bytes, not {wanted_bytes}"
+    if offsets.shape != (num_blocks(count) + 1,):
+        return f"packed_offsets is of shape {offsets.shape}, not {(num_blocks(count) + 1,)}"
+    if int(offsets[-1]) + kernels.PADDING != len(data):
+        return f"packed_data has {len(data)} bytes, packed_offsets end at {int(offsets[-1])}"
+    bad = kernels.first_bad_block(offsets, len(data) - kernels.PADDING)
+    return "" if bad < 0 else f"packed_offsets: block {bad} does not lie after the one before it"
 
 
 def _short(value: float) -> float:

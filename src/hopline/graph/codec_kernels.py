@@ -10,6 +10,9 @@ Knows bytes and blocks, nothing of graphs. A block of 64 numbers below 2**bits l
 and number j is (base + y[j]) mod 2**bits. With an upper part y is the running sum of the differences
 modulo 2**bits, so it ascends whatever the numbers do (Elias 1974, Fano 1971; the choice of block by block
 as in Ottaviano & Venturini, SIGIR 2014). Without one, y is the distance from the smallest.
+
+Where blocks would save little, numbers lie *evenly*: number i is bits [i bits, (i + 1) bits) of `data`, and
+there are no offsets. One word of memory is read for it instead of four in three places.
 """
 
 from __future__ import annotations
@@ -39,13 +42,22 @@ def head_bytes(bits):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True)
+def _mask(bits):  # type: ignore[no-untyped-def]
+    return (_ONE << np.uint64(bits)) - _ONE
+
+
+@njit(forceinline=True)
 def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped-def]
-    """The number at `position`, int64. Reads its block's head and two places of it.
+    """The number at `position`, int64. Reads its block's head and two places of it; or one word, see above.
 
     Args:
-        offsets_at: address of uint32 [B + 1]. data_at: of uint8, `PADDING` longer than offsets[B].
+        offsets_at: address of uint32 [B + 1], 0 for numbers that lie evenly.
+        data_at: of uint8, `PADDING` longer than offsets[B] or than all bits.
         bits: of every number.
     """
+    if offsets_at == 0:
+        bit = position * bits
+        return np.int64((load_word(data_at + (bit >> 3)) >> np.uint64(bit & 7)) & _mask(bits))
     place = offsets_at + (position >> BLOCK_BITS) * 4
     j = position & _IN_BLOCK
     at = data_at + load_half(place)
@@ -55,7 +67,7 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
     lower_at = end - 8 * width
     bit = j * width
     y = load_word(lower_at + (bit >> 3)) >> np.uint64(bit & 7)
-    y &= (_ONE << np.uint64(width)) - _ONE
+    y &= _mask(width)
     at += head_bytes(bits)
     if at < lower_at:
         # Without a branch, which would be mispredicted: half of all reads end in each of the two words.
@@ -66,17 +78,31 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
             word, first, before = second, np.int64(64), ones
         y += np.uint64(first + nth_one(word, j - before) - j) << np.uint64(width)
     base = head >> _WIDTH_BITS
-    return np.int64((base + y) & ((_ONE << np.uint64(bits)) - _ONE))
+    return np.int64((base + y) & _mask(bits))
 
 
 @njit(forceinline=True)
 def ask_for(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
-    """Prefetch what `read_number` reads of a block: its head, and where the number should lie."""
+    """Prefetch what `read_number` reads of a block: its head, and where the number should lie.
+
+    Of numbers that lie evenly nothing: `touch` has asked for them.
+    """
+    if offsets_at == 0:
+        return
     place = offsets_at + (position >> BLOCK_BITS) * 4
     at = data_at + load_half(place)
     prefetch_at(at)
     # Lower bits are about 16 wide, unless blocks are so small that any guess will do.
     prefetch_at(at + 24 + 2 * (position & _IN_BLOCK))
+
+
+@njit(forceinline=True)
+def touch_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped-def]
+    """Prefetch the first thing that `read_number` reads: where the block is, or the number."""
+    if offsets_at == 0:
+        prefetch_at(data_at + ((position * bits) >> 3))
+    else:
+        prefetch_at(offsets_at + (position >> BLOCK_BITS) * 4)
 
 
 @njit(nogil=True, cache=True)
@@ -174,6 +200,22 @@ def pack(numbers, bits, offsets, data):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def pack_evenly(numbers, bits, data):  # type: ignore[no-untyped-def]
+    """Write numbers below 2**bits, bits <= 56, one after the other into `data`."""
+    held, used, at = np.uint64(0), 0, 0
+    for i in range(numbers.shape[0]):
+        held |= np.uint64(numbers[i]) << np.uint64(used)
+        used += bits
+        while used >= 8:
+            data[at] = np.uint8(held & np.uint64(255))
+            held >>= np.uint64(8)
+            used -= 8
+            at += 1
+    if used > 0:
+        data[at] = np.uint8(held)
+
+
+@njit(nogil=True, cache=True)
 def first_bad_block(offsets, num_bytes):  # type: ignore[no-untyped-def]
     """The first block that does not lie after the one before it, within `num_bytes`; -1 where all do."""
     if offsets[0] != 0:
@@ -185,7 +227,36 @@ def first_bad_block(offsets, num_bytes):  # type: ignore[no-untyped-def]
 
 
 #: Weight codes between two of their running sums, as a power of two.
-SUM_BITS = 8
+SUM_BITS = 10
+#: The sum of so many codes is as soon taken as looked up.
+FEW = 512
+
+
+_EVERY_OTHER = np.uint64(0x00FF00FF00FF00FF)
+_EIGHT = np.uint64(8)
+_ADD_ALL = np.uint64(0x0001000100010001)
+_TOP = np.uint64(48)
+
+
+@njit(forceinline=True)
+def sum_of_eight(at):  # type: ignore[no-untyped-def]
+    """The sum of the eight bytes at an address, int64."""
+    word = load_word(at)
+    pairs = (word & _EVERY_OTHER) + ((word >> _EIGHT) & _EVERY_OTHER)
+    return np.int64((pairs * _ADD_ALL) >> _TOP)
+
+
+@njit(forceinline=True)
+def sum_of_bytes(at, end):  # type: ignore[no-untyped-def]
+    """The sum of the bytes between two addresses, int64."""
+    total = np.int64(0)
+    while at + 8 <= end:
+        total += sum_of_eight(at)
+        at += 8
+    while at < end:
+        total += load_byte(at)
+        at += 1
+    return total
 
 
 @njit
@@ -193,9 +264,7 @@ def code_sum(codes_at, sums_at, position):  # type: ignore[no-untyped-def]
     """The sum of all codes before `position`, int64. Arguments: addresses of uint8 and int64."""
     block = position >> SUM_BITS
     total = np.int64(load_word(sums_at + 8 * block))
-    for at in range(codes_at + (block << SUM_BITS), codes_at + position):
-        total += load_byte(at)
-    return total
+    return total + sum_of_bytes(codes_at + (block << SUM_BITS), codes_at + position)
 
 
 @njit(nogil=True, cache=True)
@@ -207,3 +276,67 @@ def code_sums(codes, sums):  # type: ignore[no-untyped-def]
         first = b << SUM_BITS
         for at in range(first, min(first + (1 << SUM_BITS), codes.shape[0])):
             total += codes[at]
+
+
+#: Destinations of a group, as a power of two, and its bytes: where its first list begins, 31 bits and the
+#: mark below, and the length of each list. Where one is longer than a byte tells, the 31 bits are the
+#: number of a row of a second array instead, int32 [GROUP + 1]: where each list begins and the last ends.
+GROUP_BITS = 4
+GROUP = 1 << GROUP_BITS
+GROUP_BYTES = 4 + GROUP
+LONG = 1 << 31
+_IN_GROUP = GROUP - 1
+_ALL = ~np.uint64(0)
+
+
+@njit(forceinline=True)
+def read_bounds(groups_at, long_at, v):  # type: ignore[no-untyped-def]
+    """Where the list of destination `v` begins and ends, int64. Arguments: addresses, and int64."""
+    at = groups_at + (v >> GROUP_BITS) * GROUP_BYTES
+    j = v & _IN_GROUP
+    first = load_half(at)
+    if first >= LONG:
+        at = long_at + ((first - LONG) * (GROUP + 1) + j) * 4
+        return load_half(at), load_half(at + 4)
+    low, high = load_word(at + 4), load_word(at + 12)
+    shift = np.uint64(8 * (j & 7))
+    before = (_ONE << shift) - _ONE
+    low &= before if j < 8 else _ALL
+    high &= before if j >= 8 else np.uint64(0)
+    pairs = (low & _EVERY_OTHER) + ((low >> _EIGHT) & _EVERY_OTHER)
+    pairs += (high & _EVERY_OTHER) + ((high >> _EIGHT) & _EVERY_OTHER)
+    start = first + np.int64((pairs * _ADD_ALL) >> _TOP)
+    return start, start + load_byte(at + 4 + j)
+
+
+@njit(forceinline=True)
+def ask_for_bounds_of(groups_at, v):  # type: ignore[no-untyped-def]
+    """Prefetch what `read_bounds` reads."""
+    prefetch_at(groups_at + (v >> GROUP_BITS) * GROUP_BYTES)
+
+
+@njit(nogil=True, cache=True)
+def read_starts(packed, nodes, out):  # type: ignore[no-untyped-def]
+    """out[i] = where the list of nodes[i] begins, int64 [n]."""
+    for i in range(nodes.shape[0]):
+        out[i] = read_bounds(packed[0], packed[1], nodes[i])[0]
+
+
+@njit(nogil=True, cache=True)
+def pack_bounds(indptr, is_long, groups, longs):  # type: ignore[no-untyped-def]
+    """Fill uint8 [G, GROUP_BYTES] `groups` and int32 [those of is_long, GROUP + 1] `longs`, both zero, from
+    int64 [N + 1] bounds; G = (N >> GROUP_BITS) + 1."""
+    last, row = indptr.shape[0] - 1, 0
+    for g in range(groups.shape[0]):
+        begin = g << GROUP_BITS
+        first = np.int64(indptr[begin])
+        if is_long[g]:
+            for j in range(GROUP + 1):
+                longs[row, j] = indptr[min(begin + j, last)]
+            first = LONG + row
+            row += 1
+        else:
+            for v in range(begin, min(begin + GROUP, last)):
+                groups[g, 4 + v - begin] = indptr[v + 1] - indptr[v]
+        for i in range(4):
+            groups[g, i] = (first >> (8 * i)) & 255

@@ -13,8 +13,17 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from hopline.graph.codec_kernels import SUM_BITS, ask_for, code_sum, read_number
-from hopline.intrinsics import load_byte, load_word, prefetch, prefetch_at
+from hopline.graph.codec_kernels import (
+    FEW,
+    SUM_BITS,
+    ask_for,
+    code_sum,
+    read_number,
+    sum_of_bytes,
+    sum_of_eight,
+    touch_number,
+)
+from hopline.intrinsics import load_byte, load_word, prefetch
 
 #: Edges between the three steps of a packed neighbour.
 _TOUCHED, _ASKED = 32, 32
@@ -65,7 +74,7 @@ def _is_packed(what: Any) -> bool:
 @overload(touch, jit_options=_INLINE)
 def _touch(ids, position):  # type: ignore[no-untyped-def]
     if _is_packed(ids):
-        return lambda ids, position: prefetch_at(ids[0] + (position >> 6) * 4)
+        return lambda ids, position: touch_number(ids[0], ids[1], ids[2], position)
     return lambda ids, position: prefetch(ids, position)
 
 
@@ -128,12 +137,17 @@ def _weight_at(weights, position):  # type: ignore[no-untyped-def]
 
 @overload(weight_up_to, jit_options=_INLINE)
 def _weight_up_to(sums, start, position):  # type: ignore[no-untyped-def]
-    if _is_packed(sums):
-        return lambda sums, start, position: (
-            sums[2]
-            * np.float64(code_sum(sums[0], sums[1], position + 1) - code_sum(sums[0], sums[1], start))
-        )
-    return lambda sums, start, position: sums[position]
+    if not _is_packed(sums):
+        return lambda sums, start, position: sums[position]
+
+    def of_codes(sums, start, position):  # type: ignore[no-untyped-def]
+        codes_at, sums_at, scale = sums
+        end = position + 1
+        if end - start <= FEW:
+            return scale * np.float64(sum_of_bytes(codes_at + start, codes_at + end))
+        return scale * np.float64(code_sum(codes_at, sums_at, end) - code_sum(codes_at, sums_at, start))
+
+    return of_codes
 
 
 @overload(first_beyond)
@@ -154,20 +168,27 @@ def _first_beyond(sums, start, n, bound):  # type: ignore[no-untyped-def]
 
     def search_blocks(sums, start, n, bound):  # type: ignore[no-untyped-def]
         codes_at, sums_at, scale = sums
-        before = code_sum(codes_at, sums_at, start)
         end = start + n
-        # The last boundary of blocks inside the list up to which the sum is not above.
-        low, high = start >> SUM_BITS, end >> SUM_BITS
-        while low < high:
-            middle = (low + high + 1) >> 1
-            if scale * np.float64(np.int64(load_word(sums_at + 8 * middle)) - before) > bound:
-                high = middle - 1
-            else:
-                low = middle
         at, total = start, np.int64(0)
-        if (low << SUM_BITS) > start:
-            at = low << SUM_BITS
-            total = np.int64(load_word(sums_at + 8 * low)) - before
+        if n > FEW:
+            before = code_sum(codes_at, sums_at, start)
+            # The last boundary of blocks inside the list up to which the sum is not above.
+            low, high = start >> SUM_BITS, end >> SUM_BITS
+            while low < high:
+                middle = (low + high + 1) >> 1
+                if scale * np.float64(np.int64(load_word(sums_at + 8 * middle)) - before) > bound:
+                    high = middle - 1
+                else:
+                    low = middle
+            if (low << SUM_BITS) > start:
+                at = low << SUM_BITS
+                total = np.int64(load_word(sums_at + 8 * low)) - before
+        while at + 8 <= end:
+            eight = sum_of_eight(codes_at + at)
+            if scale * np.float64(total + eight) > bound:
+                break
+            total += eight
+            at += 8
         while at < end:
             total += load_byte(codes_at + at)
             if scale * np.float64(total) > bound:

@@ -2,13 +2,20 @@
 
 A snapshot has `indptr`. A live graph has *records*, each a list as it is from one version on, chained
 from the newest to the oldest that anybody may still read; `indptr[v]` is then the number of v's newest
-record. Kernels take both in one spelling: `records` is empty for a snapshot.
+record. Kernels take both in one spelling: `records` is empty for a snapshot. A compressed snapshot's
+`indptr` is packed: (address of groups, address of long ones), see `codec_kernels.read_bounds`.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from hopline.graph.codec_kernels import ask_for_bounds_of, read_bounds
+from hopline.intrinsics import prefetch
 from hopline.jit import njit
 from hopline.types import IdArray
 
@@ -38,18 +45,56 @@ NO_RECORDS: IdArray = np.empty((0, NUM_COLUMNS), np.int64)
 NO_RECORDS.flags.writeable = False
 
 
+_INLINE = {"forceinline": True}
+
+
+def bounds(indptr: Any, v: Any) -> Any:
+    """indptr[v] and indptr[v + 1], int64."""
+    return int(indptr[v]), int(indptr[v + 1])
+
+
+def newest(indptr: Any, v: Any) -> Any:
+    """indptr[v] of a live graph: the number of v's newest record."""
+    return indptr[v]
+
+
+def ask_for_bounds(indptr: Any, v: Any) -> None:
+    """Prefetch what tells where the list of `v` lies."""
+
+
+@overload(bounds, jit_options=_INLINE)
+def _bounds(indptr, v):  # type: ignore[no-untyped-def]
+    if isinstance(indptr, types.BaseTuple):
+        return lambda indptr, v: read_bounds(indptr[0], indptr[1], v)
+    return lambda indptr, v: (np.int64(indptr[v]), np.int64(indptr[v + 1]))
+
+
+@overload(newest, jit_options=_INLINE)
+def _newest(indptr, v):  # type: ignore[no-untyped-def]
+    if isinstance(indptr, types.BaseTuple):
+        return lambda indptr, v: np.int64(-1)
+    return lambda indptr, v: indptr[v]
+
+
+@overload(ask_for_bounds, jit_options=_INLINE)
+def _ask_for_bounds(indptr, v):  # type: ignore[no-untyped-def]
+    if isinstance(indptr, types.BaseTuple):
+        return lambda indptr, v: ask_for_bounds_of(indptr[0], v)
+    return lambda indptr, v: prefetch(indptr, v)
+
+
 @njit(inline="always")
 def extent(indptr, records, version, v):  # type: ignore[no-untyped-def]
     """Begin and end of the list of `v`, positions in the edge arrays.
 
     Args:
-        indptr: int64 or int32 [N + 1], or newest records int64 [N].
+        indptr: int64 [N + 1], or packed; or newest records int64 [N].
         records: int64 [R, NUM_COLUMNS], or [0, NUM_COLUMNS].
         version: of the live graph.
     """
     if records.shape[0] == 0:
-        return np.int64(indptr[v]), np.int64(indptr[v + 1])
-    at = indptr[v]
+        return bounds(indptr, v)
+    at = newest(indptr, v)
     while at >= 0 and records[at, SINCE] > version:
         at = records[at, PREVIOUS]
     if at < 0:

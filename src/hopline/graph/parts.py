@@ -46,9 +46,9 @@ class Adjacency:
 
     Attributes:
         src, relation, dst: the edge type.
-        indptr: int64 [N_dst + 1]; int32 where the edges are compressed.
-        indices: int32 [E], rows of the source type; where the edges are compressed (`codec.py`) it and the
-            weights are unpacked as they are indexed.
+        indptr: int64 [N_dst + 1].
+        indices: int32 [E], rows of the source type; where the edges are compressed (`codec.py`) it,
+            `indptr` and the weights are unpacked as they are indexed.
         time: int64 [E] or None.
         attr: float32 [E, d_e] or None.
         weight: float32 [E], >= 0, or None.

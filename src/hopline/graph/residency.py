@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.graph.codec import PackedIds
+from hopline.graph.codec import PACKED
 from hopline.graph.narrow import Features, NarrowMatrix, stored
 from hopline.graph.parts import Adjacency
 from hopline.graph.snapshot import Graph
@@ -114,18 +114,18 @@ def _hot(graph: Graph, features: bool) -> list[AnyArray]:
     for nodes in graph.nodes.values() if features else ():
         arrays += stored(nodes.features).values()
     for adjacency in graph.edges.values():
-        arrays.append(adjacency.indptr)
-        if isinstance(adjacency.indices, PackedIds):
-            arrays += [adjacency.indices.offsets, adjacency.indices.data]
-        else:
-            arrays.append(adjacency.indices)
+        for lists in (adjacency.indptr, adjacency.indices):
+            arrays += lists.arrays if isinstance(lists, PACKED) else (lists,)
     return arrays
 
 
 def _with_copied_lists(part: Adjacency) -> Adjacency:
-    indices: Any = part.indices
-    indices = indices.mapped(_copy) if isinstance(indices, PackedIds) else _copy(indices)
-    return dataclasses.replace(part, indptr=_copy(part.indptr), indices=indices)
+    lists: Any = {"indptr": part.indptr, "indices": part.indices}
+    copies = {
+        name: numbers.mapped(_copy) if isinstance(numbers, PACKED) else _copy(numbers)
+        for name, numbers in lists.items()
+    }
+    return dataclasses.replace(part, **copies)
 
 
 def _copied(features: Features) -> Features:

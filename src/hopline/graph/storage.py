@@ -6,7 +6,7 @@
     nodes/<type>/ids/values.npy       int ids; blob.npy and offsets.npy for string ids
     nodes/<type>/ids/slots.npy        the hash table over them
     edges/<key>/indptr.npy, indices.npy, time.npy, attr.npy, weight.npy, cumweight.npy
-    edges/<key>/packed_*.npy, weight_*.npy    instead of indices and weights, where compressed (`codec.py`)
+    edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
 shape with graph.json; their contents are only read by `verify`.
@@ -36,7 +36,7 @@ from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import AnyArray
 
 #: 2: features may be codes of fewer bits (`narrow.py`).
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "graph.json"
 _CHUNK_BYTES = 32 << 20
 
@@ -145,7 +145,7 @@ def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
     packed = any(codec.is_compressed(part) for part in edges.values())
-    return FORMAT_VERSION if packed or kinds & narrow.CODES.keys() else 1
+    return FORMAT_VERSION if packed else 2 if kinds & narrow.CODES.keys() else 1
 
 
 def read(folder: Path) -> Manifest:
@@ -240,16 +240,16 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
         known = manifest.edges[key]
         columns: Any
         if codec.is_stored(below):
-            where, num_sources = folder / "edges" / quoted(key), manifest.num_nodes[schema.src]
-            columns = codec.columns_of(below, known.num_edges, num_sources, schema.has_weight, where)
+            counts = known.num_edges, manifest.num_nodes[schema.src], manifest.num_nodes[schema.dst]
+            where = folder / "edges" / quoted(key)
+            columns = codec.columns_of(below, *counts, schema.has_weight, where)
         else:
-            names = ("indices", "weight", "cumweight") if schema.has_weight else ("indices",)
+            names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
             columns = {"weight": None, "cumweight": None} | {name: below[name] for name in names}
         edges[key] = Adjacency(
             src=schema.src,
             relation=schema.relation,
             dst=schema.dst,
-            indptr=below["indptr"],
             time=below["time"] if schema.has_time else None,
             attr=below["attr"] if schema.attr_dim else None,
             **columns,

@@ -92,9 +92,9 @@ def changed_lists(old: Adjacency, new: Adjacency, destinations: Matched, sources
         changed[:] = True
         return changed
     _compare(
-        frozen(old.indptr),
+        frozen(np.asarray(old.indptr)),
         frozen(np.asarray(old.indices)),
-        frozen(new.indptr),
+        frozen(np.asarray(new.indptr)),
         frozen(np.asarray(new.indices)),
         destinations.old_row,
         sources.new_row,
