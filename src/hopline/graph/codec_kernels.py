@@ -333,7 +333,7 @@ def pack_bounds(indptr, is_long, groups, longs):  # type: ignore[no-untyped-def]
         if is_long[g]:
             for j in range(GROUP + 1):
                 longs[row, j] = indptr[min(begin + j, last)]
-            first = LONG + row
+            first = np.int64(LONG + row)
             row += 1
         else:
             for v in range(begin, min(begin + GROUP, last)):

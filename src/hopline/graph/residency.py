@@ -121,7 +121,7 @@ def _hot(graph: Graph, features: bool) -> list[AnyArray]:
 
 def _with_copied_lists(part: Adjacency) -> Adjacency:
     lists: Any = {"indptr": part.indptr, "indices": part.indices}
-    copies = {
+    copies: dict[str, Any] = {
         name: numbers.mapped(_copy) if isinstance(numbers, PACKED) else _copy(numbers)
         for name, numbers in lists.items()
     }
