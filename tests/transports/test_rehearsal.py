@@ -91,7 +91,7 @@ async def test_a_model_that_cannot_answer_does_not_keep_a_server_from_starting(r
     ],
 )
 def test_examples_are_asked_as_clients_ask(example):
-    head, body = _message(example).split(b"\r\n\r\n")
+    head, body = _message(example, "a").split(b"\r\n\r\n")
     asked = decode_score(body)
     assert head.startswith(b"POST /v1/models/m/score HTTP/1.1\r\n")
     assert f"content-length: {len(body)}".encode() in head
