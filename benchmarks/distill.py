@@ -10,7 +10,7 @@
 
 `prod`, `tran` and `ind` are of the student that ships, an MLP over features and structure features; `glnn`
 is an MLP over features, the published recipe; `mlp` the same from labels alone; `teacher` one GraphSAGE.
-The student that ships learns from the mean of three teachers' answers. Code and settings are the same for
+The student that ships learns from the mean of five teachers' answers. Code and settings are the same for
 all graphs; settings were chosen on seeds from 100, which are not reported. Prints a table; the last line is
 one JSON object. A figure that could not be had is null, and `failed` says why.
 """

@@ -3,7 +3,7 @@
 The teacher's row is one GraphSAGE trained on labels. `glnn` is the published recipe: an MLP over a node's
 features as they are, taught by that teacher. `prod`, `tran` and `ind` are of the student that ships, with
 the settings of `hopline distill`: rows of the observed graph's diffusion beside the features, and better
-soft labels, the mean of the answers of that teacher and two of other seeds. Both learn from all observed
+soft labels, the mean of the answers of that teacher and four of other seeds. Both learn from all observed
 nodes, which of the test nodes takes features, edges and soft labels, and no label.
 
 What it may see of a held-out node: its features, and rows and degrees of the observed nodes that it has
@@ -25,7 +25,7 @@ from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.structure import base_rows, new_rows, structure_features
 from hopline.jobs.distill.train import train_student
 
-TEACHERS = 3
+TEACHERS = 5
 SHIPPED = Settings()
 PURE = Settings(
     structure=(), width=0, batch=512, epochs=150, patience=40, label_weight=0.0, weight_decay=5e-4
