@@ -187,6 +187,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
         """Neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
         return self.fanouts[edge_type][self.num_layers - layer]
 
+    @property
+    def reach(self) -> int:
+        """Hops from a node beyond which nothing changes its final state: a structure row is worth one."""
+        return self.num_layers + any(stage.structure for stages in self.levels for stage in stages.values())
+
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     """One column that a table model takes.

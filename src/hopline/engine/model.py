@@ -64,6 +64,7 @@ class TablePlan:
         #: (level, node type) -> (num_nodes, dim, slots of each worker)
         self.tables: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._graph = graph if isinstance(graph, LiveView) else None
+        self._further = spec.reach - spec.num_layers
         if self._graph is not None and not has_marks(spec, self._graph):
             return
         top = spec.num_layers + 1 if final else spec.num_layers
@@ -102,7 +103,7 @@ class TablePlan:
                 slots,
                 worker,
                 self.num_workers,
-                None if live is None else live.nodes[node_type].marks[level],
+                None if live is None else live.nodes[node_type].marks[level + self._further],
                 STILL if live is None else live.clock,
             )
             for (level, node_type), (num_nodes, dim, slots) in self.tables.items()
@@ -118,7 +119,7 @@ def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
         for stage in stages.values()
         for entry in stage.inputs
     )
-    return spec.num_layers < plan.num_levels and (plan.reads_degrees or not reads_degrees)
+    return spec.reach < plan.num_levels and (plan.reads_degrees or not reads_degrees)
 
 
 class Model:

@@ -2,9 +2,15 @@
 
 A folder of an artifact: `rows.npy` float32 [N, S], the nodes' ids as `ids.<name>.npy`, `structure.json`. A
 row is the fixed point of a diffusion of base rows over in-neighbours, and a base row is features times a
-matrix (`jobs/distill/structure.py` computes them). Nodes that the file does not have get what the diffusion
-starts from, their base row; nodes that a request describes with neighbours get one round of it. For those
-there are `base.npy` float32 [d, S], the matrix, and `degrees.npy` int64 [N], in-neighbours of each node.
+matrix (`jobs/distill/structure.py` computes them).
+
+Of the graph that is served, a node has its kept row as long as its features and its in-neighbours are
+those that the row was made of (`seen.npy` uint64 [N] is a hash of both). Any other node, one that came
+since or whose edges or features have changed, gets one round of the diffusion over its present in-
+neighbours' kept rows. So a row follows from files and the graph as it is, not from how it came to be: a
+live graph and a snapshot of it give the same bits. In-neighbours that came since have no kept row and do
+not count. For that round there are `base.npy` float32 [d, S], the matrix, and `degrees.npy` int64 [N],
+in-neighbours of each node.
 """
 
 from __future__ import annotations
@@ -16,11 +22,13 @@ import msgspec
 import numpy as np
 
 from hopline.engine.kernels import gather
+from hopline.engine.structure_kernels import add_features, add_neighbors, add_rows, finish_rows
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, IdIndex
 from hopline.graph.live.view import LiveView
 from hopline.graph.schema import IdKind
-from hopline.types import FloatArray, IdArray
+from hopline.sampling.keyed import frozen
+from hopline.types import AnyArray, FloatArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.engine.inline import InlineNodes
@@ -48,21 +56,25 @@ def write_structure(
     folder: Path,
     rows: FloatArray,
     base: FloatArray,
-    degrees: IdArray,
     spec: StructureSpec,
-    ids: IdIndex,
+    graph: Graph,
 ) -> None:
     """Write a folder.
 
     Args:
-        rows: float32 [N, S]. base: float32 [d, S]. degrees: int64 [N].
-        ids: of the N nodes, in order.
+        rows: float32 [N, S]. base: float32 [d, S].
+        graph: that the rows are of.
     """
+    nodes = graph.nodes[spec.node_type]
+    everyone = np.arange(nodes.num_nodes)
+    lists = _Lists(graph, spec.node_type)
+    seen, degrees = lists.seen(everyone, everyone, np.asarray(nodes.features[:], np.float32))
     folder.mkdir(parents=True)
     np.save(folder / "rows.npy", np.ascontiguousarray(rows, np.float32))
     np.save(folder / "base.npy", base)
     np.save(folder / "degrees.npy", degrees)
-    for name, array in ids.arrays().items():
+    np.save(folder / "seen.npy", seen)
+    for name, array in nodes.ids.arrays().items():
         np.save(folder / f"ids.{name}.npy", array)
     (folder / "structure.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
 
@@ -82,8 +94,9 @@ class Structure:
             spec = msgspec.json.decode((folder / "structure.json").read_bytes(), type=StructureSpec)
             # plain arrays over the mapped files: indexing a memmap costs microseconds more
             self._rows: FloatArray = np.asarray(np.load(folder / "rows.npy", mmap_mode="r"))
-            self._base: FloatArray = np.load(folder / "base.npy")
+            self._base: FloatArray = np.ascontiguousarray(np.load(folder / "base.npy"))
             self._degrees: IdArray = np.asarray(np.load(folder / "degrees.npy", mmap_mode="r"))
+            self._seen = np.asarray(np.load(folder / "seen.npy", mmap_mode="r"))
             arrays = {
                 path.name[len("ids.") : -len(".npy")]: np.load(path, mmap_mode="r")
                 for path in folder.glob("ids.*.npy")
@@ -96,45 +109,50 @@ class Structure:
         if (nodes.ids.kind == "string") != (spec.id_kind == "string"):
             text = f"ids of {spec.node_type!r} are {nodes.ids.kind}, those of its structure {spec.id_kind}"
             raise SchemaMismatch(f"{folder} does not fit graph {graph.version}: {text}", [text])
-        everyone = np.arange(nodes.num_nodes)
-        self._at: IdArray = everyone
-        self._is_same = graph.version == spec.graph
-        if not self._is_same:
-            index = IdIndex.from_arrays(spec.id_kind, spec.nodes, arrays)
-            self._at = index.lookup(nodes.ids.external(everyone))
-        self._keys = [key for key, edge in graph.edges.items() if edge.src == edge.dst == spec.node_type]
+        self._nodes = nodes
+        self._lists = _Lists(graph, spec.node_type)
+        self._index = IdIndex.from_arrays(spec.id_kind, spec.nodes, arrays)
+        self._is_same = not isinstance(graph, LiveView) and graph.version == spec.graph
+        self._at: IdArray = np.arange(nodes.num_nodes) if self._is_same else self._kept_rows(0)
 
     def rows(self, ids: IdArray, features: Matrix, feature_rows: IdArray) -> FloatArray:
         """Of int64 [n] global ids: float32 [n, S].
 
         Args:
-            features, feature_rows: of those that the file does not have, as in `StageRunner.run`.
+            features, feature_rows: of the same nodes, as in `StageRunner.run`.
         """
-        if self._is_same and ids.max(initial=-1) < self._at.shape[0]:
+        if self._is_same:
             same: FloatArray = self._rows.take(ids, axis=0)
             return same
-        at = np.full(ids.shape[0], -1, np.int64)
-        inside = ids < self._at.shape[0]  # of a live graph, nodes may have come since
-        at[inside] = self._at[ids[inside]]
-        if (at >= 0).all():
-            found: FloatArray = self._rows[at]
-            return found
-        known = np.flatnonzero(at >= 0)
-        new = np.flatnonzero(at < 0)
-        found = np.empty((ids.shape[0], self._rows.shape[1]), np.float32)
-        found[known] = self._rows[at[known]]
-        width = self._base.shape[0]
-        own = np.empty((new.shape[0], width), np.float32)
-        gather(features, feature_rows[new], 0, width, own, 0)
-        found[new] = own @ self._base
+        if self._nodes.num_nodes > self._at.shape[0]:
+            self._at = np.concatenate([self._at, self._kept_rows(self._at.shape[0])])
+        own = np.empty((ids.shape[0], self._base.shape[0]), np.float32)
+        gather(features, feature_rows, 0, own.shape[1], own, 0)
+        seen, counts = self._lists.seen(self._at, ids, own)
+        at = self._at[ids]
+        is_kept = at >= 0
+        is_kept[is_kept] = seen[is_kept] == self._seen[at[is_kept]]
+        found: FloatArray = self._rows.take(at, axis=0, mode="clip")
+        anew = np.flatnonzero(~is_kept)
+        if anew.shape[0]:
+            rows = np.zeros((anew.shape[0], found.shape[1]), np.float32)
+            counts = counts[anew]
+            self._lists.add_rows(self._at, ids[anew], self._rows, self._degrees, counts, rows)
+            finish_rows(own[anew], self._base, self._restart, counts, rows)
+            found[anew] = rows
         return found
+
+    def _kept_rows(self, first: int) -> IdArray:
+        """Which kept rows nodes from `first` on have, -1 for none; a node is known by its id."""
+        ids = np.arange(first, self._nodes.num_nodes)
+        return self._index.lookup(self._nodes.ids.external(ids)) if ids.shape[0] else ids
 
     def described(self, nodes: InlineNodes) -> FloatArray:
         """Of nodes that a request describes: one round over the kept rows of their neighbours."""
         own = nodes.features @ self._base
         num_nodes = own.shape[0]
         rows, owners, degrees = [], [], []
-        for key in self._keys:
+        for key in self._lists.keys:
             edges = nodes.edges[key]
             is_known = edges.neighbors >= 0
             at = np.where(is_known, self._at[np.where(is_known, edges.neighbors, 0)], -1)
@@ -155,3 +173,44 @@ class Structure:
         mixed = self._restart * own + (1 - self._restart) * sums
         found: FloatArray = np.where(count[:, None] > 0, mixed, own).astype(np.float32)
         return found
+
+
+class _Lists:
+    """In-neighbours of the nodes of one type among themselves, whatever joins them.
+
+    Attributes:
+        keys: of the edge types.
+    """
+
+    def __init__(self, graph: Graph | LiveView, node_type: str) -> None:
+        self.keys = sorted(key for key, edge in graph.edges.items() if edge.src == edge.dst == node_type)
+        self._edges = [graph.edges[key] for key in self.keys]  # kept: kernels get addresses of packed ones
+        self._arrays = [
+            (frozen(edge.indptr), frozen(edge.records), edge.clock, frozen(edge.indices))
+            for edge in self._edges
+        ]
+
+    def seen(self, at: IdArray, ids: IdArray, own: FloatArray) -> tuple[AnyArray, IdArray]:
+        """A hash of what each row would be made of, uint64 [n], and how many in-neighbours have kept rows.
+
+        Args:
+            at: int64 [N], kept rows of nodes. ids: int64 [n]. own: float32 [n, d], their features.
+        """
+        sums, counts = np.zeros(ids.shape[0], np.uint64), np.zeros(ids.shape[0], np.int64)
+        add_features(own.view(np.uint32), sums)
+        for indptr, records, clock, indices in self._arrays:
+            add_neighbors(indptr, records, clock.version, indices, at, ids, sums, counts)
+        return sums, counts
+
+    def add_rows(
+        self,
+        at: IdArray,
+        ids: IdArray,
+        rows: FloatArray,
+        degrees: IdArray,
+        counts: IdArray,
+        out: FloatArray,
+    ) -> None:
+        """See the kernel of this name."""
+        for indptr, records, clock, indices in self._arrays:
+            add_rows(indptr, records, clock.version, indices, at, ids, rows, degrees, counts, out)

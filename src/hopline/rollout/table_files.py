@@ -170,7 +170,7 @@ def _same_graph(plan: TablePlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unc
     # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
     if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
         return False, None
-    marks = graph.nodes[plan.node_type].marks[spec.num_layers]
+    marks = graph.nodes[plan.node_type].marks[spec.reach]
 
     def unchanged(ids: IdArray) -> NDArray[np.bool_]:
         held: NDArray[np.bool_] = marks[ids] <= since

@@ -25,7 +25,7 @@ from hopline.jobs.distill.student import Student
 from hopline.packaging.export import OPSET
 from hopline.packaging.folder import new_version
 from hopline.runtimes.onnx import session
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray
 
 #: Rows that written files are compared on, and by how much they may differ.
 _CHECKED, _TOLERANCE = 512, 1e-4
@@ -42,13 +42,12 @@ class StructureRows:
 
     Attributes:
         rows: float32 [N, S]. base: float32 [d, S], what features are multiplied by for the rows that the
-            diffusion begins with. degrees: int64 [N], in-neighbours.
+            diffusion begins with.
         restart: of the diffusion.
     """
 
     rows: FloatArray
     base: FloatArray
-    degrees: IdArray
     restart: float
 
 
@@ -216,11 +215,11 @@ def write_student(
         logits = session(head).run(["logits"], {"h": found})[0]
         difference = _compare(logits, student, teacher, read)
         if structure is not None:
-            ids = graph.nodes[node_type].ids
             kind = graph.schema.node_types[node_type].id_kind
-            told = StructureSpec(graph.version, node_type, len(ids), kind, structure.restart)
+            num_nodes = graph.nodes[node_type].num_nodes
+            told = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
             folder = place.folder / stage.structure
-            write_structure(folder, structure.rows, structure.base, structure.degrees, told, ids)
+            write_structure(folder, structure.rows, structure.base, told, graph)
         parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
         write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
     return place.path

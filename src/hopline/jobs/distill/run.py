@@ -172,7 +172,6 @@ class Distillation:
         found = StructureRows(
             structure_features(edges, features, settings),
             directions(features, settings.width),
-            np.bincount(edges[1], minlength=features.shape[0]),
             settings.restart,
         )
         self._advance("structure", 1, 1)
