@@ -208,6 +208,14 @@ def test_a_torn_file_is_refused_by_name_and_a_changed_one_by_verify(folder):
         Graph.open(folder, verify=True)
 
 
+def test_edges_packed_in_the_way_of_an_older_format_are_refused(folder):
+    manifest = json.loads((folder / "graph.json").read_text())
+    assert manifest["format"] == 3
+    (folder / "graph.json").write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(GraphError, match="packed as format 2 had it.*build the graph again"):
+        Graph.open(folder)
+
+
 def test_compressing_twice_changes_nothing():
     packed = power_law_graph(100, 2000, 4).compressed()
     assert packed.compressed().edge().indices is packed.edge().indices

@@ -37,6 +37,8 @@ from hopline.types import AnyArray
 
 #: 2: features may be codes of fewer bits (`narrow.py`).
 FORMAT_VERSION = 3
+#: The oldest one whose packed edges are read.
+_PACKED_FORMAT = 3
 MANIFEST = "graph.json"
 _CHUNK_BYTES = 32 << 20
 
@@ -242,6 +244,11 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
         if codec.is_stored(below):
             counts = known.num_edges, manifest.num_nodes[schema.src], manifest.num_nodes[schema.dst]
             where = folder / "edges" / quoted(key)
+            if manifest.format < _PACKED_FORMAT:
+                raise GraphError(
+                    f"{where}: its edges are packed as format {manifest.format} had it, which this Hopline does "
+                    "not read; build the graph again"
+                )
             columns = codec.columns_of(below, *counts, schema.has_weight, where)
         else:
             names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
