@@ -246,8 +246,8 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             where = folder / "edges" / quoted(key)
             if manifest.format < _PACKED_FORMAT:
                 raise GraphError(
-                    f"{where}: its edges are packed as format {manifest.format} had it, which this Hopline does "
-                    "not read; build the graph again"
+                    f"{where}: its edges are packed as format {manifest.format} had it, which this Hopline "
+                    "does not read; build the graph again"
                 )
             columns = codec.columns_of(below, *counts, schema.has_weight, where)
         else:
