@@ -351,8 +351,11 @@ class LiveConfig:
     )
     spare_nodes: int = setting(1_000_000, "nodes of each type that can be added", minimum=0)
     spare_edges: int = setting(10_000_000, "edges of each type that can be added", minimum=0)
-    levels: int = setting(
-        4, "message-passing layers of the deepest model whose rows are kept, plus one", minimum=1
+    levels: int | None = setting(
+        None,
+        "message-passing layers of the deepest model whose rows are kept, plus one; by default those of "
+        "the repository's deepest when the writer starts",
+        minimum=1,
     )
     degrees: bool = setting(
         False, "keep account of changed degrees of neighbours: rows of GCN models are kept only with it"

@@ -5,6 +5,7 @@ Not safe for concurrent calls: buffers are reused. The service gives each model 
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +69,8 @@ class TablePlan:
         self._graph = graph if isinstance(graph, LiveView) else None
         self._further = spec.reach - spec.num_layers
         if self._graph is not None and not has_marks(spec, self._graph):
+            if memory_bytes > 0:
+                log.warning("%s/%s: no rows are kept: %s", spec.name, spec.version, _why(spec, self._graph))
             return
         top = spec.num_layers + 1 if final else spec.num_layers
         kept = [
@@ -120,6 +125,17 @@ def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
         for entry in stage.inputs
     )
     return spec.reach < plan.num_levels and (plan.reads_degrees or not reads_degrees)
+
+
+def _why(spec: ModelSpec, graph: LiveView) -> str:
+    """Why a live graph has no marks for a model."""
+    levels = graph.memory.plan.num_levels
+    if spec.reach < levels:
+        return "it reads degrees of neighbours, which the live graph keeps no account of; set live.degrees"
+    return (
+        f"it looks {spec.reach} hops far, and the live graph follows changes over {levels - 1}; set "
+        f"live.levels to {spec.reach + 1}, or start again with the model in the repository"
+    )
 
 
 class Model:

@@ -6,9 +6,15 @@ Imports nothing heavy: supervisors do without NumPy.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+from hopline.artifact import ModelSpec, read_artifact
 from hopline.config import Config, live_folder, live_socket, needed_folder
+from hopline.errors import HoplineError
+
+#: Levels of marks where no model is known beforehand: enough for three layers.
+_LEVELS = 4
 
 
 def writer_orders(
@@ -34,7 +40,7 @@ def writer_orders(
         "ready": ready,
         "spare_nodes": live.spare_nodes,
         "spare_edges": live.spare_edges,
-        "num_levels": live.levels,
+        "num_levels": live.levels or levels_of(config.models.repository),
         "reads_degrees": live.degrees,
         "seen_events": live.remembered_events,
         "snapshot_bytes": live.snapshot_bytes,
@@ -43,3 +49,22 @@ def writer_orders(
         "drain_s": config.server.drain_timeout_s,
         "nice": live.nice,
     }
+
+
+def levels_of(repository: Path | str | None) -> int:
+    """Levels of marks that the deepest model of a local repository wants, `LivePlan.num_levels`.
+
+    Each level costs about as many times more as a node has neighbours: those that nobody reads were half
+    of the writer's processor time.
+    """
+    if repository is None or "://" in str(repository):
+        return _LEVELS
+    reaches = []
+    for path in Path(repository).glob("*/*/model.json"):
+        try:
+            spec = read_artifact(path.parent, verify=False)
+        except HoplineError:
+            continue  # it is told when it is loaded
+        if isinstance(spec, ModelSpec):
+            reaches.append(spec.reach)
+    return max(reaches) + 1 if reaches else _LEVELS
