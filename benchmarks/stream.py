@@ -59,7 +59,7 @@ class Effort:
     brokers: tuple[str, ...]
 
 
-QUICK = Effort(2.0, 100_000, 4.0, 3, 10, ("redis",))
+QUICK = Effort(2.0, 100_000, 4.0, 7, 10, ("redis",))
 FULL = Effort(8.0, 100_000, 15.0, 5, 30, ("redis", "nats"))
 
 
