@@ -11,6 +11,7 @@ import torch
 
 from hopline.arena import Arena
 from hopline.artifact import Head, ModelSpec, read_spec
+from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
@@ -22,6 +23,7 @@ from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.structure import structure_features
 from hopline.jobs.distill.student import Student
 from hopline.testing.graphs import power_law_graph
+from hopline.types import InlineNode, ScoreRequest
 from tests.engine.test_live import Live, everyone, scores
 
 SETTINGS = Settings(structure=("features",), hidden=8, width=4)
@@ -107,6 +109,24 @@ def test_a_live_graph_its_snapshot_and_the_definition_agree_after_every_change(c
         np.testing.assert_allclose(rows, reference(case, snapshot), atol=1e-5)
         differing += int((found[:N] != before).any(1).sum())
     assert differing > 100
+
+
+def test_a_described_node_may_name_a_neighbor_that_came_since(case):
+    live = Live(case, 3)
+    model = live.model()
+    live.change(4)
+    with live.view:
+        nodes = live.view.nodes["node"]
+        newest = nodes.ids.external(np.array([nodes.num_nodes - 1]))[0]
+    row = np.ones(DIM, np.float32)
+    answers = []
+    for near in ([newest, "n1"], ["n1"]):
+        inline = (InlineNode(features=row, neighbors={"": near}),)
+        with live.view:
+            (found,) = Answerer(model, ("logits",), 10).answer([ScoreRequest("seeing", inline=inline)])
+        assert not isinstance(found, Exception), found
+        answers.append(found.outputs["logits"])
+    np.testing.assert_array_equal(*answers)  # the newest has no kept row, and does not count
 
 
 def test_tables_are_left_out_where_the_graph_keeps_no_account_of_lists(case):

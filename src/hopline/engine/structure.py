@@ -124,8 +124,7 @@ class Structure:
         if self._is_same:
             same: FloatArray = self._rows.take(ids, axis=0)
             return same
-        if self._nodes.num_nodes > self._at.shape[0]:
-            self._at = np.concatenate([self._at, self._kept_rows(self._at.shape[0])])
+        self._follow()
         own = np.empty((ids.shape[0], self._base.shape[0]), np.float32)
         gather(features, feature_rows, 0, own.shape[1], own, 0)
         seen, counts = self._lists.seen(self._at, ids, own)
@@ -142,6 +141,11 @@ class Structure:
             found[anew] = rows
         return found
 
+    def _follow(self) -> None:
+        """Take up the nodes of a live graph that came since."""
+        if self._nodes.num_nodes > self._at.shape[0]:
+            self._at = np.concatenate([self._at, self._kept_rows(self._at.shape[0])])
+
     def _kept_rows(self, first: int) -> IdArray:
         """Which kept rows nodes from `first` on have, -1 for none; a node is known by its id."""
         ids = np.arange(first, self._nodes.num_nodes)
@@ -149,6 +153,7 @@ class Structure:
 
     def described(self, nodes: InlineNodes) -> FloatArray:
         """Of nodes that a request describes: one round over the kept rows of their neighbours."""
+        self._follow()
         own = nodes.features @ self._base
         num_nodes = own.shape[0]
         rows, owners, degrees = [], [], []

@@ -23,6 +23,12 @@ def add_features(bits, sums):  # type: ignore[no-untyped-def]
         sums[i] += mix(found)
 
 
+@njit(forceinline=True)
+def _kept_row(at, node):  # type: ignore[no-untyped-def]
+    """Of a node; -1 for none, as for nodes that came after `at` was made."""
+    return at[node] if node < at.shape[0] else np.int64(-1)
+
+
 @njit(nogil=True, cache=True)
 def add_neighbors(indptr, records, version, indices, at, ids, sums, counts):  # type: ignore[no-untyped-def]
     """Count the in-neighbours that have kept rows, and add a hash of which they are, in whatever order.
@@ -35,8 +41,7 @@ def add_neighbors(indptr, records, version, indices, at, ids, sums, counts):  # 
     for i in range(ids.shape[0]):
         start, end = extent(indptr, records, version, ids[i])
         for e in range(start, end):
-            u = id_at(indices, e)
-            row = at[u] if u < at.shape[0] else np.int64(-1)
+            row = _kept_row(at, id_at(indices, e))
             if row >= 0:
                 sums[i] += mix(np.uint64(row + 1))
                 counts[i] += 1
@@ -53,8 +58,7 @@ def add_rows(indptr, records, version, indices, at, ids, rows, degrees, counts, 
     for i in range(ids.shape[0]):
         start, end = extent(indptr, records, version, ids[i])
         for e in range(start, end):
-            u = id_at(indices, e)
-            row = at[u] if u < at.shape[0] else np.int64(-1)
+            row = _kept_row(at, id_at(indices, e))
             if row >= 0:
                 weight = np.float32(1.0 / np.sqrt(np.float64(max(degrees[row], 1) * counts[i])))
                 for column in range(out.shape[1]):

@@ -85,7 +85,7 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
 def ask_for(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
     """Prefetch what `read_number` reads of a block: its head, and where the number should lie.
 
-    Of numbers that lie evenly nothing: `touch` has asked for them.
+    Of numbers that lie evenly nothing: `touch_number` asks for them.
     """
     if offsets_at == 0:
         return
@@ -120,14 +120,6 @@ def read_numbers(packed, positions, count, out):  # type: ignore[no-untyped-def]
         if e + _AHEAD < count:
             ask_for(offsets_at, data_at, positions[e + _AHEAD])
         out[e] = read_number(offsets_at, data_at, bits, positions[e])
-
-
-@njit(nogil=True, cache=True)
-def read_range(packed, first, out):  # type: ignore[no-untyped-def]
-    """out[i] = the number at first + i."""
-    offsets_at, data_at, bits = packed
-    for i in range(out.shape[0]):
-        out[i] = read_number(offsets_at, data_at, bits, first + i)
 
 
 @njit(forceinline=True)
