@@ -190,10 +190,12 @@ async def test_kills_while_clients_send_lose_nothing_and_double_nothing(
         while running:
             end = at + rng.choice((1, 20))
             numbers = np.arange(at, end) * 2 + client  # even ones, odd ones
-            try:
-                await link.apply([told_by(f"source/{client}", numbers, end)])
-            except WriterUnavailable:
-                continue  # the same again
+            while True:
+                try:
+                    await link.apply([told_by(f"source/{client}", numbers, end)])
+                    break
+                except WriterUnavailable:
+                    continue  # the same again, until it is answered
             at = acknowledged[client] = end
 
     senders = [asyncio.ensure_future(send(client)) for client in acknowledged]
