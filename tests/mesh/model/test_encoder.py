@@ -134,25 +134,12 @@ def test_two_threads_give_what_one_gives_bit_for_bit_again_and_again():
             assert np.array_equal(a, b)
 
 
-def test_a_roused_thread_helps_goes_back_to_sleep_and_helps_again():
-    weights, n = weights_of(SMALL), 700
-    sources, targets = edges_of(n, 4000)
-    graph, given = graph_of(n, sources, targets), inputs_of(SMALL, n, 4000)
-    expected = Encoder(weights, threads=1).reconstruct(graph, *given)
-    encoder = Encoder(weights, threads=2)
-    for rouses in (0, 1, 0, 2, 1, 1):
-        for _ in range(rouses):
-            encoder.rouse()
-        for a, b in zip(encoder.reconstruct(graph, *given), expected, strict=True):
-            assert np.array_equal(a, b)
-
-
 def test_an_encoder_takes_its_second_thread_with_it():
     encoder = Encoder(weights_of(SMALL), threads=2)
     sources, targets = edges_of(700, 4000)
     before = threading.active_count()
     encoder.encode(graph_of(700, sources, targets), *inputs_of(SMALL, 700, len(sources))[:3])
-    (thread,) = [each for each in threading.enumerate() if each.name == "mesh-model"][-1:]
+    (thread,) = [each for each in threading.enumerate() if each.name == "mesh-second"][-1:]
     assert threading.active_count() == before + 1
     del encoder
     gc.collect()

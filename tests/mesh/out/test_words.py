@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hopline.mesh.incident import Evidence, Incident, Suspect
@@ -72,6 +72,7 @@ def test_incident_without_suspects_is_an_alert_too() -> None:
     st.none() | st.floats(),
     st.none() | st.floats(),
 )
+@example("", "error_share", None, 1.8e306)  # more than a float can hold, as a percentage
 def test_whatever_the_mesh_says_makes_an_alert_that_can_be_sent(
     name: str, feature: str, expected: float | None, seen: float | None
 ) -> None:

@@ -61,13 +61,13 @@ def watched(state):
 def test_the_first_that_is_expected_of_a_new_service_is_what_its_neighbours_are(watched):
     detector = watched()
     rows = []
-    encode = detector._expectation.encoder.reconstruct
+    encode = detector._expectation.encoder.ready
 
     def look(graph, x, h, e, g):
         rows.append(h.copy())
         return encode(graph, x, h, e, g)
 
-    detector._expectation.encoder.reconstruct = look
+    detector._expectation.encoder.ready = look
     detector.step(with_new_one(intervals(21)[20]), Context())
     ((front, cart, _, _, new),) = rows
     # Each path's weight is its share of what its caller sends.

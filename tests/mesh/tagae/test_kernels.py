@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.mesh.tagae import calibrate, halves, kernels, usual
+from hopline.mesh.tagae import calibrate, kernels, sweep, usual
 from hopline.mesh.tagae.series import SeriesTable
+from hopline.mesh.tagae.sweep import Sweep
 from tests.mesh.tagae import oracle
 
 COLUMNS = ("request_rate", "error_share", "queue_delta", "memory_bytes", "p99_ms")
@@ -22,11 +23,35 @@ def table_after(history: np.ndarray, *, fitted: bool = True) -> SeriesTable:
     return table
 
 
-def observe(table: SeriesTable, values: np.ndarray, step: int) -> tuple[int, int]:
-    slots = np.arange(len(values), dtype=np.int32)
-    return table.observe(
-        values.astype(np.float32), slots, step, interval_s=15.0, warm_up=3, drift=0.001, ago=4, recent=2
-    )
+def sweep_of(table: SeriesTable) -> Sweep:
+    """Over this table, and one of services that has none."""
+    return Sweep(SeriesTable(("request_rate",), WINDOW, threshold=5.0), table, threads=2)
+
+
+def observe(
+    table: SeriesTable,
+    values: np.ndarray,
+    step: int,
+    slots: np.ndarray | None = None,
+    by: Sweep | None = None,
+) -> tuple[int, int]:
+    """Take in an interval of a table: of all slots, or of `slots`. Returns: measured, known."""
+    slots = np.arange(len(values), dtype=np.int32) if slots is None else slots
+    none = np.zeros((0, 1), np.float32), np.zeros(0, np.int32)
+    taken = (by or sweep_of(table)).take_in(
+        (none[0], values.astype(np.float32)), (none[1], slots), step,
+        interval_s=15.0, warm_up=3, drift=0.001, ago=4, recent=2,
+    )  # fmt: skip
+    return taken.measured, taken.known
+
+
+def judge(
+    table: SeriesTable, step: int, *, hold: int, learn: int, by: Sweep | None = None
+) -> tuple[list[tuple[int, int]], float]:
+    """What of the table is out of bounds, and the largest score."""
+    found, largest = (by or sweep_of(table)).judge(step, warm_up=3, hold=hold, learn=learn)
+    assert all(number == 1 for number, _, _ in found)
+    return [(slot, column) for _, slot, column in found], largest
 
 
 def numbers(seed: int, count: int = 60, services: int = 6) -> np.ndarray:
@@ -93,9 +118,7 @@ def test_many_at_once_are_taken_in_as_one_by_one(fitted, services):
         for name in (*together.export(), "slow", "near", "moved"):
             getattr(single, name)[...] = getattr(together, name)
         slots = rng.permutation(services)[: services - services // 5].astype(np.int32)
-        measured = together.observe(
-            now[slots], slots, step, interval_s=15.0, warm_up=3, drift=0.001, ago=4, recent=2
-        )
+        measured = observe(together, now[slots], step, slots)
         single.typical[:] = together.typical
         assert measured == one_by_one(single, now[slots], slots, step)
         for name in ("count", "seen", "fitted", "offset"):
@@ -140,8 +163,9 @@ def test_what_is_found_lasted_long_enough(hold, seed):
     table = table_after(values[:50])
     history = []
     for step, now in enumerate(values):
-        observe(table, now, step)
-        found, largest = table.judge(step, warm_up=3, hold=hold, learn=kernels.NOTHING)
+        by = sweep_of(table)
+        observe(table, now, step, by=by)
+        found, largest = judge(table, step, hold=hold, learn=kernels.NOTHING, by=by)
         history.append(table.held[step % kernels.HOLD, : table.size].copy())
         slow, near = table.slow[: table.size], table.near[: table.size]
         deviation = oracle.nearer(slow, near)
@@ -154,7 +178,7 @@ def test_what_is_found_lasted_long_enough(hold, seed):
         steady = oracle.lasting(history, hold) / 4
         steady[np.isnan(slow) | (np.abs(history[-1].astype(int)) < kernels.HARMLESS)] = 0
         score = steady / (table.threshold * table.factor[: table.size])
-        assert {tuple(pair) for pair in found} == {tuple(pair) for pair in np.argwhere(score >= 1)}
+        assert set(found) == {tuple(pair) for pair in np.argwhere(score >= 1)}
         assert largest == pytest.approx(score.max(), abs=1e-5)
 
 
@@ -180,20 +204,21 @@ def test_a_larger_budget_gives_lower_thresholds():
 
 
 def test_two_threads_find_what_one_finds(monkeypatch):
-    values = numbers(5, count=70, services=41)
+    values = numbers(5, count=70, services=300)  # some pieces for each
     values[50:] *= np.exp(np.random.default_rng(0).choice([0, 2.5], size=values.shape[1:]))
     tables = []
     for shared_from in (10**9, 0):
-        monkeypatch.setattr(halves, "_SHARED_FROM", shared_from)
+        monkeypatch.setattr(sweep, "SHARED_FROM", shared_from)
         table = table_after(values[:50])
+        by = sweep_of(table)
         found = []
         for step, now in enumerate(values):
-            measured = observe(table, now, step)
-            pairs, largest = table.judge(step, warm_up=3, hold=2, learn=kernels.ALL)
-            found.append((measured, largest, [tuple(pair) for pair in pairs]))
+            by.rouse()
+            measured = observe(table, now, step, by=by)
+            found.append((measured, *judge(table, step, hold=2, learn=kernels.ALL, by=by)))
         tables.append((found, table.export()))
     assert tables[0][0] == tables[1][0]
-    assert any(pairs for _, _, pairs in tables[0][0])
+    assert any(pairs for _, pairs, _ in tables[0][0])
     for name, array in tables[0][1].items():
         np.testing.assert_array_equal(array, tables[1][1][name])
 

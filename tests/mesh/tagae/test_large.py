@@ -86,14 +86,14 @@ def test_parts_expect_and_judge_what_the_whole_mesh_does(state):
 @pytest.mark.parametrize("threads", [2, 3])
 def test_parts_that_would_take_longer_are_not_taken(state, threads):
     detector, passes = restored(state, 16, threads), 0
-    encode = detector._expectation.encoder.reconstruct
+    encode = detector._expectation.encoder.ready
 
     def counted(*given):
         nonlocal passes
         passes += 1
         return encode(*given)
 
-    detector._expectation.encoder.reconstruct = counted
+    detector._expectation.encoder.ready = counted
     watch(detector, following(10, across=4))
     assert passes == (10 if threads == 2 else 9)  # after a first look at how large halos are
 

@@ -14,9 +14,6 @@ from hopline.mesh.model.weights import FloatArray, Weights
 class AnyEncoder(Protocol):
     """What `Encoder` and `GpuEncoder` both do."""
 
-    def rouse(self) -> None:
-        """See `Encoder.rouse`."""
-
     def reconstruct(
         self,
         graph: MeshGraph,

@@ -10,35 +10,28 @@ Compiled, in memory that is kept from step to step; small meshes by one thread, 
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline.errors import SnapshotInvalid
 from hopline.mesh.model import plan as at
 from hopline.mesh.model.buffers import Buffers
 from hopline.mesh.model.graph import BoolArray, Lists, MeshGraph
 from hopline.mesh.model.lanes import TILE_ROWS
-from hopline.mesh.model.passes import note_address, rouse, run_alone, run_shared, serve, stop, wait_idle
-from hopline.mesh.model.threads import HAS_FUTEX, PHASE_WORDS, PHASES
+from hopline.mesh.model.passes import Plan, note_address, run_alone, run_shared, serve
+from hopline.mesh.model.second import SecondThread, has_second
 from hopline.mesh.model.weights import FloatArray, Weights
 
-#: Nodes plus edges from which a second thread is worth its while; `rouse` hides what waking it takes.
+#: Nodes plus edges from which a second thread is worth its while.
 SHARED_FROM = 1000
 #: Rows and edges of a piece of work at most: tens of microseconds; of a small mesh less, so that threads
 #: end at nearly the same time.
 _ROW_PIECE, _EDGE_PIECE, _LEAST_EDGES, _PIECES = 48, 512, 64, 16
 
 
-def processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+#: What the plan was made for: a graph's version, the graph and the inputs.
+_NOT_READY: tuple[int, tuple[object, ...]] = (-1, ())
 
 
 class Reconstruction(NamedTuple):
@@ -73,9 +66,11 @@ class Encoder:
         self.shape = weights.shape
         self.buffers = Buffers(weights)
         self.buffers.fit(max(1, capacity[0]), capacity[1])
-        threads = min(2, processors()) if threads is None else threads
-        self._second = _Second(self.buffers.plan) if threads > 1 and HAS_FUTEX else None
+        self._second: SecondThread | None = None
+        if has_second(threads):
+            self._second = SecondThread(serve, (self.buffers.plan,), self.shape.layers + at.PHASES_BESIDE)
         self._kept: list[object] = []
+        self._ready: tuple[int, tuple[object, ...]] = _NOT_READY
         self._callers: Lists | None = None
         self._graph_memory: tuple[object, ...] = ()
 
@@ -83,16 +78,6 @@ class Encoder:
     def num_bytes(self) -> int:
         """Memory that a pass uses besides its inputs and the graph."""
         return self.buffers.num_bytes
-
-    def rouse(self) -> None:
-        """Tell the second thread that a pass comes within the next milliseconds.
-
-        It takes some 50 µs to wake up, during which inputs can be made ready. Nothing happens where the
-        last mesh was too small to be shared.
-        """
-        n, e = self.buffers.plan[at.NUM_NODES], self.buffers.plan[at.NUM_EDGES]
-        if self._second is not None and n + e >= SHARED_FROM:
-            self._second.rouse()
 
     def encode(
         self,
@@ -138,10 +123,27 @@ class Encoder:
         Raises:
             SnapshotInvalid: an array of another shape.
         """
-        layers = self.shape.layers
-        bits = (1 << (layers + 1)) - 1 | 1 << (layers + at.DECODE_EDGES)
-        self._run(graph, x, h, e, g, node_mask, bits)
+        self._run(graph, x, h, e, g, node_mask, self._whole)
         return self.result(graph)
+
+    def ready(
+        self, graph: MeshGraph, x: FloatArray, h: FloatArray, e: FloatArray, g: FloatArray | None
+    ) -> Plan:
+        """The plan of `reconstruct`, for a caller who lets `passes.work` do it among other work."""
+        version, given = self._ready
+        if version != graph.version or any(
+            a is not b for a, b in zip((graph, x, h, e, g), given, strict=True)
+        ):
+            self._check_temporal(graph, g)
+            self.place(graph, x, h, e, g, None)
+            self.buffers.plan[at.PHASE_BITS] = self._whole
+            self._ready = graph.version, (graph, x, h, e, g)
+        return self.buffers.plan
+
+    @property
+    def _whole(self) -> int:
+        """Phases of a pass that reconstructs."""
+        return (1 << (self.shape.layers + 1)) - 1 | 1 << (self.shape.layers + at.DECODE_EDGES)
 
     def decode(self, graph: MeshGraph, z: FloatArray, g: FloatArray | None = None) -> Reconstruction:
         """All that is decoded from embeddings, of this encoder or given ones, float32 [n, d_out]."""
@@ -175,17 +177,22 @@ class Encoder:
         node_mask: BoolArray | None,
         bits: int,
     ) -> None:
-        if g is None and self.shape.d_edge_temporal and bits >> (self.shape.layers + at.DECODE_EDGES) & 1:
-            raise SnapshotInvalid(
-                f"the model needs g, float32 [{graph.num_edges}, {self.shape.d_edge_temporal}]"
-            )
+        if bits >> (self.shape.layers + at.DECODE_EDGES) & 1:
+            self._check_temporal(graph, g)
         self.place(graph, x, h, e, g, node_mask)
         plan = self.buffers.plan
         plan[at.PHASE_BITS] = bits
         if self._second is None or graph.num_nodes + graph.num_edges < SHARED_FROM:
             run_alone(plan)
         else:
-            self._second.run()
+            self._second.start()
+            run_shared(plan, self._second.control)
+
+    def _check_temporal(self, graph: MeshGraph, g: FloatArray | None) -> None:
+        if g is None and self.shape.d_edge_temporal:
+            raise SnapshotInvalid(
+                f"the model needs g, float32 [{graph.num_edges}, {self.shape.d_edge_temporal}]"
+            )
 
     def place(
         self,
@@ -199,6 +206,7 @@ class Encoder:
         """Write addresses and counts of a pass into the plan, after a look at the arrays' shapes."""
         n, num_edges, shape = graph.num_nodes, graph.num_edges, self.shape
         self._idle()
+        self._ready = _NOT_READY
         self.buffers.fit(n, num_edges)
         plan = self.buffers.plan
         kept: list[object] = []
@@ -246,30 +254,3 @@ class Encoder:
     def _idle(self) -> None:
         if self._second is not None:
             self._second.idle()
-
-
-class _Second:
-    """The second thread; started when it is first needed, ended with the encoder."""
-
-    def __init__(self, plan: NDArray[np.int64]) -> None:
-        self._plan = plan
-        self._control = np.zeros(PHASES + PHASE_WORDS * (len(plan) + 4), np.int64)
-        self._thread: threading.Thread | None = None
-
-    def idle(self) -> None:
-        if self._thread is not None:
-            wait_idle(self._control)
-
-    def rouse(self) -> None:
-        if self._thread is not None:
-            wait_idle(self._control)
-            rouse(self._control)
-
-    def run(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=serve, args=(self._plan, self._control), name="mesh-model", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, stop, self._control)
-        run_shared(self._plan, self._control)

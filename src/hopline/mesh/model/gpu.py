@@ -113,9 +113,6 @@ class GpuEncoder:
         if tf32:
             torch.backends.cuda.matmul.allow_tf32 = True
 
-    def rouse(self) -> None:
-        """As `Encoder.rouse`: there is nothing to wake."""
-
     def reconstruct(
         self,
         graph: MeshGraph,

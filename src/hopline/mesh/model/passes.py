@@ -28,28 +28,12 @@ from hopline.mesh.model.lanes import (
     many_rows,
     one_row,
 )
-from hopline.mesh.model.threads import (
-    BUSY,
-    DONE,
-    EPOCH,
-    OPEN,
-    PHASE_WORDS,
-    PHASES,
-    SOON,
-    STOP,
-    fetch_add,
-    give_way,
-    read,
-    sleep_while,
-    wake,
-    write,
-)
+from hopline.mesh.model.second import await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, give_way, read
 
 Plan = NDArray[np.int64]
 
 _PANEL_BYTES = 4 * PANEL
-#: Looks at the epoch for which a roused thread stays awake: some milliseconds.
-PATIENCE = 1_000_000
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
 
@@ -335,7 +319,7 @@ def work(plan: Plan, control: Plan, thread: int) -> None:
     """All phases, piece by piece; what the other thread has taken is waited for between phases."""
     layers = plan[at.NUM_LAYERS]
     scores = plan[at.SCORES] + thread * plan[at.SCORE_BYTES]
-    for phase in range(layers + 3):
+    for phase in range(layers + at.PHASES_BESIDE):
         if not plan[at.PHASE_BITS] >> phase & 1:
             continue
         of_edges = phase == layers + at.DECODE_EDGES
@@ -360,7 +344,7 @@ def work(plan: Plan, control: Plan, thread: int) -> None:
 def run_alone(plan: Plan) -> None:
     """A pass by the calling thread."""
     layers = plan[at.NUM_LAYERS]
-    for phase in range(layers + 3):
+    for phase in range(layers + at.PHASES_BESIDE):
         if plan[at.PHASE_BITS] >> phase & 1:
             of_edges = phase == layers + at.DECODE_EDGES
             count = plan[at.NUM_EDGES] if of_edges else plan[at.NUM_NODES]
@@ -370,64 +354,19 @@ def run_alone(plan: Plan) -> None:
 
 
 @njit(nogil=True, cache=True)
-def wait_idle(control: Plan) -> None:
-    """Until the second thread reads no plan; none begins to before `run_shared`."""
-    write(control, OPEN, 0)
-    turns = 0
-    while read(control, BUSY):
-        turns += 1
-        if turns & 1023 == 0:
-            give_way()
-
-
-@njit(nogil=True, cache=True)
 def run_shared(plan: Plan, control: Plan) -> None:
-    """A pass with the second thread's help; `wait_idle` came before the plan was changed."""
-    for phase in range(plan[at.NUM_LAYERS] + 3):
-        write(control, PHASES + PHASE_WORDS * phase, 0)
-        write(control, PHASES + PHASE_WORDS * phase + DONE, 0)
-    write(control, SOON, 0)
-    write(control, OPEN, 1)
-    fetch_add(control, EPOCH, 1)
-    wake(control, 1)
+    """A pass with the second thread's help; `second.wait_idle` came before the plan was changed."""
+    open_pass(control, plan[at.NUM_LAYERS] + at.PHASES_BESIDE, False)
     work(plan, control, 0)
-    write(control, OPEN, 0)
-
-
-@njit(nogil=True, cache=True)
-def rouse(control: Plan) -> None:
-    """Wake the second thread: a pass comes soon."""
-    write(control, OPEN, 0)
-    write(control, SOON, 1)
-    fetch_add(control, EPOCH, 1)
-    wake(control, 1)
+    close_pass(control)
 
 
 @njit(nogil=True, cache=True)
 def serve(plan: Plan, control: Plan) -> None:
-    """The second thread's life: sleep, help, sleep; ends when told to stop."""
-    seen = np.int64(0)
-    while not read(control, STOP):
-        now = read(control, EPOCH)
-        if now == seen:
-            sleep_while(control, now)
-            continue
-        seen = now
-        if read(control, SOON):
-            turns = 0
-            while read(control, EPOCH) == now and turns < PATIENCE:
-                turns += 1
-            write(control, SOON, 0)
-            continue
-        write(control, BUSY, 1)
-        if read(control, OPEN):
+    """The second thread's life; ends when told to stop."""
+    seen = await_work(control, 0)
+    while seen >= 0:
+        if join(control):
             work(plan, control, 1)
-        write(control, BUSY, 0)
-
-
-@njit(nogil=True, cache=True)
-def stop(control: Plan) -> None:
-    """Tell the second thread to end."""
-    write(control, STOP, 1)
-    fetch_add(control, EPOCH, 1)
-    wake(control, 1)
+        leave(control)
+        seen = await_work(control, seen)

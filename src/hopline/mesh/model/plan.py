@@ -26,3 +26,5 @@ LAYERS, LAYER_PLACES = 64, 16
 
 #: Phases of a pass beside its layers 1 to L: 0 is the first products; these follow the layers.
 DECODE_NODES, DECODE_EDGES = 1, 2
+#: How many phases there are beside the layers.
+PHASES_BESIDE = 3

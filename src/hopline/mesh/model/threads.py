@@ -25,7 +25,7 @@ _WAIT, _WAKE = 128, 129  # of this process only
 HAS_FUTEX = sys.platform == "linux" and _FUTEX >= 0
 
 #: Places in the block by which threads agree, int64; each has a cache line of its own.
-EPOCH, OPEN, BUSY, STOP, SOON, PHASES = 0, 8, 16, 24, 32, 40
+EPOCH, OPEN, BUSY, STOP, SOON, ASLEEP, PHASES = 0, 8, 16, 24, 32, 40, 48
 #: Of a phase: the next piece to take, and how many are done.
 PHASE_WORDS, DONE = 16, 8
 

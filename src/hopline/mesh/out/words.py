@@ -47,7 +47,8 @@ def amount(feature: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     if feature.endswith("_share"):
-        return f"{_short(100 * value)} %"
+        percent = 100 * value  # too much for a float, where somebody sends nonsense
+        return f"{_short(percent)} %" if math.isfinite(percent) else "–"
     if feature.endswith("_ms"):
         return f"{_short(value / 1000)} s" if abs(value) >= 10_000 else f"{_short(value)} ms"
     if feature.endswith("_bytes"):

@@ -30,6 +30,7 @@ from hopline.mesh.tagae.overall import Overall
 from hopline.mesh.tagae.pairs import Pairs
 from hopline.mesh.tagae.roles import role_of
 from hopline.mesh.tagae.series import SeriesTable
+from hopline.mesh.tagae.sweep import Sweep, Taken
 from hopline.mesh.tagae.telling import told
 from hopline.mesh.tagae.tracker import Tracker, Trouble
 from hopline.mesh.tagae.witness import Witness
@@ -137,8 +138,7 @@ class Tagae:
             self._learn_model(snapshots)
         for snapshot in snapshots:
             self._observe(snapshot)
-            for table in self._tables:
-                table.judge(self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=kernels.ALL)
+            self._judge(snapshot, kernels.ALL)
             self.steps += 1
         self._learnt = len(snapshots)
         self._fitted = True
@@ -190,6 +190,7 @@ class Tagae:
         self._tables = (self._nodes, self._edges)
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
         self._pairs = Pairs()
+        self._sweep = Sweep(self._nodes, self._edges, self.settings.threads)
         self._witness = Witness(self._nodes, self._edges, self._pairs)
         self._expectation = None
         self._cut = Cut(self.settings.partition_above)
@@ -300,22 +301,14 @@ class Tagae:
         """Judge the next interval; see `Detector.step`."""
         if self.schema is None:
             self._begin(snapshot.schema)
-        if self._expectation is not None:
-            self._expectation.rouse()
+        self._sweep.rouse()
         ended = self._mind_the_clock(snapshot.time_s)
-        measured, known = self._observe(snapshot)
+        taken = self._observe(snapshot)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
         self._excuse(changes, snapshot)
         troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
-        found = []
-        score = 0.0
         learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
-        for number, table in enumerate(self._tables):
-            pairs, largest = table.judge(
-                self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn
-            )
-            score = max(score, largest)
-            found += [(number, int(slot), int(column)) for slot, column in pairs]
+        found, score = self._judge(snapshot, learn)
         if self._parts is not None:
             score = max(score, self._together(snapshot, self._parts, learn == kernels.USUAL))
         self.steps += 1
@@ -325,8 +318,10 @@ class Tagae:
             self._set_thresholds()
         if self.steps <= self.settings.warm_up:
             return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
-        if known and measured < _BLIND * known:
-            gap = Gap("mesh", f"only {measured} of {known} series that were measured before are there")
+        if taken.known and taken.measured < _BLIND * taken.known:
+            gap = Gap(
+                "mesh", f"only {taken.measured} of {taken.known} series that were measured before are there"
+            )
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
         direct = self._direct(snapshot, troubles, context)
         if found or direct or self._tracker.open:
@@ -374,34 +369,41 @@ class Tagae:
             table.forget_window(also_levels_of=still)
         return self._tracker.close_all()
 
-    def _observe(self, snapshot: Snapshot) -> tuple[int, int]:
-        slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+    def _observe(self, snapshot: Snapshot) -> Taken:
+        paths = self._paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
         self._nodes.grow(len(snapshot.roster))
         self._edges.grow(len(self._pairs))
         if new := self._nodes.size - len(self._absent):
             self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
         self._absent += 1
         self._absent[snapshot.nodes] = 0
-        measured = known = 0
-        for table, at, values in (
-            (self._nodes, snapshot.nodes, snapshot.node_features),
-            (self._edges, slots, snapshot.edge_features),
-        ):
-            got, should = table.observe(
-                values,
-                at,
-                self.steps,
-                interval_s=self.interval_s,
-                warm_up=self.settings.warm_up,
-                ago=2 * self._hold,
-                recent=max(1, self._hold - 2),
-                drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
-            )
-            measured, known = measured + got, known + should
-        self._parts = self._cut.parts(snapshot)
+        inputs = None
         if self._expectation is not None:
-            self._expectation.apply(snapshot, slots, self._nodes, self._edges, self._parts)
-        return measured, known
+            inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)
+        taken = self._taken = self._sweep.take_in(
+            (snapshot.node_features, snapshot.edge_features),
+            (snapshot.nodes, paths),
+            self.steps,
+            interval_s=self.interval_s,
+            warm_up=self.settings.warm_up,
+            ago=2 * self._hold,
+            recent=max(1, self._hold - 2),
+            drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+            inputs=inputs,
+        )
+        self._parts = self._cut.parts(snapshot)
+        return taken
+
+    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
+        """What is out of bounds of the interval that was observed last, and the largest score."""
+        model = None
+        if self._expectation is not None:
+            model = self._expectation.ready(
+                snapshot, self._paths, self._taken.young, *self._tables, self._parts
+            )
+        return self._sweep.judge(
+            self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn, model=model
+        )
 
     @property
     def _hold(self) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import StateDamaged
 from hopline.mesh.model.device import AnyEncoder, encoder_for
-from hopline.mesh.model.encoder import Reconstruction
+from hopline.mesh.model.encoder import Encoder, Reconstruction
 from hopline.mesh.model.frames import Frame
 from hopline.mesh.model.graph import MeshGraph
 from hopline.mesh.model.partition import PartEncoder
@@ -32,12 +32,12 @@ from hopline.mesh.roster import SlotArray
 from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae import arrivals, rows
 from hopline.mesh.tagae.series import SeriesTable
+from hopline.mesh.tagae.sweep import Rows
+from hopline.mesh.tagae.sweep_kernels import MOST
 
 if TYPE_CHECKING:
     from hopline.mesh.model.training import Progress
 
-#: Deviations beyond are as good as this to a model of normal time.
-_MOST = np.float32(4.0)
 #: Share of a series' variance in held-out time that the model must explain to be asked for it.
 _EXPLAINS = 0.1
 #: Largest share of a service's own deviation that may come back to it.
@@ -63,8 +63,8 @@ def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShap
     )
 
 
-#: Inputs of now, and of the window.
-Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
+#: Inputs of services, and of call paths.
+Rooms = tuple[Rows, Rows]
 
 
 class Expectation:
@@ -87,41 +87,57 @@ class Expectation:
         self._is_on_cpu = device == "cpu"
         self._in_parts: PartEncoder | None = None
         self._whole_for = 0
-        self._rooms: dict[int, Rows] = {}
+        self._memory: dict[int, Rows] = {}
+        self._rooms: Rooms | None = None
+        self._paths: SlotArray | None = None
+        self._nodes: SlotArray = np.zeros(0, np.int32)
 
-    def rouse(self) -> None:
-        """A pass comes within the next milliseconds."""
-        self.encoder.rouse()
+    def rooms(self, num_nodes: int, num_edges: int, nodes: SeriesTable, edges: SeriesTable) -> Rooms:
+        """Where the inputs of services and of call paths are to be written."""
+        rooms = self._rooms
+        if rooms is None or len(rooms[0][0]) != num_nodes or len(rooms[1][0]) != num_edges:
+            rooms = self._rooms = self._room(0, nodes, num_nodes), self._room(1, edges, num_edges)
+        return rooms
 
-    def apply(
+    def ready(
         self,
         snapshot: Snapshot,
         paths: SlotArray,
+        young: int,
         nodes: SeriesTable,
         edges: SeriesTable,
         parts: SlotArray | None = None,
-    ) -> None:
-        """Set `recon` of both tables for the present interval; their `observe` came before.
+    ) -> NDArray[np.int64] | None:
+        """Prepare the pass over the inputs that lie in `rooms`, those of the present interval.
 
         Args:
+            paths: int32 [e], slots of the call paths; the same object while they are the same.
+            young: how many services have no window yet.
             parts: int32 [n], the part of each service, where the mesh is large. It is taken in parts
                 where that is quicker; halos are whole, and so results are those of the whole mesh.
+
+        Returns: the pass's plan, for `Sweep.judge`; None where it is done, and `recon` of both tables set.
         """
-        self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
-        x, h = inputs(nodes, snapshot.nodes, self._room(0, nodes, len(snapshot.nodes)))
-        e, g = inputs(edges, paths, self._room(1, edges, len(paths)))
-        if edges.load >= 0:
-            amounts = snapshot.edge_features[:, edges.load]
-        else:
-            amounts = np.ones(len(paths), np.float32)
-        arrivals.fill(self.graph, h, snapshot.nodes, nodes, amounts)
+        if paths is not self._paths or not np.array_equal(snapshot.nodes, self._nodes):
+            self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
+            self._paths, self._nodes = paths, snapshot.nodes.copy()
+        (x, h), (e, g) = self.rooms(len(snapshot.nodes), len(paths), nodes, edges)
+        if young:
+            if edges.load >= 0:
+                amounts = snapshot.edge_features[:, edges.load]
+            else:
+                amounts = np.ones(len(paths), np.float32)
+            arrivals.fill(self.graph, h, snapshot.nodes, nodes, amounts)
         found = None
         if parts is not None and self._is_on_cpu and self._threads > _WHOLE_THREADS:
             found = self._by_parts(parts, x, h, e, g)
+        if found is None and isinstance(self.encoder, Encoder):
+            return self.encoder.ready(self.graph, x, h, e, g)
         if found is None:
             found = self.encoder.reconstruct(self.graph, x, h, e, g)
-        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, _MOST)
-        rows.scatter(found.edges, paths, edges.recon, _MOST)
+        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, MOST)
+        rows.scatter(found.edges, paths, edges.recon, MOST)
+        return None
 
     def _by_parts(
         self,
@@ -143,9 +159,9 @@ class Expectation:
 
     def _room(self, part: int, table: SeriesTable, n: int) -> Rows:
         """Rows that are kept from step to step: memory that is touched for the first time is slow."""
-        kept = self._rooms.get(part)
+        kept = self._memory.get(part)
         if kept is None or len(kept[0]) < n:
-            kept = self._rooms[part] = empty(table, n + n // 4)
+            kept = self._memory[part] = empty(table, n + n // 4)
         x, h = kept
         return x[:n], h[:n]
 
@@ -159,7 +175,7 @@ def empty(table: SeriesTable, n: int) -> Rows:
 def inputs(table: SeriesTable, slots: SlotArray, room: Rows | None = None) -> Rows:
     """Inputs of now [n, 2 F], and of the window [n, F]."""
     x, h = room or empty(table, len(slots))
-    rows.gather(table.slow, table.near, table.slope, table.load, slots, _MOST, x, h)
+    rows.gather(table.slow, table.near, table.slope, table.load, slots, MOST, x, h)
     return x, h
 
 
@@ -233,11 +249,11 @@ def trust(
             width = values.shape[1] // 2
             row, column = int(rng.integers(len(values))), int(rng.integers(width))
             moved = values.copy()
-            moved[row, column] += _MOST
+            moved[row, column] += MOST
             args = (moved, item.h, item.e) if part == 0 else (item.x, item.h, moved)
             said = expectation.encoder.reconstruct(graph, *args, item.g)
             now = (said.nodes, said.edges)[part][row, column]
-            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / _MOST
+            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / MOST
             returned[part][1, column] += 1
     for part, table in enumerate((nodes, edges)):
         yp, pp, yy = sums[part]

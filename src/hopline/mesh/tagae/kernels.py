@@ -98,21 +98,23 @@ def observe(
     width, block = len(kinds), usual.BLOCK
     amount, plain = np.empty(block * width, np.bool_), np.empty(block * width, np.bool_)
     still, clips = np.empty(block * width, np.bool_), np.empty(block * width, np.float32)
-    for j in range(block * width):
-        amount[j] = kinds[j % width] == AMOUNT
-        plain[j] = kinds[j % width] != REAL
-        still[j] = clip[j % width] == 0
-        clips[j] = math.inf if still[j] else clip[j % width]
+    for first in range(0, block * width, width):
+        for f in range(width):
+            amount[first + f] = kinds[f] == AMOUNT
+            plain[first + f] = kinds[f] != REAL
+            still[first + f] = clip[f] == 0
+            clips[first + f] = math.inf if clip[f] == 0 else clip[f]
     has_still = np.any(clip == 0)
     taken = np.empty((block, width), np.float32)
     doubt = np.empty((block, width), np.float32)
+    inverse = np.empty(block, np.float32)
     scratch = np.empty((usual.SCRATCH, block * width), np.float32)
     others = np.empty(block * width, np.int32)
     measured, known = 0, 0
     for i in range(begin, end, block):
         j = min(i + block, end)
         size = (j - i) * width
-        fetch(i, j, values, rows, load, interval_s, taken, doubt)
+        fetch(i, j, values, rows, load, interval_s, taken, doubt, inverse)
         num_usual, num_measured, num_known = usual.take_in(
             taken.reshape(-1)[:size], doubt.reshape(-1)[:size], amount, plain, clips, still, has_still,
             ring[(pos - ago) % window, i:j].reshape(-1), ring[(pos - recent) % window, i:j].reshape(-1),
@@ -134,25 +136,36 @@ def observe(
     return measured, known
 
 
-@njit(nogil=True, cache=True)
-def fetch(begin, end, values, rows, load, interval_s, taken, doubt):
+@njit(nogil=True, cache=True, error_model="numpy")
+def fetch(begin, end, values, rows, load, interval_s, taken, doubt, inverse):
     """A block's values in the order of its slots.
 
     Args:
         taken: float32 [block, F], result: NaN where nothing was measured.
         doubt: float32 [block, F], result: of how many requests a share is, inverted; 0 where that is not
         known, -1 where the slot is absent.
+        inverse: float32 [block], scratch.
     """
-    for i in range(begin, end):
-        row = rows[i]
-        inverse = np.float32(-1.0)
-        if row >= 0:
-            inverse = np.float32(0.0)
-            if load >= 0 and values[row, load] > 0:
-                inverse = np.float32(1.0 / (values[row, load] * interval_s)) if interval_s > 0 else inverse
-        for f in range(values.shape[1]):
-            taken[i - begin, f] = values[row, f] if row >= 0 else np.float32(math.nan)
-            doubt[i - begin, f] = inverse
+    width, scale = values.shape[1], np.float32(interval_s)
+    nothing, zero, one = np.float32(math.nan), np.float32(0), np.float32(1)
+    for k in range(end - begin):
+        row = np.int64(rows[begin + k])
+        if row < 0:
+            inverse[k] = nothing
+            for f in range(width):
+                taken[k, f] = nothing
+            continue
+        amount = values[row, load] if load >= 0 else zero
+        inverse[k] = amount if amount > zero else zero  # also where it is NaN
+        for f in range(width):
+            taken[k, f] = values[row, f]
+    for k in range(end - begin):
+        requests = inverse[k] * scale
+        each = one / requests if requests > zero else zero
+        inverse[k] = each if inverse[k] == inverse[k] else -one
+    for k in range(end - begin):
+        for f in range(width):
+            doubt[k, f] = inverse[k]
 
 
 @njit(nogil=True, cache=True)
@@ -268,8 +281,10 @@ def judge(
     largest = 0.0
     width, block = len(threshold), usual.BLOCK
     per, apart = np.empty(block * width, np.float32), np.empty(block * width, np.float32)
-    for k in range(block * width):
-        per[k] = 1.0 / threshold[k % width]
+    for f in range(width):
+        per[f] = 1.0 / threshold[f]
+    for k in range(width, block * width):
+        per[k] = per[k - width]
     others = np.empty(block * width, np.int32)
     harmless = np.full(width, end - begin, np.int64)
     before_at = (at - 1) % HOLD

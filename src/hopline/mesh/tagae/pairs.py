@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.mesh.model.graph import same
 from hopline.mesh.roster import SlotArray
 
 
@@ -28,14 +29,15 @@ class Pairs:
 
     def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
         """int32 [e], slots of these paths, new ones where they were not seen before."""
-        found = np.empty(len(src), np.int32)
         changed: NDArray[np.int64] | slice = slice(None)
         if self._last is not None and len(self._last[2]) == len(src):
             last_src, last_dst, last = self._last
-            changed = np.flatnonzero((last_src != src) | (last_dst != dst))
-            if not len(changed):
+            if same(last_src, last_dst, src, dst):
                 return last
-            found[:] = last
+            changed = np.flatnonzero((last_src != src) | (last_dst != dst))
+            found = last.copy()
+        else:
+            found = np.empty(len(src), np.int32)
         keys = (src[changed].astype(np.int64) << 32) | dst[changed]
         unknown = keys[~self._known(keys)]
         # Slots in the order of the snapshot: rows and series of a path then lie alike, and near each other.

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hopline.errors import StateDamaged
 from hopline.mesh.schema import kind_of
 from hopline.mesh.tagae import kernels
-from hopline.mesh.tagae.halves import in_parts
 from hopline.mesh.tagae.roles import load_column, polarity, role_of
 
 _KINDS = {"amount": kernels.AMOUNT, "share": kernels.SHARE, "real": kernels.REAL}
@@ -67,13 +66,13 @@ class SeriesTable:
 
     Attributes:
         size: slots in use; arrays may have room for more.
+        moves: counts how often arrays got another place in memory.
         threshold: float32 [F], in spreads.
         pooled: float32 [F], spread that a new series of a column begins with.
         typical: float32 [F], median value of a column over all services; 0 = not known yet.
         histogram: int64 [F, BINS], debounced deviations of normal time, in quarters of a spread.
         ring: int16 [window, room, F].
         held: int8 [HOLD, room, F], the last deviations.
-        found: int32 [room, 2], slots and columns that were out of bounds for long enough.
     """
 
     offset: NDArray[np.float32]
@@ -100,7 +99,7 @@ class SeriesTable:
     def __init__(self, columns: Sequence[str], window: int, threshold: float) -> None:
         self.columns = tuple(columns)
         self.window = window
-        self.size = 0
+        self.size = self.moves = 0
         self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
         self.least_spread = np.array([_LEAST_SPREAD[kind_of(column)] for column in columns], np.float32)
         self.load = load_column(columns)
@@ -111,14 +110,10 @@ class SeriesTable:
         self.pooled = self.least_spread.copy()
         self.typical = np.zeros(width, np.float32)
         self._looks = _LOOKS
-        self._rows = np.zeros(0, np.int32)
-        self._slots: NDArray[np.int32] = np.zeros(0, np.int32)
         self.threshold = np.full(width, threshold, np.float32)
         self.histogram = np.zeros((width, kernels.BINS), np.int64)
         self.ring = np.full((window, 0, width), kernels.ABSENT, np.int16)
         self.held = np.zeros((kernels.HOLD, 0, width), np.int8)
-        self.found = np.zeros((1024, 2), np.int32)
-        self._second = (np.zeros_like(self.histogram), np.zeros_like(self.found))  # of the second thread
         for name, (dtype, first) in (_STATE | _PRESENT).items():
             setattr(self, name, np.full((0, width), first, dtype))
 
@@ -141,128 +136,18 @@ class SeriesTable:
                 wider = np.full((len(old), room, len(self.columns)), empty, old.dtype)
                 wider[:, : old.shape[1]] = old
                 setattr(self, name, wider)
+            self.moves += 1
         self.size = max(self.size, size)
 
-    def observe(
-        self,
-        values: NDArray[np.float32],
-        slots: NDArray[np.int32],
-        step: int,
-        *,
-        interval_s: float,
-        warm_up: int,
-        drift: float,
-        ago: int,
-        recent: int,
-    ) -> tuple[int, int]:
-        """Take one interval in; see `kernels.observe`.
-
-        Args:
-            values: float32 [n, F]; slots: int32 [n], whose they are, each once.
-        """
-        rows = self._rows_of(slots)
-        if self._looks and len(values):
-            self._looks -= 1
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # a column that nobody has
-                middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
-            found = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
-            self.typical = found.astype(np.float32)
-        parts = in_parts(
-            self.size * len(self.columns),
-            self.size,
-            lambda begin, end, _: kernels.observe(
-                begin,
-                end,
-                values,
-                rows,
-                self.kinds,
-                self.load,
-                self.clip,
-                interval_s,
-                warm_up,
-                drift,
-                step % self.window,
-                min(ago, self.window - 1),
-                min(recent, self.window - 1),
-                self.window,
-                self.offset,
-                self.anchor,
-                self.level,
-                self.spread,
-                self.wobble,
-                self.pooled,
-                self.typical,
-                self.seen,
-                self.fitted,
-                self.ring,
-                self.total,
-                self.count,
-                self.slow,
-                self.near,
-                self.moved,
-            ),
-        )
-        return sum(int(part[0]) for part in parts), sum(int(part[1]) for part in parts)
-
-    def _rows_of(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """int32 [size], each slot's place in `slots`, -1 where it is not there."""
-        if len(self._rows) != self.size or not np.array_equal(self._slots, slots):
-            self._rows = np.full(self.size, -1, np.int32)
-            self._rows[slots] = np.arange(len(slots), dtype=np.int32)
-            self._slots = slots.copy()
-        return self._rows
-
-    def judge(self, step: int, *, warm_up: int, hold: int, learn: int) -> tuple[NDArray[np.int32], float]:
-        """Compare with what was expected; see `kernels.judge`.
-
-        Args:
-            learn: what is counted as normal time; see `kernels.judge`.
-
-        Returns: int32 [found, 2], slots and columns out of bounds for long enough, and the largest score.
-        """
-        results = [(self.histogram, self.found), self._second]
-        parts = in_parts(
-            self.size * len(self.columns),
-            self.size,
-            lambda begin, end, part: kernels.judge(
-                begin,
-                end,
-                self.slow,
-                self.near,
-                self.moved,
-                self.still,
-                self.load,
-                self.slope,
-                self.recon,
-                self.gain,
-                self.polarity,
-                self.threshold,
-                self.factor,
-                self.quiet,
-                self.seen,
-                self.fitted,
-                warm_up,
-                self.held,
-                step % kernels.HOLD,
-                min(hold, kernels.HOLD),
-                hold >= 4,
-                learn,
-                self.score,
-                self.dev,
-                results[part][0],
-                self.peak,
-                results[part][1],
-            ),
-        )
-        if len(parts) > 1:
-            self.histogram += self._second[0]
-            self._second[0][:] = 0
-        found = [
-            results[part][1][: min(int(number), len(self.found))] for part, (number, _) in enumerate(parts)
-        ]
-        largest = max(float(most) for _, most in parts)
-        return found[0] if len(found) == 1 else np.concatenate(found), largest
+    def look(self, values: NDArray[np.float32]) -> None:
+        """Learn what is typical of each column, where that is not known, from the first intervals."""
+        if not self._looks or not len(values):
+            return
+        self._looks -= 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a column that nobody has
+            middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
+        self.typical[:] = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
 
     def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
         """Empty the window: what was before is not continued by what comes.

@@ -17,7 +17,7 @@ from hopline.jit import njit
 #: Slots of a block: scratch of some columns lies in the first cache.
 BLOCK = 64
 #: Rows of scratch, float32: see `take_in`.
-SCRATCH = 7
+SCRATCH = 8
 _STEP, _PER_STEP = np.float32(1 / 512), np.float32(512)
 _ABSENT = np.int16(-32768)
 _ABSURD = np.float32(1e30)
@@ -72,6 +72,7 @@ def take_in(
     u, width, base = scratch[0][:n], scratch[1][:n], scratch[2][:n]
     t, c = scratch[3].view(np.int32)[:n], scratch[4].view(np.int32)[:n]
     w, usual = scratch[5].view(np.int32)[:n], scratch[6].view(np.int32)[:n]
+    per = scratch[7][:n]
     num_usual, measured, known = np.int32(0), np.int32(0), np.int32(0)
     for j in range(n):
         is_usual = np.int32((fitted[j] != 0) & (level[j] == level[j]) & (offset[j] >= _ZERO) & plain[j])
@@ -97,6 +98,8 @@ def take_in(
         more = _ZERO if amount[j] else more
         width[j] = np.sqrt(spread[j] * spread[j] + more)
     for j in range(n):
+        per[j] = _ONE / width[j]
+    for j in range(n):
         old = ring[j]
         t[j] = total[j] - (np.int32(old) if old != _ABSENT else np.int32(0))
     for j in range(n):
@@ -106,14 +109,14 @@ def take_in(
         mean = anchor[j] + _STEP * np.float32(t[j]) / (many if many > _ONE else _ONE)
         base[j] = mean if c[j] >= np.int32(_MIN_WINDOW) else level[j]
     for j in range(n):
-        slow[j] = (u[j] - level[j]) / width[j] if usual[j] else slow[j]
+        slow[j] = (u[j] - level[j]) * per[j] if usual[j] else slow[j]
     for j in range(n):
-        near[j] = (u[j] - base[j]) / width[j] if usual[j] else near[j]
+        near[j] = (u[j] - base[j]) * per[j] if usual[j] else near[j]
     if has_still:
         for j in range(n):
             here = u[j] - anchor[j]
-            a = (here - _STEP * np.float32(before[j])) / width[j]
-            b = (here - _STEP * np.float32(lately[j])) / width[j] * _SLOWEST
+            a = (here - _STEP * np.float32(before[j])) * per[j]
+            b = (here - _STEP * np.float32(lately[j])) * per[j] * _SLOWEST
             size = abs(a) if abs(a) < abs(b) else abs(b)
             size = size if a * b > _ZERO else _ZERO
             gone = size if a > _ZERO else -size

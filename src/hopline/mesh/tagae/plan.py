@@ -1,0 +1,38 @@
+"""Where everything of one sweep lies: places in int64 arrays of addresses and counts, one for each table.
+
+As `model/plan.py`: one array instead of thirty arguments, and a second thread can read it.
+"""
+
+from __future__ import annotations
+
+#: Arrays of a table by the name of its attribute, in the order of their places.
+ARRAYS = (
+    "kinds", "clip", "pooled", "typical", "still", "polarity", "threshold", "histogram",
+    "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "gain",
+    "factor", "peak", "slow", "near", "moved", "recon", "quiet", "score", "dev", "ring", "held",
+)  # fmt: skip
+(
+    KINDS, CLIP, POOLED, TYPICAL, STILL, POLARITY, THRESHOLD, HISTOGRAM,
+    OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, GAIN,
+    FACTOR, PEAK, SLOW, NEAR, MOVED, RECON, QUIET, SCORE, DEV, RING, HELD,
+) = range(30)  # fmt: skip
+
+#: Sizes of the table, and what a step sets.
+(
+    SIZE, ROOM, WIDTH, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
+    WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
+    VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND, NUM_PLACES,
+) = range(30, 57)  # fmt: skip
+
+#: Of the numbers, float64: seconds of an interval, and how fast levels drift.
+INTERVAL_S, DRIFT = range(2)
+#: Of a thread's counts, int64: values measured, values that should have been, rows without a window, and
+#: series out of bounds. Each thread has a cache line of its own.
+MEASURED, KNOWN, YOUNG, OUT, LINE = 0, 1, 2, 3, 8
+#: Series out of bounds that a thread can note.
+MOST_FOUND = 4096
+
+#: The plan of a step: which phases, the model's plan and the counters of its phases with their lengths.
+BITS, MODEL_PLAN, MODEL_PLACES, MODEL_CONTROL, MODEL_WORDS, STEP_PLACES = range(6)
+#: Its phases, in their order.
+OBSERVE, GATHER, MODEL, SCATTER, JUDGE, NUM_PHASES = range(6)

@@ -1,0 +1,229 @@
+"""One step over all series of both tables, with the model's pass between: two calls of compiled code.
+
+    take_in:  observe ─► gather                       services and call paths, in pieces, by two threads
+    judge:    [model's phases ─► scatter] ─► judge
+
+Wants two threads where there is enough to do; what comes of it is the same with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.mesh.model import plan as model_at
+from hopline.mesh.model.passes import note_address
+from hopline.mesh.model.second import SecondThread, has_second
+from hopline.mesh.model.threads import PHASE_WORDS, PHASES
+from hopline.mesh.roster import SlotArray
+from hopline.mesh.tagae import kernels
+from hopline.mesh.tagae import plan as at
+from hopline.mesh.tagae.series import SeriesTable
+from hopline.mesh.tagae.sweep_kernels import (
+    order_judging,
+    order_taking,
+    serve,
+    sweep_alone,
+    sweep_shared,
+)
+
+#: Services plus call paths from which a second thread is worth its while.
+SHARED_FROM = 1000
+#: Slots of a piece of work: whole blocks, at most so many, and so many pieces where there are enough.
+_BLOCK, _LARGEST, _PIECES = 64, 512, 8
+
+FloatArray = NDArray[np.float32]
+#: A model's inputs of a table: float32 [n, 2 F] of now, [n, F] of the window; written by the sweep.
+Rows = tuple[FloatArray, FloatArray]
+
+
+#: See `sweep_kernels.outcome`.
+Outcome = tuple[int, int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What an interval brought.
+
+    Attributes:
+        measured, known: values that there are, and that there should have been.
+        young: services without a window; only where inputs were asked for.
+    """
+
+    measured: int
+    known: int
+    young: int
+
+
+class _Side:
+    """One table's plan, and what it points at."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self.numbers = np.zeros(2, np.float64)
+        self.plan = np.zeros(at.NUM_PLACES, np.int64)
+        self.counts = np.zeros((2, at.LINE), np.int64)
+        self.largest = np.zeros((2, at.LINE), np.float64)
+        self.found = np.zeros((2, at.MOST_FOUND, 2), np.int32)
+        self.histogram = np.zeros_like(table.histogram)  # of the second thread
+        self._moves = -1
+        self._size = -1
+        self._rows: SlotArray = np.zeros(0, np.int32)
+        self._slots: SlotArray = np.zeros(0, np.int32)
+        self._values: FloatArray = np.zeros((0, 0), np.float32)
+        self._inputs: Rows | None = None
+        plan, width = self.plan, len(table.columns)
+        plan[at.WIDTH], plan[at.WINDOW], plan[at.LOAD] = width, table.window, table.load
+        plan[at.HELD_ROWS], plan[at.BINS] = kernels.HOLD, kernels.BINS
+        for place, array in (
+            (at.NUMBERS, self.numbers),
+            (at.COUNTS, self.counts),
+            (at.LARGEST, self.largest),
+            (at.SECOND_HISTOGRAM, self.histogram),
+            (at.FOUND, self.found),
+        ):
+            plan[place] = array.ctypes.data
+
+    def point(self, values: FloatArray, slots: SlotArray, inputs: Rows | None) -> None:
+        """Have the plan say where everything of this interval lies."""
+        table, plan = self.table, self.plan
+        if self._moves != table.moves:
+            self._moves = table.moves
+            plan[at.ROOM] = table.room
+            for place, name in enumerate(at.ARRAYS):
+                plan[place] = getattr(table, name).ctypes.data
+        if self._size != table.size or (
+            slots is not self._slots and not np.array_equal(slots, self._slots)
+        ):
+            self._size = table.size
+            self._slots = np.ascontiguousarray(slots, np.int32)
+            self._rows = np.full(table.size, -1, np.int32)
+            self._rows[self._slots] = np.arange(len(slots), dtype=np.int32)
+            plan[at.SIZE], plan[at.NUM_ROWS] = table.size, len(slots)
+            plan[at.ROWS], plan[at.SLOTS] = self._rows.ctypes.data, self._slots.ctypes.data
+            blocks = -(-table.size // (_BLOCK * _PIECES))
+            plan[at.PIECE] = min(_LARGEST, max(1, blocks) * _BLOCK)
+        self._values = np.ascontiguousarray(values, np.float32)
+        note_address(plan, at.VALUES, self._values)
+        if inputs is not None and inputs is not self._inputs:
+            self._inputs = inputs
+            note_address(plan, at.INPUTS, inputs[0])
+            note_address(plan, at.TEMPORAL, inputs[1])
+
+    def out(self) -> NDArray[np.int32]:
+        """int32 [found, 2], slots and columns out of bounds, in their order."""
+        numbers = np.minimum(self.counts[:, at.OUT], at.MOST_FOUND)
+        found = np.concatenate([self.found[thread, :number] for thread, number in enumerate(numbers)])
+        return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+
+class Sweep:
+    """What goes over two tables in each step. Not for several threads at once.
+
+    Args:
+        nodes, edges: of services, and of call paths.
+        threads: more than one lets a second one help.
+    """
+
+    def __init__(self, nodes: SeriesTable, edges: SeriesTable, threads: int | None = None) -> None:
+        self._sides = (_Side(nodes), _Side(edges))
+        self._step = np.zeros(at.STEP_PLACES, np.int64)
+        self._model: NDArray[np.int64] | None = None
+        self._counters: NDArray[np.int64] = np.zeros(0, np.int64)
+        plans = (self._step, self._sides[0].plan, self._sides[1].plan)
+        self._plans = plans
+        self._second = SecondThread(serve, plans, at.NUM_PHASES) if has_second(threads) else None
+        self._alone = np.zeros(PHASES + PHASE_WORDS * at.NUM_PHASES, np.int64)
+
+    def rouse(self) -> None:
+        """An interval comes within the next milliseconds. Nothing happens where they are not shared."""
+        if self._second is not None and self._is_large:
+            self._second.rouse()
+
+    def take_in(
+        self,
+        values: Sequence[FloatArray],
+        slots: Sequence[SlotArray],
+        step: int,
+        *,
+        interval_s: float,
+        warm_up: int,
+        drift: float,
+        ago: int,
+        recent: int,
+        inputs: Sequence[Rows] | None = None,
+    ) -> Taken:
+        """Take one interval in; see `kernels.observe`.
+
+        Args:
+            values: float32 [n, F], of services and of call paths.
+            slots: int32 [n], whose they are, each once.
+            inputs: room for what the model reads, filled: see `rows.gather`.
+        """
+        self._idle()
+        for number, side in enumerate(self._sides):
+            side.point(values[number], slots[number], inputs[number] if inputs else None)
+            side.table.look(values[number])
+        window = self._sides[0].table.window
+        bits = 1 << at.OBSERVE | (1 << at.GATHER if inputs else 0)
+        order_taking(
+            *self._plans, bits, warm_up, step % window, min(ago, window - 1), min(recent, window - 1),
+            interval_s, drift,
+        )  # fmt: skip
+        measured, known, young, *_ = self._run(more=True)
+        return Taken(measured, known, young)
+
+    def judge(
+        self, step: int, *, warm_up: int, hold: int, learn: int, model: NDArray[np.int64] | None = None
+    ) -> tuple[list[tuple[int, int, int]], float]:
+        """Compare the interval that was taken in with what was expected; see `kernels.judge`.
+
+        Args:
+            learn: what is counted as normal time; see `kernels.judge`.
+            model: the plan of the model's pass, which comes first; None where `recon` is set already.
+
+        Returns: table (0 = services), slot and column of each series that was out of bounds for long
+            enough, and the largest score.
+        """
+        self._idle()
+        bits = 1 << at.JUDGE
+        if model is not None:
+            self._point_at(model)
+            bits |= 1 << at.MODEL | 1 << at.SCATTER
+        order_judging(*self._plans, bits, warm_up, step % kernels.HOLD, min(hold, kernels.HOLD), learn)
+        *_, out, largest = self._run(more=False)
+        found = []
+        if out:
+            for number, side in enumerate(self._sides):
+                found += [(number, slot, column) for slot, column in side.out().tolist()]
+        return found, largest
+
+    @property
+    def _is_large(self) -> bool:
+        nodes, edges = self._sides
+        return nodes.table.size + edges.table.size >= SHARED_FROM
+
+    def _idle(self) -> None:
+        if self._second is not None:
+            self._second.idle()
+
+    def _point_at(self, model: NDArray[np.int64]) -> None:
+        if model is self._model:
+            return
+        self._model = model
+        step = self._step
+        words = PHASES + PHASE_WORDS * (int(model[model_at.NUM_LAYERS]) + model_at.PHASES_BESIDE)
+        if len(self._counters) != words:
+            self._counters = np.zeros(words, np.int64)
+            step[at.MODEL_CONTROL], step[at.MODEL_WORDS] = self._counters.ctypes.data, words
+        step[at.MODEL_PLAN], step[at.MODEL_PLACES] = model.ctypes.data, len(model)
+
+    def _run(self, *, more: bool) -> Outcome:
+        if self._second is None or not self._is_large:
+            return cast(Outcome, sweep_alone(*self._plans, self._alone))
+        self._second.start()
+        return cast(Outcome, sweep_shared(*self._plans, self._second.control, more))

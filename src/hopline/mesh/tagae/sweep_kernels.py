@@ -1,0 +1,291 @@
+"""A step's passes over all series, and the model's between them, piece by piece: compiled, for two threads.
+
+Pieces of a phase are slots of the call paths' table, then of the services'; between phases each thread
+waits for the other. Which thread takes a piece does not change what comes of it.
+"""
+
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from hopline.intrinsics import pointer
+from hopline.jit import njit
+from hopline.mesh.model import plan as model_at
+from hopline.mesh.model.passes import work
+from hopline.mesh.model.second import await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, give_way, read, write
+from hopline.mesh.tagae import plan as at
+from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
+from hopline.mesh.tagae.rows import gather, scatter
+
+Plan = NDArray[np.int64]
+
+#: Deviations beyond are as good as this to a model of normal time.
+MOST = np.float32(4.0)
+
+
+@njit(nogil=True, cache=True)
+def floats(plan: Plan, place: int) -> NDArray[np.float32]:
+    """A table's array of float32 [slots, F]."""
+    return carray(pointer(plan[place]), (plan[at.SIZE], plan[at.WIDTH]), np.float32)
+
+
+@njit(nogil=True, cache=True)
+def whole_numbers(plan: Plan, place: int) -> NDArray[np.int32]:
+    """A table's array of int32 [slots, F]."""
+    return carray(pointer(plan[place]), (plan[at.SIZE], plan[at.WIDTH]), np.int32)
+
+
+@njit(nogil=True, cache=True)
+def column_floats(plan: Plan, place: int) -> NDArray[np.float32]:
+    """A table's array of float32 [F]."""
+    return carray(pointer(plan[place]), (plan[at.WIDTH],), np.float32)
+
+
+@njit(nogil=True, cache=True)
+def fitted_of(plan: Plan) -> NDArray[np.int8]:
+    """int8 [slots, F]."""
+    return carray(pointer(plan[at.FITTED]), (plan[at.SIZE], plan[at.WIDTH]), np.int8)
+
+
+@njit(nogil=True, cache=True)
+def counts_of(plan: Plan, thread: int) -> NDArray[np.int64]:
+    """int64 [LINE], of one thread."""
+    return carray(pointer(plan[at.COUNTS] + 8 * at.LINE * thread), (at.LINE,), np.int64)
+
+
+@njit(nogil=True, cache=True)
+def largest_of(plan: Plan, thread: int) -> NDArray[np.float64]:
+    """float64 [1], the largest score that one thread saw."""
+    return carray(pointer(plan[at.LARGEST] + 8 * at.LINE * thread), (1,), np.float64)
+
+
+@njit(nogil=True, cache=True)
+def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
+    """`kernels.observe` of slots first to last."""
+    width, window = plan[at.WIDTH], plan[at.WINDOW]
+    numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
+    measured, known = observe(
+        first, last,
+        carray(pointer(plan[at.VALUES]), (plan[at.NUM_ROWS], width), np.float32),
+        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32),
+        carray(pointer(plan[at.KINDS]), (width,), np.int8),
+        plan[at.LOAD], column_floats(plan, at.CLIP),
+        numbers[at.INTERVAL_S], plan[at.WARM_UP], numbers[at.DRIFT],
+        plan[at.POS], plan[at.AGO], plan[at.RECENT], window,
+        floats(plan, at.OFFSET), floats(plan, at.ANCHOR), floats(plan, at.LEVEL), floats(plan, at.SPREAD),
+        floats(plan, at.WOBBLE), column_floats(plan, at.POOLED), column_floats(plan, at.TYPICAL),
+        whole_numbers(plan, at.SEEN), fitted_of(plan),
+        carray(pointer(plan[at.RING]), (window, plan[at.ROOM], width), np.int16),
+        whole_numbers(plan, at.TOTAL), whole_numbers(plan, at.COUNT),
+        floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
+    )  # fmt: skip
+    counts = counts_of(plan, thread)
+    counts[at.MEASURED] += measured
+    counts[at.KNOWN] += known
+
+
+@njit(nogil=True, cache=True)
+def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
+    """The model's inputs of rows first to last; counts those that have no window yet."""
+    width, rows = plan[at.WIDTH], plan[at.NUM_ROWS]
+    slots = carray(pointer(plan[at.SLOTS]), (rows,), np.int32)[first:last]
+    x = carray(pointer(plan[at.INPUTS]), (rows, 2 * width), np.float32)
+    h = carray(pointer(plan[at.TEMPORAL]), (rows, width), np.float32)
+    gather(
+        floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.SLOPE), plan[at.LOAD], slots, MOST,
+        x[first:last], h[first:last],
+    )  # fmt: skip
+    count = whole_numbers(plan, at.COUNT)
+    young = 0
+    for r in range(len(slots)):
+        most = np.int32(0)
+        for f in range(width):
+            most = max(most, count[slots[r], f])
+        young += int(most < MIN_WINDOW)
+    counts_of(plan, thread)[at.YOUNG] += young
+
+
+@njit(nogil=True, cache=True)
+def scatter_piece(plan: Plan, result: int, row_bytes: int, first: int, last: int) -> None:
+    """What the model expects, to the slots of rows first to last; `result` is the address of its rows."""
+    rows = plan[at.NUM_ROWS]
+    slots = carray(pointer(plan[at.SLOTS]), (rows,), np.int32)
+    values = carray(pointer(result), (rows, row_bytes // 4), np.float32)
+    scatter(values[first:last], slots[first:last], floats(plan, at.RECON), MOST)
+
+
+@njit(nogil=True, cache=True)
+def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
+    """`kernels.judge` of slots first to last."""
+    width = plan[at.WIDTH]
+    counts = counts_of(plan, thread)
+    found = carray(pointer(plan[at.FOUND] + 8 * at.MOST_FOUND * thread), (at.MOST_FOUND, 2), np.int32)
+    histogram = plan[at.SECOND_HISTOGRAM] if thread else plan[at.HISTOGRAM]
+    bins = plan[at.BINS]
+    number, largest = judge(
+        first, last, floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
+        carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
+        floats(plan, at.SLOPE), floats(plan, at.RECON), floats(plan, at.GAIN),
+        carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
+        floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),
+        plan[at.WARM_UP],
+        carray(pointer(plan[at.HELD]), (plan[at.HELD_ROWS], plan[at.ROOM], width), np.int8),
+        plan[at.HELD_AT], plan[at.HOLD], plan[at.HOLD] >= 4, plan[at.LEARN],
+        floats(plan, at.SCORE), floats(plan, at.DEV),
+        carray(pointer(histogram), (width, bins), np.int64), floats(plan, at.PEAK),
+        found[min(counts[at.OUT], at.MOST_FOUND):],
+    )  # fmt: skip
+    counts[at.OUT] += number
+    most = largest_of(plan, thread)
+    most[0] = max(most[0], largest)
+
+
+@njit(nogil=True, cache=True)
+def piece_of(
+    step: Plan, plan: Plan, is_nodes: bool, phase: int, first: int, last: int, thread: int
+) -> None:
+    """One piece of one phase."""
+    if phase == at.OBSERVE:
+        observe_piece(plan, first, last, thread)
+    elif phase == at.GATHER:
+        gather_piece(plan, first, last, thread)
+    elif phase == at.SCATTER:
+        model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
+        result = model[model_at.NODE_OUT] if is_nodes else model[model_at.EDGE_OUT]
+        row_bytes = model[model_at.NODE_BYTES] if is_nodes else model[model_at.EDGE_BYTES]
+        scatter_piece(plan, result, row_bytes, first, last)
+    else:
+        judge_piece(plan, first, last, thread)
+
+
+@njit(nogil=True, cache=True)
+def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> None:
+    """All phases of `step`; what the other thread has taken is waited for between them."""
+    for phase in range(at.NUM_PHASES):
+        if not step[at.BITS] >> phase & 1:
+            continue
+        if phase == at.MODEL:
+            model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
+            counters = carray(pointer(step[at.MODEL_CONTROL]), (step[at.MODEL_WORDS],), np.int64)
+            work(model, counters, thread)
+            continue
+        length = at.NUM_ROWS if phase in (at.GATHER, at.SCATTER) else at.SIZE
+        edge_pieces = (edges[length] + edges[at.PIECE] - 1) // edges[at.PIECE]
+        pieces = edge_pieces + (nodes[length] + nodes[at.PIECE] - 1) // nodes[at.PIECE]
+        place = PHASES + PHASE_WORDS * phase
+        while True:
+            piece = fetch_add(control, place, 1)
+            if piece >= pieces:
+                break
+            is_nodes = piece >= edge_pieces
+            plan = nodes if is_nodes else edges
+            first = (piece - edge_pieces if is_nodes else piece) * plan[at.PIECE]
+            last = min(plan[length], first + plan[at.PIECE])
+            piece_of(step, plan, is_nodes, phase, first, last, thread)
+            fetch_add(control, place + DONE, 1)
+        turns = 0
+        while read(control, place + DONE) < pieces:
+            turns += 1
+            if turns & 1023 == 0:
+                give_way()
+
+
+@njit(nogil=True, cache=True)
+def order_taking(
+    step: Plan, nodes: Plan, edges: Plan, bits: int, warm_up: int, pos: int, ago: int, recent: int,
+    interval_s: float, drift: float,
+) -> None:  # fmt: skip
+    """What the next sweep is to take in, and how; counts begin again."""
+    step[at.BITS] = bits
+    for plan in (nodes, edges):
+        plan[at.WARM_UP], plan[at.POS], plan[at.AGO], plan[at.RECENT] = warm_up, pos, ago, recent
+        numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
+        numbers[at.INTERVAL_S], numbers[at.DRIFT] = interval_s, drift
+        for thread in range(2):
+            counts_of(plan, thread)[:] = 0
+            largest_of(plan, thread)[0] = 0.0
+
+
+@njit(nogil=True, cache=True)
+def order_judging(
+    step: Plan, nodes: Plan, edges: Plan, bits: int, warm_up: int, held_at: int, hold: int, learn: int
+) -> None:
+    """What the next sweep is to judge, and how."""
+    step[at.BITS] = bits
+    for plan in (nodes, edges):
+        plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
+
+
+@njit(nogil=True, cache=True)
+def reset(step: Plan) -> None:
+    """Nothing of the model's phases is taken."""
+    counters = carray(pointer(step[at.MODEL_CONTROL]), (step[at.MODEL_WORDS],), np.int64)
+    for place in range(PHASES, len(counters)):
+        write(counters, place, 0)
+
+
+@njit(nogil=True, cache=True)
+def outcome(step: Plan, nodes: Plan, edges: Plan) -> tuple[int, int, int, int, float]:
+    """Counts of both threads: measured, known, young services, out of bounds; the largest score."""
+    measured, known, young, out, largest = 0, 0, 0, 0, 0.0
+    for plan in (nodes, edges):
+        for thread in range(2):
+            counts = counts_of(plan, thread)
+            measured += counts[at.MEASURED]
+            known += counts[at.KNOWN]
+            out += counts[at.OUT]
+            largest = max(largest, largest_of(plan, thread)[0])
+        if step[at.BITS] >> at.JUDGE & 1 and plan[at.LEARN]:
+            size = plan[at.WIDTH] * plan[at.BINS]
+            first = carray(pointer(plan[at.HISTOGRAM]), (size,), np.int64)
+            second = carray(pointer(plan[at.SECOND_HISTOGRAM]), (size,), np.int64)
+            for k in range(size):
+                first[k] += second[k]
+                second[k] = 0
+    for thread in range(2):
+        young += counts_of(nodes, thread)[at.YOUNG]
+    return measured, known, young, out, largest
+
+
+@njit(nogil=True, cache=True)
+def sweep_alone(step: Plan, nodes: Plan, edges: Plan, control: Plan) -> tuple[int, int, int, int, float]:
+    """All phases by the calling thread; `control` is no other's. Returns: see `outcome`."""
+    reset(step)
+    for place in range(PHASES, len(control)):
+        write(control, place, 0)
+    sweep(step, nodes, edges, control, 0)
+    return outcome(step, nodes, edges)
+
+
+@njit(nogil=True, cache=True)
+def sweep_shared(
+    step: Plan, nodes: Plan, edges: Plan, control: Plan, more: bool
+) -> tuple[int, int, int, int, float]:
+    """All phases with the second thread's help; `second.wait_idle` came before plans were changed.
+
+    Args:
+        more: another sweep comes soon.
+
+    Returns: see `outcome`.
+    """
+    reset(step)
+    open_pass(control, at.NUM_PHASES, more)
+    sweep(step, nodes, edges, control, 0)
+    close_pass(control)
+    return outcome(step, nodes, edges)
+
+
+@njit(nogil=True, cache=True)
+def serve(step: Plan, nodes: Plan, edges: Plan, control: Plan) -> None:
+    """The second thread's life; ends when told to stop."""
+    seen = await_work(control, 0)
+    while seen >= 0:
+        if join(control):
+            sweep(step, nodes, edges, control, 1)
+        leave(control)
+        seen = await_work(control, seen)
