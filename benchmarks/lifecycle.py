@@ -57,7 +57,7 @@ class Effort:
     num_splits: int
 
 
-QUICK = Effort(4.0, 1.0, 5, 10)
+QUICK = Effort(4.0, 1.0, 9, 10)
 FULL = Effort(15.0, 5.0, 11, 10)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hopline.aside import make_room
 from hopline.errors import HoplineError
 from hopline.rollout.served import Compares, Copy, Served
 from hopline.rollout.tally import Tally
@@ -148,6 +149,7 @@ class DistantCopies(Copies):
     def _send(self) -> None:
         if self._num_away >= _MAX_AWAY:
             return
+        make_room()
         copies = [self._waiting.popleft() for _ in range(min(_TOGETHER, len(self._waiting)))]
         try:
             self._target.compare(copies, self._tolerance, self._compared)

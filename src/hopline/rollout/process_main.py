@@ -27,6 +27,7 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
+from hopline.aside import keep_aside
 from hopline.config import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
@@ -102,6 +103,7 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        keep_aside()
     offer_first()
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
