@@ -29,12 +29,25 @@ def test_of_one_processor_none_is_aside():
 @two
 def test_what_works_beside_is_bound_with_all_that_it_starts():
     code = (
-        "import os, threading; from hopline.aside import keep_aside; print(keep_aside(), os.sched_getaffinity(0));"
+        "import os, threading; from hopline.aside import keep_aside;"
+        "print(bool(keep_aside()), os.sched_getaffinity(0));"
         "t = threading.Thread(target=lambda: print(os.sched_getaffinity(0))); t.start(); t.join()"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     last = max(os.sched_getaffinity(0))
     assert said.splitlines() == [f"True {{{last}}}", f"{{{last}}}"]
+
+
+@two
+def test_what_was_loaded_comes_back_with_all_its_threads():
+    code = (
+        "import os, threading; from hopline.aside import come_back, keep_aside; before = keep_aside();"
+        "go = threading.Event();"
+        "t = threading.Thread(target=lambda: (go.wait(), print(os.sched_getaffinity(0)))); t.start();"
+        "come_back(before); print(os.sched_getaffinity(0)); go.set(); t.join()"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [str(os.sched_getaffinity(0))] * 2
 
 
 @two
@@ -59,6 +72,6 @@ def test_who_serves_moves_away_and_keeps_its_processors():
 def test_who_may_use_one_processor_only_stays():
     def work():
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        return aside.make_room(), aside.keep_aside(), len(os.sched_getaffinity(0))
+        return aside.make_room(), bool(aside.keep_aside()), len(os.sched_getaffinity(0))
 
     assert in_thread(work) == (False, False, 1)

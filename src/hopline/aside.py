@@ -7,6 +7,7 @@ with those who serve on others at the moment when it awakes, it costs them least
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -21,15 +22,28 @@ def processor_aside(allowed: Collection[int]) -> int | None:
     return max(allowed) if len(allowed) > 1 else None
 
 
-def keep_aside() -> bool:
-    """Bind this thread, and those that it starts from now on, to that processor; whether that was done."""
+def keep_aside() -> set[int]:
+    """Bind this thread, and those that it starts from now on, to that processor.
+
+    Returns: where it could run before, for `come_back`; empty where nothing was done.
+    """
     if not _AVAILABLE:
-        return False
-    processor = processor_aside(os.sched_getaffinity(0))
+        return set()
+    allowed = os.sched_getaffinity(0)
+    processor = processor_aside(allowed)
     if processor is None:
-        return False
+        return set()
     os.sched_setaffinity(0, {processor})
-    return True
+    return allowed
+
+
+def come_back(allowed: Collection[int]) -> None:
+    """Let all threads of this process run on these processors again."""
+    if not _AVAILABLE:
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it may have ended by now
+            os.sched_setaffinity(int(thread), allowed)
 
 
 def make_room() -> bool:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from hopline.aside import keep_aside
+from hopline.aside import come_back, keep_aside
 from hopline.config import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
@@ -100,15 +100,17 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     # Not the server's: it shall be able to interrupt this process, and not the other way round.
     want_slices(0.0)
     yielding = yield_while_loading()
+    # Loading is a burst of work that nobody waits for.
+    processors = keep_aside()
     if orders["nice"] >= _IDLE_NICE:
-        # Not only less than others get, but nothing while they want anything.
+        # Not only less than others get, but nothing while they want anything; and aside for good.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        keep_aside()
+        processors = set()
     offer_first()
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(ModelHost(orders, config, wire_fd, yielding).serve())
+        code = runner.run(ModelHost(orders, config, wire_fd, yielding, processors).serve())
     # Threads that still compute are of no use to anybody.
     sys.stderr.flush()
     os._exit(code)
@@ -138,8 +140,11 @@ def end_yielding() -> None:
 class ModelHost(asyncio.Protocol):
     """A model's end of the socket; also the recorder that says what ran."""
 
-    def __init__(self, orders: Mapping[str, Any], config: Config, wire_fd: int, yielding: bool) -> None:
+    def __init__(
+        self, orders: Mapping[str, Any], config: Config, wire_fd: int, yielding: bool, processors: set[int]
+    ) -> None:
         self._yielding = yielding
+        self._processors = processors
         self._socket = wire_fd
         self._factory: str = orders["factory"]
         self._metrics = Metrics()
@@ -217,6 +222,8 @@ class ModelHost(asyncio.Protocol):
             limit_growth(self._orders.limits.memory_bytes)
         if self._yielding:
             end_yielding()
+        if self._processors:
+            come_back(self._processors)
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
         return served

@@ -206,7 +206,11 @@ def difference(wanted: ScoreResult, found: ScoreResult) -> tuple[float, int]:
         others = found.outputs.get(name)
         if others is None or others.shape != values.shape:
             return math.inf, flips
-        if values.dtype == others.dtype and values.dtype.kind != "O" and values.tobytes() == others.tobytes():
+        if (
+            values.dtype == others.dtype
+            and values.dtype.kind != "O"
+            and values.tobytes() == others.tobytes()
+        ):
             continue  # as nearly always, and at a tenth of the cost
         if values.dtype.kind == "f":
             if values.size:
