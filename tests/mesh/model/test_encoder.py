@@ -12,6 +12,7 @@ from hopline.errors import SnapshotInvalid
 from hopline.mesh.model import reference, torch_model
 from hopline.mesh.model.encoder import Encoder
 from hopline.mesh.model.graph import MeshGraph
+from hopline.mesh.model.passes import run_alone
 from hopline.mesh.model.shape import ModelShape
 from hopline.mesh.model.torch_model import Inputs
 from hopline.mesh.model.weights import Weights
@@ -132,6 +133,35 @@ def test_two_threads_give_what_one_gives_bit_for_bit_again_and_again():
         given = inputs_of(USUAL, n, len(sources), seed)
         for a, b in zip(one.reconstruct(graph, *given), two.reconstruct(graph, *given), strict=True):
             assert np.array_equal(a, b)
+
+
+def test_a_plan_that_is_ready_is_of_what_was_given_last():
+    encoder, weights = Encoder(weights_of(SMALL), threads=1), weights_of(SMALL)
+    graph = graph_of(40, *edges_of(40, 120))
+    first, second = inputs_of(SMALL, 40, 120, 1), inputs_of(SMALL, 40, 120, 2)
+
+    def by_plan(given):
+        run_alone(encoder.ready(graph, *given))
+        return [array.copy() for array in encoder.result(graph)]
+
+    def afresh(given):
+        return Encoder(weights, threads=1).reconstruct(graph, *given)
+
+    def agree(given):
+        for a, b in zip(by_plan(given), afresh(given), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    agree(first)
+    first[0] += 1  # other numbers in the same memory
+    agree(first)
+    encoder.reconstruct(graph, *second)  # places the plan elsewhere
+    agree(first)
+    agree(second)
+    encoder.encode(graph, *first[:3])  # other phases
+    agree(second)
+    sources, targets = edges_of(40, 120, seed=9)
+    assert graph.update(40, sources, targets)
+    agree(second)
 
 
 def test_an_encoder_takes_its_second_thread_with_it():
