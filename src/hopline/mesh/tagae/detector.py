@@ -297,6 +297,11 @@ class Tagae:
 
     # Judging
 
+    def rouse(self) -> None:
+        """The next interval comes within a millisecond or so. `step` says so itself, but only then."""
+        if self.schema is not None:
+            self._sweep.rouse()
+
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
         """Judge the next interval; see `Detector.step`."""
         if self.schema is None:

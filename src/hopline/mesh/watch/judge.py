@@ -101,6 +101,12 @@ class Judge:
         self._kept_at: float | None = None
         self._newest: Snapshot | None = None
 
+    def rouse(self) -> None:
+        """An interval is about to be judged; for the thread that hands it over, while this one awakes."""
+        rouse = getattr(self.detector, "rouse", None)
+        if rouse is not None:
+            rouse()
+
     def judge(self, snapshot: Snapshot, context: Context) -> Judged:
         """Judge the next interval."""
         verdict = self.detector.step(snapshot, context)

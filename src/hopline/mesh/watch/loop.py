@@ -146,6 +146,7 @@ class Watch:
         loop = asyncio.get_running_loop()
         try:
             with self._stages("step"):
+                self._judge.rouse()
                 judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
         except Exception as error:  # one interval that cannot be judged must not be the last
             if "detector" not in self._failing:
