@@ -7,6 +7,7 @@ import pytest
 
 from hopline.errors import SnapshotInvalid
 from hopline.mesh.changes import Change, Context, Trouble
+from hopline.mesh.simulate import MeshPlan, simulate
 from hopline.mesh.snapshot import Gap
 from hopline.mesh.tagae import Tagae, TagaeSettings
 from tests.mesh.tagae.conftest import NORMAL
@@ -164,6 +165,31 @@ def test_memory_that_grows_is_an_incident_and_memory_that_stands_still_is_none(f
     (incident,) = incidents(follow(fitted(), 60, leaks))
     assert incident.suspects[0].evidence[0].feature == "memory_bytes"
     assert not incidents(follow(fitted(), 60, steps))
+
+
+@pytest.mark.parametrize(("service", "count"), [("cart", 1), ("pay", 2)])
+def test_who_is_killed_for_memory_after_a_leak_is_the_same_incident(fitted, service, count):
+    def leaks_until_killed(number, nodes, edges):
+        nodes[CART, MEMORY] *= 1.0 + 0.04 * (number - 20) if 20 <= number < 40 else 1.0
+
+    killed = Trouble("oom_kill", service, NEXT_S + 42 * INTERVAL_S, NEXT_S + 46 * INTERVAL_S)
+    verdicts = follow(fitted(), 120, leaks_until_killed, context=Context(troubles=(killed,)))
+    assert len(incidents(verdicts)) == count
+
+
+@pytest.mark.parametrize("minutes", [30, 60, 120])
+def test_who_learned_for_a_short_time_is_not_sure_of_it(minutes):
+    plan = MeshPlan(
+        services=12, rate=200.0, daily=0.0, bursts_per_hour=0.0, autoscale=False, hours=minutes / 60 + 4
+    )
+    learnt, found = 4 * minutes, {}
+    for seed in (100, 102, 103):
+        snapshots, contexts = zip(*simulate(plan, seed), strict=True)
+        detector = Tagae(TagaeSettings(model="none"))
+        detector.fit(snapshots[:learnt], contexts[:learnt])
+        for snapshot, context in zip(snapshots[learnt:], contexts[learnt:], strict=True):
+            found |= {(seed, each.id): each for each in detector.step(snapshot, context).incidents}
+    assert len(found) <= 3  # in 12 hours; 12, 15 and 5 where thresholds are taken as they were learnt
 
 
 def test_missing_values_are_no_anomaly(fitted):

@@ -180,6 +180,7 @@ class Tagae:
                 self.settings.anomaly_percentile,
                 calibrate.LOWEST if self._fitted else calibrate.LOWEST_UNFITTED,
                 calibrate.HIGHEST if self._fitted else calibrate.UNKNOWN,
+                hold=self._hold if self._fitted else 0,
             )
         self._overall.forget()  # thresholds are what scores are measured by
 

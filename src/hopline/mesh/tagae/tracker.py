@@ -131,13 +131,17 @@ class Tracker:
         """The incident that these clues are more of, if any.
 
         One of which nothing is out of bounds at present goes on only by what it was seen by before: another
-        service's trouble is another incident.
+        service's trouble is another incident. What Kubernetes reports of a service is what it was seen by: who
+        was killed for memory has none left to show.
         """
         keys = {clue.key for clue in firm}
+        reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
         services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
         best, best_shared = None, 0
         for trouble in self.open:
             shared = len(keys & set(trouble.clues))
+            if any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values()):
+                shared += 1
             if alive[trouble.id]:
                 there = trouble.services
                 near = services & there or any(
