@@ -21,8 +21,9 @@ LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
 LOWEST_UNFITTED = 5.5
 #: Intervals after which half of a threshold is what was measured rather than what is assumed.
 _HALF_KNOWN = 60.0
-#: Normal time, in times that a deviation has to last, in which deviations are half as large as after it. 36 h of
-#: normal simulated meshes had 44, 26 and 8 false alarms after 120, 240 and 480 intervals; so raised 11, 10, 2.
+#: Normal time, in times that a deviation has to last, in which deviations are half as large as after it.
+#: 36 h of normal simulated meshes had 44, 26 and 8 false alarms after 120, 240 and 480 intervals that were
+#: learned; with thresholds raised so 11, 10 and 2.
 _CAUTION = 20.0
 #: A series' own threshold, as a multiple of its largest deviation in normal time.
 _OWN = 1.2
@@ -124,8 +125,8 @@ def set_thresholds(
         percentile: of the deviations, from where on the tail is fitted.
         lowest, highest: no threshold is below or above.
         hold: intervals that a deviation has to last, where levels and spreads are of the same time as the
-            deviations. These are then too small, by the more the shorter that time was, and thresholds are raised
-            by so much; 0 where they are not.
+            deviations. These are then too small, by the more the shorter that time was, and thresholds are
+            raised by so much; 0 where they are not.
     """
     if not intervals:
         return

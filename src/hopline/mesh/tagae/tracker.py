@@ -131,8 +131,8 @@ class Tracker:
         """The incident that these clues are more of, if any.
 
         One of which nothing is out of bounds at present goes on only by what it was seen by before: another
-        service's trouble is another incident. What Kubernetes reports of a service is what it was seen by: who
-        was killed for memory has none left to show.
+        service's trouble is another incident. What Kubernetes reports of a service is what it was seen by:
+        who was killed for memory has none left to show.
         """
         keys = {clue.key for clue in firm}
         reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
