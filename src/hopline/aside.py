@@ -1,8 +1,8 @@
 """Keeps what only works beside, such as a candidate that answers copies, and those who serve apart.
 
 It takes nothing from them by its priority. But wherever it ran, the processor's caches hold its memory, and
-Linux moves threads out of each other's way, which costs whoever moves a cold cache. Bound to one processor,
-with those who serve on others at the moment when it awakes, it costs them least.
+Linux moves threads out of each other's way, which costs whoever moves a cold cache. Bound to half of the
+processors, with those who serve on the others at the moment when it awakes, it costs them least.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _AVAILABLE = sys.platform == "linux" and hasattr(os, "sched_setaffinity")
 _current = ctypes.CDLL(None).sched_getcpu if _AVAILABLE else lambda: -1
 
 
-def processor_aside(allowed: Collection[int]) -> int | None:
-    """The one for work that nobody waits for; None where there are not two."""
-    return max(allowed) if len(allowed) > 1 else None
+def processors_aside(allowed: Collection[int]) -> set[int]:
+    """Those for work that nobody waits for: the last half, so that much of it has room; empty for one."""
+    return set(sorted(allowed)[-(len(allowed) // 2) :]) if len(allowed) > 1 else set()
 
 
 def keep_aside() -> set[int]:
-    """Bind this thread, and those that it starts from now on, to that processor.
+    """Bind this thread, and those that it starts from now on, to those processors.
 
     Returns: where it could run before, for `come_back`; empty where nothing was done.
     """
     if not _AVAILABLE:
         return set()
     allowed = os.sched_getaffinity(0)
-    processor = processor_aside(allowed)
-    if processor is None:
+    aside = processors_aside(allowed)
+    if not aside:
         return set()
-    os.sched_setaffinity(0, {processor})
+    os.sched_setaffinity(0, aside)
     return allowed
 
 
@@ -47,13 +47,13 @@ def come_back(allowed: Collection[int]) -> None:
 
 
 def make_room() -> bool:
-    """Go on on another processor if this thread is on that one; whether it was. It may come back later."""
+    """Go on elsewhere if this thread is on one of those; whether it was. It may come back later."""
     if not _AVAILABLE:
         return False
     allowed = os.sched_getaffinity(0)
-    processor = processor_aside(allowed)
-    if processor is None or _current() != processor:
+    aside = processors_aside(allowed)
+    if _current() not in aside:
         return False
-    os.sched_setaffinity(0, allowed - {processor})  # moves it at once
+    os.sched_setaffinity(0, allowed - aside)  # moves it at once
     os.sched_setaffinity(0, allowed)
     return True
