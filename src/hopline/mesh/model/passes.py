@@ -28,8 +28,8 @@ from hopline.mesh.model.lanes import (
     many_rows,
     one_row,
 )
-from hopline.mesh.model.second import await_work, close_pass, join, leave, open_pass
-from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, give_way, read
+from hopline.mesh.model.second import await_pieces, await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add
 
 Plan = NDArray[np.int64]
 
@@ -333,11 +333,7 @@ def work(plan: Plan, control: Plan, thread: int) -> None:
                 break
             piece_of(plan, phase, piece * size, min(count, (piece + 1) * size), scores)
             fetch_add(control, place + DONE, 1)
-        turns = 0
-        while read(control, place + DONE) < pieces:
-            turns += 1
-            if turns & 1023 == 0:
-                give_way()
+        await_pieces(control, place, pieces)
 
 
 @njit(nogil=True, cache=True)

@@ -126,6 +126,16 @@ def open_pass(control: Control, num_phases: int, more: bool) -> None:
 
 
 @njit(nogil=True, cache=True)
+def await_pieces(control: Control, place: int, pieces: int) -> None:
+    """Until all pieces of the phase at `place` are done, the other thread's too."""
+    turns = 0
+    while read(control, place + DONE) < pieces:
+        turns += 1
+        if turns & 1023 == 0:
+            give_way()
+
+
+@njit(nogil=True, cache=True)
 def close_pass(control: Control) -> None:
     """Close a pass: who has not joined it does not any more."""
     write(control, OPEN, 0)

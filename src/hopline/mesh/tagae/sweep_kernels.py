@@ -16,8 +16,8 @@ from hopline.intrinsics import pointer
 from hopline.jit import njit
 from hopline.mesh.model import plan as model_at
 from hopline.mesh.model.passes import work
-from hopline.mesh.model.second import await_work, close_pass, join, leave, open_pass
-from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, give_way, read, write
+from hopline.mesh.model.second import await_pieces, await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, write
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
 from hopline.mesh.tagae.rows import gather, scatter
@@ -188,11 +188,7 @@ def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> N
             last = min(plan[length], first + plan[at.PIECE])
             piece_of(step, plan, is_nodes, phase, first, last, thread)
             fetch_add(control, place + DONE, 1)
-        turns = 0
-        while read(control, place + DONE) < pieces:
-            turns += 1
-            if turns & 1023 == 0:
-                give_way()
+        await_pieces(control, place, pieces)
 
 
 @njit(nogil=True, cache=True)
