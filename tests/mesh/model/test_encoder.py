@@ -10,8 +10,10 @@ from torch_geometric.nn import GATv2Conv
 
 from hopline.errors import SnapshotInvalid
 from hopline.mesh.model import reference, torch_model
+from hopline.mesh.model.buffers import bfloat16
 from hopline.mesh.model.encoder import Encoder
 from hopline.mesh.model.graph import MeshGraph
+from hopline.mesh.model.lanes import HAS_BFLOAT16
 from hopline.mesh.model.passes import run_alone
 from hopline.mesh.model.shape import ModelShape
 from hopline.mesh.model.torch_model import Inputs
@@ -28,7 +30,7 @@ def test_a_pass_gives_what_numpy_and_pytorch_give(shape, n, e):
     weights = weights_of(shape)
     sources, targets = edges_of(n, e)
     x, h, edge, g = inputs_of(shape, n, len(sources))
-    found = Encoder(weights).reconstruct(graph_of(n, sources, targets), x, h, edge, g)
+    found = Encoder(weights, bfloat16=False).reconstruct(graph_of(n, sources, targets), x, h, edge, g)
 
     z = reference.encode(weights, sources, targets, x, h, edge)
     nodes, edges, there = reference.decode(weights, z, sources, targets, g)
@@ -46,6 +48,55 @@ def test_a_pass_gives_what_numpy_and_pytorch_give(shape, n, e):
     np.testing.assert_allclose(found.edges, torch_model.decode_edges(twin, z, ends, given.g), **CLOSE)
     links = torch_model.link_logits(twin, z, ends)
     np.testing.assert_allclose(found.links, links, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="the processor has no bfloat16")
+@pytest.mark.parametrize("shape", [SMALL, USUAL, ODD, BARE])
+@pytest.mark.parametrize(("n", "e"), [(1, 0), (2, 1), (30, 90), (500, 3000)])
+def test_with_bfloat16_a_pass_gives_what_numpy_gives_of_rounded_rows(shape, n, e):
+    weights = weights_of(shape)
+    sources, targets = edges_of(n, e)
+    x, h, edge, g = inputs_of(shape, n, len(sources))
+    found = Encoder(weights, bfloat16=True).reconstruct(graph_of(n, sources, targets), x, h, edge, g)
+    z = reference.encode(weights, sources, targets, x, h, edge, rounded=reference.bfloat16)
+    expected = (z, *reference.decode(weights, z, sources, targets, g, reference.bfloat16))
+    plain = reference.encode(weights, sources, targets, x, h, edge)
+    exact = (plain, *reference.decode(weights, plain, sources, targets, g))
+    for mine, rounded, whole in zip(found, expected, exact, strict=True):
+        if not mine.size:
+            continue
+        most = 2e-2 * max(1.0, np.abs(whole).max())
+        assert np.abs(mine - whole).max() <= most
+        # Here and there a number in the middle is rounded the other way.
+        apart = np.abs(mine - rounded)
+        assert apart.max() <= most
+        if n > 2:
+            assert apart.mean() <= 0.2 * np.abs(rounded - whole).mean() + 1e-6
+
+
+def test_bfloat16_is_rounded_to_the_nearest_and_to_even():
+    numbers = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8 - 2**-20, 3.0e38, 0.0], np.float32)
+    wanted = np.array([1.0, 1.0, 1 + 2**-6, -1 - 2**-7, 3.0e38, 0.0], np.float32)
+    np.testing.assert_allclose(reference.bfloat16(numbers), wanted, rtol=2**-8, atol=0)
+    assert (reference.bfloat16(numbers)[:4] == wanted[:4]).all()
+    assert (bfloat16(numbers).astype(np.uint32) << 16).view(np.float32).tolist() == (
+        reference.bfloat16(numbers).tolist()
+    )
+
+
+@pytest.mark.parametrize("shape", [SMALL, USUAL, ODD])
+def test_what_call_paths_usually_show_changes_nothing(shape):
+    weights, n = weights_of(shape), 60
+    sources, targets = edges_of(n, 400)
+    graph = graph_of(n, sources, targets)
+    x, h, edge, _ = inputs_of(shape, n, len(sources))
+    edge[:, -1] = np.random.default_rng(0).random(len(sources)) < 0.9
+    usual = np.zeros(shape.d_edge, np.float32)
+    usual[-1] = 1.0
+    z = Encoder(weights, bfloat16=False).encode(graph, x, h, edge).copy()
+    np.testing.assert_allclose(
+        Encoder(weights, bfloat16=False, usual_edge=usual).encode(graph, x, h, edge), z, **CLOSE
+    )
 
 
 @pytest.mark.parametrize("d_edge", [0, 3])
@@ -77,7 +128,7 @@ def test_without_a_temporal_term_a_layer_is_pygs_gatv2(d_edge, hidden, heads, li
     n = 60
     sources, targets = edges_of(n, 300)
     x, h, edge, _ = inputs_of(shape, n, len(sources))
-    z = Encoder(Weights(shape, arrays)).encode(graph_of(n, sources, targets), x, h, edge)
+    z = Encoder(Weights(shape, arrays), bfloat16=False).encode(graph_of(n, sources, targets), x, h, edge)
     ends = torch.from_numpy(np.stack([sources, targets]).astype(np.int64))
     with torch.inference_mode():
         expected = conv(
@@ -119,7 +170,7 @@ def test_large_scores_overflow_nothing():
     weights = Weights(SMALL, arrays)
     sources, targets = edges_of(30, 120)
     x, h, edge, _ = inputs_of(SMALL, 30, len(sources))
-    z = Encoder(weights).encode(graph_of(30, sources, targets), 10 * x, h, edge)
+    z = Encoder(weights, bfloat16=False).encode(graph_of(30, sources, targets), 10 * x, h, edge)
     expected = reference.encode(weights, sources, targets, 10 * x, h, edge)
     np.testing.assert_allclose(z, expected, rtol=1e-3, atol=1e-3)
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit, types
+from numba.extending import intrinsic
 
 from hopline.mesh.tagae import calibrate, kernels, sweep, usual
 from hopline.mesh.tagae.series import SeriesTable
 from hopline.mesh.tagae.sweep import Sweep
+from hopline.vectors import turns
 from tests.mesh.tagae import oracle
 
 COLUMNS = ("request_rate", "error_share", "queue_delta", "memory_bytes", "p99_ms")
@@ -223,9 +226,31 @@ def test_two_threads_find_what_one_finds(monkeypatch):
         np.testing.assert_array_equal(array, tables[1][1][name])
 
 
+@intrinsic
+def _logarithms(typingctx, values, found):
+    def codegen(context, builder, signature, args):
+        at = [context.make_array(k)(context, builder, v) for k, v in zip(signature.args, args, strict=True)]
+
+        def one_turn(row):
+            value = row.load(at[0].data)
+            row.store(usual.logarithm(value), at[1].data, value.is_number)
+            return []
+
+        turns(builder, builder.extract_value(at[0].shape, 0), [], one_turn)
+        return context.get_dummy_value()
+
+    return types.void(values, found), codegen
+
+
+@njit
+def logarithms(values, found):
+    _logarithms(values, found)
+
+
 def test_the_logarithm_is_that_of_numpy():
     values = np.exp(np.random.default_rng(0).uniform(-20, 68, 3000)).astype(np.float32)
     values[:1000] = np.random.default_rng(1).uniform(0.9, 1.1, 1000)
     exact = np.log(values.astype(np.float64))
-    found = np.array([usual.logarithm.py_func(value) for value in values])
+    found = np.empty_like(values)
+    logarithms(values, found)
     np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-7)

@@ -10,6 +10,8 @@ from hopline.mesh.model.lanes import PANEL
 from hopline.mesh.model.weights import FloatArray, Weights
 
 _LINE_BYTES = 64
+#: Rows of a piece of work at most.
+MOST_ROWS = 48
 
 
 def padded(columns: int) -> int:
@@ -25,14 +27,38 @@ def aligned(shape: tuple[int, ...]) -> FloatArray:
     return memory[skip : skip + count].reshape(shape)
 
 
-def packed(matrix: FloatArray) -> FloatArray:
-    """A weight [out, in] as the product's kernel reads it: panels [in, 32], the last filled up with 0."""
-    columns, depth = matrix.shape
+def packed(matrix: FloatArray, depth: int | None = None) -> FloatArray:
+    """A weight [out, in] as the product's kernel reads it: panels [in, 32], the last filled up with 0.
+
+    Args:
+        depth: inputs, where there shall be more; 0 for those that there are not.
+    """
+    columns, inputs = matrix.shape
+    depth = inputs if depth is None else depth
     wide = np.zeros((padded(columns), depth), np.float32)
-    wide[:columns] = matrix
+    wide[:columns, :inputs] = matrix
     result = aligned((padded(columns) // PANEL, depth, PANEL))
     result[:] = wide.reshape(padded(columns) // PANEL, PANEL, depth).transpose(0, 2, 1)
     return result
+
+
+def packed_halves(matrix: FloatArray) -> FloatArray:
+    """The same as bfloat16, two inputs beside each other: panels [in / 2, 32, 2], in a float32's memory."""
+    columns, depth = matrix.shape
+    wide = np.zeros((padded(columns), padded(depth)), np.uint16)
+    wide[:columns, :depth] = bfloat16(matrix)
+    panels = wide.reshape(padded(columns) // PANEL, PANEL, padded(depth) // 2, 2).transpose(0, 2, 1, 3)
+    result = aligned((padded(columns) // PANEL, padded(depth) // 2, PANEL))
+    result.view(np.uint16).reshape(panels.shape)[:] = panels
+    return result
+
+
+def bfloat16(array: FloatArray) -> NDArray[np.uint16]:
+    """The upper halves of finite float32 numbers, rounded to the nearest, to even where there are two."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(
+        np.uint16
+    )
 
 
 def widened(vector: FloatArray, columns: int) -> FloatArray:
@@ -52,14 +78,19 @@ def rows_of(matrix: FloatArray, columns: int) -> FloatArray:
 class Buffers:
     """What a pass reads and writes, and where it lies.
 
+    Args:
+        halves: whether rows that the pass itself makes are multiplied in bfloat16.
+        usual_edge: float32 [d_edge], numbers that most call paths have.
+
     Attributes:
         plan: int64, as `plan.py` has it; addresses of inputs are set by each pass.
         z: float32 [nodes, padded d_out]; likewise the other outputs.
         scratch_bytes: for each thread.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, *, halves: bool, usual_edge: FloatArray) -> None:
         shape = weights.shape
+        self._halves, self._usual = halves, usual_edge
         self.plan: NDArray[np.int64] = np.zeros(at.LAYERS + at.LAYER_PLACES * shape.layers, np.int64)
         self.num_nodes = self.num_edges = 0
         self._weights: list[FloatArray] = []
@@ -71,7 +102,7 @@ class Buffers:
         plan[at.D_OUT], plan[at.D_DECODER] = shape.d_out, shape.d_decoder
         plan[at.HEADS], plan[at.CHANNELS] = shape.heads, shape.hidden // shape.heads
         plan[at.OWN_INPUTS], plan[at.SHARED] = shape.own_inputs, shape.shared
-        plan[at.EDGE_LAYERS] = shape.edge_layers
+        plan[at.EDGE_LAYERS], plan[at.HALVES] = shape.edge_layers, halves
         self.out = padded(shape.d_out)
         self.inner = padded(shape.d_decoder)
         self.node = padded(max(1, shape.n_node_targets))
@@ -79,37 +110,46 @@ class Buffers:
         plan[at.OUT_BYTES], plan[at.DECODER_BYTES] = 4 * self.out, 4 * self.inner
         plan[at.NODE_BYTES], plan[at.EDGE_BYTES] = 4 * self.node, 4 * self.edge
         self._hidden, self._layers = padded(shape.hidden), shape.layers
+        plan[at.ROUNDED_BYTES] = 2 * MOST_ROWS * max(self._hidden, self.out, self.inner)
         self._place_weights(weights)
 
     def _keep(self, place: int, array: FloatArray) -> None:
         self._weights.append(array)
         self.plan[place] = array.ctypes.data
 
+    def _below(self, matrix: FloatArray) -> FloatArray:
+        """A weight, packed for rows that the pass itself makes: these are filled up to whole panels."""
+        return packed_halves(matrix) if self._halves else packed(matrix, padded(matrix.shape[1]))
+
     def _place_weights(self, weights: Weights) -> None:
         shape, hidden = weights.shape, self._hidden
+        self._keep(at.USUAL_EDGE, widened(self._usual, max(1, shape.d_edge)))
         for layer in range(shape.layers):
             here, name = at.LAYERS + at.LAYER_PLACES * layer, f"layers.{layer}."
-            self._keep(here + at.W_SOURCE, packed(weights[name + "source.weight"]))
+            pack = self._below if layer else packed
+            self._keep(here + at.W_SOURCE, pack(weights[name + "source.weight"]))
             self._keep(here + at.B_SOURCE, widened(weights[name + "source.bias"], hidden))
             if not shape.shared:
-                self._keep(here + at.W_TARGET, packed(weights[name + "target.weight"]))
+                self._keep(here + at.W_TARGET, pack(weights[name + "target.weight"]))
                 self._keep(here + at.B_TARGET, widened(weights[name + "target.bias"], hidden))
             self._keep(here + at.W_TEMPORAL, packed(weights[name + "temporal.weight"]))
             self._keep(here + at.ATTENTION, widened(weights[name + "attention"].reshape(-1), hidden))
-            self._keep(here + at.W_EDGE, rows_of(weights[name + "edge.weight"], shape.hidden))
+            edge = weights[name + "edge.weight"]
+            self._keep(here + at.W_EDGE, rows_of(edge, shape.hidden))
+            self._keep(here + at.EDGE_START, widened(edge @ self._usual[: edge.shape[1]], hidden))
             self._keep(here + at.BIAS, widened(weights[name + "bias"], hidden))
         if shape.own_inputs:
             self._keep(at.W_OWN, packed(weights["own.weight"]))
         self._keep(at.W_OWN_TEMPORAL, packed(weights["own_temporal.weight"]))
-        self._keep(at.W_OUT, packed(weights["out.weight"]))
+        self._keep(at.W_OUT, self._below(weights["out.weight"]))
         self._keep(at.B_OUT, widened(weights["out.bias"], self.out))
-        self._keep(at.W_LINK, packed(weights["link.weight"].T))
-        self._keep(at.W_CALLER, packed(weights["edges.caller.weight"]))
+        self._keep(at.W_LINK, self._below(weights["link.weight"].T))
+        self._keep(at.W_CALLER, self._below(weights["edges.caller.weight"]))
         self._keep(at.B_CALLER, widened(weights["edges.hidden.bias"], self.inner))
-        self._keep(at.W_CALLEE, packed(weights["edges.callee.weight"]))
-        self._keep(at.W_HIDDEN, packed(weights["nodes.hidden.weight"]))
+        self._keep(at.W_CALLEE, self._below(weights["edges.callee.weight"]))
+        self._keep(at.W_HIDDEN, self._below(weights["nodes.hidden.weight"]))
         self._keep(at.B_HIDDEN, widened(weights["nodes.hidden.bias"], self.inner))
-        self._keep(at.W_NODES, packed(weights["nodes.out.weight"]))
+        self._keep(at.W_NODES, self._below(weights["nodes.out.weight"]))
         self._keep(at.B_NODES, widened(weights["nodes.out.bias"], self.node))
         self._keep(at.W_EDGE_TEMPORAL, rows_of(weights["edges.temporal.weight"], self.inner))
         out = np.zeros((self.edge, shape.d_decoder), np.float32)
@@ -159,9 +199,10 @@ class Buffers:
         e = self.num_edges
         self._row("edges", at.EDGE_OUT, (e, self.edge))
         self._row("links", at.LINKS, (e,))
-        each = -(-max(16 * (e + 4), 4 * self.inner) // _LINE_BYTES) * _LINE_BYTES
-        self.plan[at.SCORE_BYTES] = each
-        self._row("scores", at.SCORES, (2 * each // 4,))
+        scores = -(-max(16 * (e + 4), 4 * self.inner) // _LINE_BYTES) * _LINE_BYTES
+        each = int(self.plan[at.ROUNDED_BYTES]) + scores
+        self.plan[at.SCRATCH_BYTES] = each
+        self._row("scratch", at.SCRATCH, (2 * each // 4,))
 
     def rows(self, name: str) -> FloatArray:
         """Rows by name: `z`, `nodes`, `edges`, `links`, or of a layer such as `result.0`."""

@@ -26,18 +26,23 @@ class AnyEncoder(Protocol):
         """See `Encoder.reconstruct`."""
 
 
-def encoder_for(weights: Weights, device: str = "cpu", threads: int | None = None) -> AnyEncoder:
+def encoder_for(
+    weights: Weights,
+    device: str = "cpu",
+    threads: int | None = None,
+    usual_edge: FloatArray | None = None,
+) -> AnyEncoder:
     """An encoder on a device.
 
     Args:
         device: "cpu", "cuda", "cuda:1" …
-        threads: on the CPU; see `Encoder`.
+        threads, usual_edge: on the CPU; see `Encoder`.
 
     Raises:
         ConfigError: there is no such device; see `check_device`.
     """
     if device == "cpu":
-        return Encoder(weights, threads=threads)
+        return Encoder(weights, threads=threads, usual_edge=usual_edge)
     check_device(device)
     from hopline.mesh.model.gpu import GpuEncoder
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from hopline.errors import SnapshotInvalid
 from hopline.mesh.model import plan as at
-from hopline.mesh.model.buffers import Buffers
+from hopline.mesh.model.buffers import MOST_ROWS, Buffers
 from hopline.mesh.model.graph import BoolArray, Lists, MeshGraph
-from hopline.mesh.model.lanes import TILE_ROWS
+from hopline.mesh.model.lanes import HAS_BFLOAT16, TILE_ROWS
 from hopline.mesh.model.passes import Plan, note_address, run_alone, run_shared, serve
 from hopline.mesh.model.second import SecondThread, has_second
 from hopline.mesh.model.weights import FloatArray, Weights
@@ -27,7 +27,7 @@ from hopline.mesh.model.weights import FloatArray, Weights
 SHARED_FROM = 1000
 #: Rows and edges of a piece of work at most: tens of microseconds; of a small mesh less, so that threads
 #: end at nearly the same time.
-_ROW_PIECE, _EDGE_PIECE, _LEAST_EDGES, _PIECES = 48, 512, 64, 16
+_EDGE_PIECE, _LEAST_EDGES, _PIECES = 512, 64, 16
 
 
 #: What the plan was made for: a graph's version, the graph and the inputs.
@@ -57,14 +57,27 @@ class Encoder:
         weights: not changed any more.
         capacity: nodes and edges to make room for at once; more are made room for when they come.
         threads: 1 or 2; None = 2 where there are two processors.
+        bfloat16: whether rows that the pass itself makes are rounded to bfloat16 before they are multiplied
+            (sums are float32); None = where the processor can, which takes half the time.
+        usual_edge: float32 [d_edge], numbers that most call paths have, such as 1 for what is nearly always
+            there: they cost nothing, and change nothing. Default: 0.
     """
 
     def __init__(
-        self, weights: Weights, capacity: tuple[int, int] = (0, 0), threads: int | None = None
+        self,
+        weights: Weights,
+        capacity: tuple[int, int] = (0, 0),
+        threads: int | None = None,
+        *,
+        bfloat16: bool | None = None,
+        usual_edge: FloatArray | None = None,
     ) -> None:
         self.weights = weights
         self.shape = weights.shape
-        self.buffers = Buffers(weights)
+        if usual_edge is None:
+            usual_edge = np.zeros(weights.shape.d_edge, np.float32)
+        halves = HAS_BFLOAT16 and bfloat16 is not False
+        self.buffers = Buffers(weights, halves=halves, usual_edge=usual_edge)
         self.buffers.fit(max(1, capacity[0]), capacity[1])
         self._second: SecondThread | None = None
         if has_second(threads):
@@ -232,7 +245,7 @@ class Encoder:
             plan[at.MASK] = mask.ctypes.data
         plan[at.NUM_NODES], plan[at.NUM_EDGES] = n, num_edges
         tiles = -(-n // (_PIECES * TILE_ROWS))
-        plan[at.ROW_PIECE] = min(_ROW_PIECE, max(1, tiles) * TILE_ROWS)
+        plan[at.ROW_PIECE] = min(MOST_ROWS, max(1, tiles) * TILE_ROWS)
         plan[at.EDGE_PIECE] = min(_EDGE_PIECE, max(_LEAST_EDGES, num_edges // _PIECES))
         self._kept = kept  # as long as their addresses are used
         if self._callers is not graph.callers:

@@ -7,174 +7,29 @@ splits them where the processor's are shorter. Addresses are int64; nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hopline.intrinsics import LINE_BYTES
+from hopline.mesh.model.emit import FAST, FLOAT, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
 
-#: Numbers in a vector.
-LANES = 16
 #: Columns of a block of packed weights: two vectors.
 PANEL = 2 * LANES
 #: Rows of the larger tile of a product: as many as there are registers for their sums.
 TILE_ROWS = 12 if get_host_cpu_features().get("avx512f") else 3
-
-_FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-_QUAD = ir.VectorType(_FLOAT, 4)
-_FAST = ("fast",)
-#: Products and sums may be fused, but keep their order.
-_ORDERED = ("contract",)
+#: Whether the processor multiplies bfloat16 numbers: two products in the time of one.
+HAS_BFLOAT16 = bool(get_host_cpu_features().get("avx512bf16"))
 #: Entries ahead of which a row is asked for. Lists have so many entries of room at their end.
 AHEAD = 6
 
-Value = Any
 
-
-class _Emit:
-    """Instructions on vectors at int64 addresses."""
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def at(self, address: Value, offset: Value | int = 0) -> Value:
-        """An address some bytes on."""
-        if isinstance(offset, int):
-            offset = ir.Constant(_I64, offset)
-        return self.builder.add(address, offset)
-
-    def times(self, value: Value, factor: int) -> Value:
-        return self.builder.mul(value, ir.Constant(_I64, factor))
-
-    def load(self, address: Value, kind: Any = _VECTOR) -> Value:
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
-
-    def prefetch(self, address: Value, num_bytes: int) -> None:
-        """Ask for the cache lines of a row that is read soon; never faults."""
-        function = cgutils.get_or_insert_function(
-            self.builder.module,
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32]),
-            "llvm.prefetch.p0",
-        )
-        read_to_all_caches = [ir.Constant(_I32, number) for number in (0, 3, 1)]
-        for line in range(0, num_bytes, LINE_BYTES):
-            place = self.builder.inttoptr(self.at(address, line), cgutils.voidptr_t)
-            self.builder.call(function, [place, *read_to_all_caches])
-
-    def store(self, value: Value, address: Value) -> None:
-        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
-
-    def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        mask = ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
-        return self.builder.shuffle_vector(a, b, mask)
-
-    def splat(self, scalar: Value, lanes: int = LANES) -> Value:
-        kind = ir.VectorType(scalar.type, lanes)
-        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(_I32, 0))
-        return self.shuffle(one, ir.Constant(kind, ir.Undefined), [0] * lanes)
-
-    def number(self, value: float, kind: Any = _VECTOR) -> Value:
-        return ir.Constant(kind, [value] * kind.count)
-
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c."""
-        builder = self.builder
-        return builder.fadd(builder.fmul(a, b, flags=_ORDERED), c, flags=_ORDERED)
-
-    def max(self, a: Value, b: Value) -> Value:
-        builder = self.builder
-        return builder.select(builder.fcmp_ordered(">", a, b, flags=_FAST), a, b)
-
-    def leaky(self, x: Value, slope: Value) -> Value:
-        return self.max(x, self.builder.fmul(x, slope, flags=_FAST))
-
-    def loop(self, count: Value, carried: Sequence[Value], body: Callable[..., Sequence[Value]]) -> Any:
-        """`for k in range(count): carried = body(k, *carried)`; returns what is carried out."""
-        builder = self.builder
-        before = builder.block
-        head = builder.append_basic_block("lanes.head")
-        inside = builder.append_basic_block("lanes.body")
-        after = builder.append_basic_block("lanes.end")
-        builder.branch(head)
-        builder.position_at_end(head)
-        k = builder.phi(_I64)
-        k.add_incoming(ir.Constant(_I64, 0), before)
-        phis = [builder.phi(value.type) for value in carried]
-        for phi, value in zip(phis, carried, strict=True):
-            phi.add_incoming(value, before)
-        builder.cbranch(builder.icmp_signed("<", k, count), inside, after)
-        builder.position_at_end(inside)
-        results = body(k, *phis)
-        k.add_incoming(builder.add(k, ir.Constant(_I64, 1)), builder.block)
-        for phi, value in zip(phis, results, strict=True):
-            phi.add_incoming(value, builder.block)
-        builder.branch(head)
-        builder.position_at_end(after)
-        return phis
-
-    def exp(self, x: Value) -> Value:
-        """e^x for x in [-87, 88], to 2 units in the last place: Cephes' polynomial (Moshier)."""
-        builder, kind = self.builder, x.type
-        ints = ir.VectorType(_I32, kind.count)
-        floor = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind]), f"llvm.floor.v{kind.count}f32"
-        )
-        whole = builder.call(
-            floor, [self.fma(x, self.number(1.44269504088896, kind), self.number(0.5, kind))]
-        )
-        rest = self.fma(whole, self.number(-0.693359375, kind), x)
-        rest = self.fma(whole, self.number(2.12194440e-4, kind), rest)
-        sum_ = self.number(1.9875691500e-4, kind)
-        for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            sum_ = self.fma(sum_, rest, self.number(factor, kind))
-        sum_ = self.fma(
-            sum_,
-            builder.fmul(rest, rest),
-            builder.fadd(rest, self.number(1.0, kind)),
-        )
-        power = builder.add(builder.fptosi(whole, ints), ir.Constant(ints, [127] * kind.count))
-        scale = builder.bitcast(builder.shl(power, ir.Constant(ints, [23] * kind.count)), kind)
-        return builder.fmul(sum_, scale)
-
-    def four_sums(self, parts: Sequence[Value]) -> Value:
-        """Sums of four vectors over their lanes, as one vector of four."""
-        builder = self.builder
-        low = [k + 4 * q for q in range(LANES // 4) for k in (0, 1)]
-        pairs = []
-        for a, b in ((parts[0], parts[1]), (parts[2], parts[3])):
-            even = self.shuffle(a, b, [x for q in low[::2] for x in (q, LANES + q, q + 1, LANES + q + 1)])
-            odd = self.shuffle(
-                a, b, [x for q in low[::2] for x in (q + 2, LANES + q + 2, q + 3, LANES + q + 3)]
-            )
-            pairs.append(builder.fadd(even, odd, flags=_FAST))  # of each four lanes: a, b, a, b
-        first = self.shuffle(
-            pairs[0], pairs[1], [x for q in low[::2] for x in (q, q + 1, LANES + q, LANES + q + 1)]
-        )
-        second = self.shuffle(
-            pairs[0], pairs[1], [x for q in low[::2] for x in (q + 2, q + 3, LANES + q + 2, LANES + q + 3)]
-        )
-        return self.fold(builder.fadd(first, second, flags=_FAST))
-
-    def fold(self, vector: Value) -> Value:
-        """The sum of a vector's four quarters."""
-        builder = self.builder
-        lanes = list(range(LANES))
-        half = builder.fadd(
-            self.shuffle(vector, vector, lanes[:8]), self.shuffle(vector, vector, lanes[8:]), flags=_FAST
-        )
-        return builder.fadd(
-            self.shuffle(half, half, lanes[:4]), self.shuffle(half, half, lanes[4:8]), flags=_FAST
-        )
-
-
-def _tile(rows: int) -> Any:
-    """One block of a product, `rows` by 32."""
+def _tile(rows: int, *, halves: bool = False) -> Any:
+    """One block of a product, `rows` by 32, of float32 or of pairs of bfloat16, which lie as float32 do."""
+    kind, lane = (HALVES, I32) if halves else (VECTOR, FLOAT)
 
     def tile(
         typingctx: Any, a: Any, a_step: Any, depth: Any, b: Any, start: Any, start_step: Any, c: Any,
@@ -183,7 +38,8 @@ def _tile(rows: int) -> Any:
         signature = types.void(*[types.int64] * 8, types.float32)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            emit = _Emit(builder)
+            emit = Emit(builder)
+            add_product = emit.add_pairs if halves else emit.fma
             a, a_step, depth, b, start, start_step, c, c_step, slope = args
             starts = [emit.at(start, emit.times(start_step, r)) for r in range(rows)]
             sums = [emit.load(emit.at(s, 4 * LANES * v)) for s in starts for v in (0, 1)]
@@ -191,11 +47,11 @@ def _tile(rows: int) -> Any:
 
             def body(k: Value, *sums: Value) -> list[Value]:
                 panel = emit.at(b, emit.times(k, 4 * PANEL))
-                columns = [emit.load(emit.at(panel, 4 * LANES * v)) for v in (0, 1)]
+                columns = [emit.load(emit.at(panel, 4 * LANES * v), kind) for v in (0, 1)]
                 result = []
                 for r in range(rows):
-                    one = emit.splat(emit.load(emit.at(lines[r], emit.times(k, 4)), _FLOAT))
-                    result += [emit.fma(one, columns[v], sums[2 * r + v]) for v in (0, 1)]
+                    one = emit.splat(emit.load(emit.at(lines[r], emit.times(k, 4)), lane))
+                    result += [add_product(one, columns[v], sums[2 * r + v]) for v in (0, 1)]
                 return result
 
             sums = emit.loop(depth, sums, body)
@@ -216,6 +72,31 @@ def _tile(rows: int) -> Any:
 #: [depth, 32]; a `start_step` of 0 starts all rows with the same bias.
 many_rows = _tile(TILE_ROWS)
 one_row = _tile(1)
+#: The same of bfloat16: `depth` counts pairs, `b` is packed [depth, 32, 2]. Where the processor has none
+#: they are compiled as something else, and not to be run.
+many_halves = _tile(TILE_ROWS, halves=HAS_BFLOAT16)
+one_half = _tile(1, halves=HAS_BFLOAT16)
+
+
+@intrinsic
+def round_row(typingctx: Any, row: Any, vectors: Any, out: Any) -> Any:
+    """So many vectors of float32 as bfloat16; as `many_halves` not to be run everywhere."""
+    signature = types.void(types.int64, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(builder)
+        row, vectors, out = args
+
+        def body(k: Value) -> list[Value]:
+            vector = emit.load(emit.at(row, emit.times(k, 4 * LANES)))
+            emit.store(emit.rounded(vector), emit.at(out, emit.times(k, 2 * LANES)))
+            return []
+
+        if HAS_BFLOAT16:
+            emit.loop(vectors, [], body)
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 def _attend(heads: int, channels: int) -> Any:
@@ -226,25 +107,32 @@ def _attend(heads: int, channels: int) -> Any:
 
     def attend(
         typingctx: Any, source: Any, target: Any, attention: Any, others: Any, edges: Any, count: Any,
-        e: Any, d_edge: Any, edge_weight: Any, scores: Any, own: Any, bias: Any, slope: Any, out: Any,
+        e: Any, d_edge: Any, edge_weight: Any, usual: Any, edge_start: Any, scores: Any, own: Any,
+        bias: Any, slope: Any, out: Any,
     ) -> Any:  # fmt: skip
-        signature = types.void(*[types.int64] * 12, types.float32, types.int64)
+        signature = types.void(*[types.int64] * 14, types.float32, types.int64)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            emit = _Emit(builder)
+            emit = Emit(builder)
             source, target, attention, others, edges, count = args[:6]
-            e, d_edge, edge_weight, scores, own, bias, slope, out = args[6:]
+            e, d_edge, edge_weight, usual, edge_start, scores, own, bias, slope, out = args[6:]
             steps = [4 * LANES * v for v in range(vectors)]
-            targets = [emit.load(emit.at(target, step)) for step in steps]
+            targets = [
+                builder.fadd(emit.load(emit.at(target, step)), emit.load(emit.at(edge_start, step)))
+                for step in steps
+            ]
             factors = [emit.load(emit.at(attention, step)) for step in steps]
             gentle = emit.number(0.2)
+            fours = builder.ashr(d_edge, ir.Constant(I64, 2))
+            in_fours = emit.times(fours, QUAD.count)
+            rest = builder.sub(d_edge, in_fours)
 
             def row_of(p: Value) -> Value:
-                j = builder.sext(emit.load(emit.at(others, emit.times(p, 4)), _I32), _I64)
+                j = builder.sext(emit.load(emit.at(others, emit.times(p, 4)), I32), I64)
                 return emit.at(source, emit.times(j, row_bytes))
 
             def numbers_of(p: Value) -> Value:
-                edge = builder.sext(emit.load(emit.at(edges, emit.times(p, 4)), _I32), _I64)
+                edge = builder.sext(emit.load(emit.at(edges, emit.times(p, 4)), I32), I64)
                 return emit.at(e, emit.times(builder.mul(edge, d_edge), 4))
 
             def score(p: Value, highest: Value) -> list[Value]:
@@ -252,40 +140,63 @@ def _attend(heads: int, channels: int) -> Any:
                 emit.prefetch(numbers_of(emit.at(p, AHEAD)), 1)
                 row = row_of(p)
                 mixed = [
-                    builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=_FAST)
+                    builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
                     for v in range(vectors)
                 ]
                 numbers = numbers_of(p)
 
-                def add_edge(q: Value, *mixed: Value) -> list[Value]:
-                    number = emit.splat(emit.load(emit.at(numbers, emit.times(q, 4)), _FLOAT))
+                def add(number: Value, q: Value, mixed: Sequence[Value]) -> list[Value]:
                     weights = emit.at(edge_weight, emit.times(q, row_bytes))
                     return [
                         emit.fma(number, emit.load(emit.at(weights, steps[v])), mixed[v])
                         for v in range(vectors)
                     ]
 
-                mixed = emit.loop(d_edge, mixed, add_edge)
-                parts = [emit.number(0.0)] * _QUAD.count
+                def add_four(k: Value, *mixed: Value) -> list[Value]:
+                    step = emit.times(k, 4 * QUAD.count)
+                    other = builder.fsub(
+                        emit.load(emit.at(numbers, step), QUAD), emit.load(emit.at(usual, step), QUAD)
+                    )
+
+                    def add_all() -> list[Value]:
+                        result = list(mixed)
+                        for q in range(QUAD.count):
+                            place = emit.at(emit.times(k, QUAD.count), q)
+                            result = add(emit.shuffle(other, other, [q] * LANES), place, result)
+                        return result
+
+                    return emit.when(emit.any_set(other), mixed, add_all)
+
+                def add_one(k: Value, *mixed: Value) -> list[Value]:
+                    place = emit.at(k, in_fours)
+                    step = emit.times(place, 4)
+                    other = builder.fsub(
+                        emit.load(emit.at(numbers, step), FLOAT), emit.load(emit.at(usual, step), FLOAT)
+                    )
+                    return add(emit.splat(other), place, mixed)
+
+                mixed = emit.loop(fours, mixed, add_four)
+                mixed = emit.loop(rest, mixed, add_one)
+                parts = [emit.number(0.0)] * QUAD.count
                 for head in range(heads):
                     part = None
                     for v in range(head * per_head, (head + 1) * per_head):
                         gone = emit.leaky(mixed[v], gentle)
                         part = (
-                            builder.fmul(gone, factors[v], flags=_FAST)
+                            builder.fmul(gone, factors[v], flags=FAST)
                             if part is None
                             else emit.fma(gone, factors[v], part)
                         )
                     parts[head] = part
                 quad = emit.four_sums(parts)
-                emit.store(quad, emit.at(scores, emit.times(p, 4 * _QUAD.count)))
+                emit.store(quad, emit.at(scores, emit.times(p, 4 * QUAD.count)))
                 return [emit.max(highest, quad)]
 
-            (highest,) = emit.loop(count, [emit.number(-3.0e38, _QUAD)], score)
+            (highest,) = emit.loop(count, [emit.number(-3.0e38, QUAD)], score)
             for k in range(3):  # fill up the last vector of scores
                 emit.store(
-                    emit.number(-3.0e38, _QUAD),
-                    emit.at(scores, emit.times(emit.at(count, k), 4 * _QUAD.count)),
+                    emit.number(-3.0e38, QUAD),
+                    emit.at(scores, emit.times(emit.at(count, k), 4 * QUAD.count)),
                 )
             highest16 = emit.shuffle(highest, highest, [0, 1, 2, 3] * 4)
 
@@ -294,15 +205,15 @@ def _attend(heads: int, channels: int) -> Any:
                 below = builder.fsub(emit.load(place), highest16)
                 value = emit.exp(emit.max(below, emit.number(-87.0)))
                 emit.store(value, place)
-                return [builder.fadd(total, value, flags=_FAST)]
+                return [builder.fadd(total, value, flags=FAST)]
 
-            groups = builder.ashr(emit.at(count, 3), ir.Constant(_I64, 2))
+            groups = builder.ashr(emit.at(count, 3), ir.Constant(I64, 2))
             (total16,) = emit.loop(groups, [emit.number(0.0)], exponential)
             total = emit.fold(total16)
 
             def weigh(p: Value, *sums: Value) -> list[Value]:
                 row = row_of(p)
-                quad = emit.load(emit.at(scores, emit.times(p, 4 * _QUAD.count)), _QUAD)
+                quad = emit.load(emit.at(scores, emit.times(p, 4 * QUAD.count)), QUAD)
                 result = []
                 for head in range(heads):
                     share = emit.shuffle(quad, quad, [head] * LANES)
@@ -313,12 +224,12 @@ def _attend(heads: int, channels: int) -> Any:
                 return result
 
             sums = emit.loop(count, [emit.number(0.0)] * vectors, weigh)
-            inverse = builder.fdiv(emit.number(1.0, _QUAD), emit.max(total, emit.number(1e-30, _QUAD)))
+            inverse = builder.fdiv(emit.number(1.0, QUAD), emit.max(total, emit.number(1e-30, QUAD)))
             slopes = emit.splat(slope)
             for v in range(vectors):
                 share = emit.shuffle(inverse, inverse, [v // per_head] * LANES)
                 value = emit.fma(sums[v], share, emit.load(emit.at(bias, steps[v])))
-                value = builder.fadd(value, emit.load(emit.at(own, steps[v])), flags=_FAST)
+                value = builder.fadd(value, emit.load(emit.at(own, steps[v])), flags=FAST)
                 emit.store(emit.leaky(value, slopes), emit.at(out, steps[v]))
             return context.get_dummy_value()
 
@@ -327,9 +238,11 @@ def _attend(heads: int, channels: int) -> Any:
     return intrinsic(attend)
 
 
-#: `attend(source, target, attention, others, edges, count, e, d_edge, edge_weight, scores, own, bias,
-#: slope, out)`: one node's row of a layer, from `count` entries of its list. `scores` has room for
-#: count + 3 times 4 numbers. Softmax in two passes: lists are short, rows still in the cache in the second.
+#: `attend(source, target, attention, others, edges, count, e, d_edge, edge_weight, usual, edge_start,
+#: scores, own, bias, slope, out)`: one node's row of a layer, from `count` entries of its list.
+#: `edge_start` is what an edge with the `usual` numbers adds; only other numbers are multiplied. `scores`
+#: has room for count + 3 times 4 numbers. Softmax in two passes: lists are short, rows still in the cache
+#: in the second.
 attend_4x32 = _attend(4, 32)
 attend_4x16 = _attend(4, 16)
 attend_2x32 = _attend(2, 32)
@@ -352,61 +265,91 @@ def decode_edge(
     signature = types.void(*kinds)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emit(builder)
+        emit = Emit(builder)
         caller, callee, inner_bytes, g, d_temporal, temporal_weight, inner, num_groups = args[:8]
         weight, bias, out, query, z, z_bytes, link_bias, link = args[8:]
-        blocks = builder.ashr(inner_bytes, ir.Constant(_I64, 6))
         gentle = emit.number(0.2)
 
-        def hidden(k: Value) -> list[Value]:
-            step = emit.times(k, 4 * LANES)
+        def hidden(step: Value | int) -> Value:
+            """Sixteen of the hidden layer's numbers."""
             mixed = builder.fadd(
-                emit.load(builder.add(caller, step)), emit.load(builder.add(callee, step)), flags=_FAST
+                emit.load(emit.at(caller, step)), emit.load(emit.at(callee, step)), flags=FAST
             )
 
             def add_temporal(q: Value, mixed: Value) -> list[Value]:
-                number = emit.splat(emit.load(emit.at(g, emit.times(q, 4)), _FLOAT))
+                number = emit.splat(emit.load(emit.at(g, emit.times(q, 4)), FLOAT))
                 row = builder.add(temporal_weight, builder.mul(q, inner_bytes))
-                return [emit.fma(number, emit.load(builder.add(row, step)), mixed)]
+                return [emit.fma(number, emit.load(emit.at(row, step)), mixed)]
 
             (mixed,) = emit.loop(d_temporal, [mixed], add_temporal)
-            emit.store(emit.leaky(mixed, gentle), builder.add(inner, step))
-            return []
+            return emit.leaky(mixed, gentle)
 
-        emit.loop(blocks, [], hidden)
-
-        def group(k: Value) -> list[Value]:
-            rows = [
+        def rows_of(k: Value) -> list[Value]:
+            return [
                 builder.add(weight, builder.mul(emit.at(emit.times(k, 4), r), inner_bytes))
                 for r in range(4)
             ]
 
-            def add_block(q: Value, *sums: Value) -> list[Value]:
-                step = emit.times(q, 4 * LANES)
-                part = emit.load(builder.add(inner, step))
-                return [
-                    emit.fma(part, emit.load(builder.add(row, step)), total)
-                    for row, total in zip(rows, sums, strict=True)
-                ]
-
-            sums = emit.four_sums(emit.loop(blocks, [emit.number(0.0)] * 4, add_block))
+        def finish(k: Value, sums: Sequence[Value]) -> list[Value]:
             step = emit.times(k, 16)
-            sums = builder.fadd(sums, emit.load(builder.add(bias, step), _QUAD), flags=_FAST)
-            emit.store(sums, builder.add(out, step))
+            quad = builder.fadd(emit.four_sums(sums), emit.load(builder.add(bias, step), QUAD), flags=FAST)
+            emit.store(quad, builder.add(out, step))
             return []
 
-        emit.loop(num_groups, [], group)
+        def in_registers() -> None:
+            parts = [hidden(4 * LANES * v) for v in (0, 1)]
+
+            def group(k: Value) -> list[Value]:
+                sums = []
+                for row in rows_of(k):
+                    total = builder.fmul(parts[0], emit.load(row), flags=FAST)
+                    sums.append(emit.fma(parts[1], emit.load(emit.at(row, 4 * LANES)), total))
+                return finish(k, sums)
+
+            emit.loop(num_groups, [], group)
+
+        def through_memory() -> None:
+            blocks = builder.ashr(inner_bytes, ir.Constant(I64, 6))
+
+            def keep(k: Value) -> list[Value]:
+                step = emit.times(k, 4 * LANES)
+                emit.store(hidden(step), builder.add(inner, step))
+                return []
+
+            emit.loop(blocks, [], keep)
+
+            def group(k: Value) -> list[Value]:
+                rows = rows_of(k)
+
+                def add_block(q: Value, *sums: Value) -> list[Value]:
+                    step = emit.times(q, 4 * LANES)
+                    part = emit.load(builder.add(inner, step))
+                    return [
+                        emit.fma(part, emit.load(builder.add(row, step)), total)
+                        for row, total in zip(rows, sums, strict=True)
+                    ]
+
+                return finish(k, emit.loop(blocks, [emit.number(0.0)] * 4, add_block))
+
+            emit.loop(num_groups, [], group)
+
+        is_usual = builder.icmp_signed("==", inner_bytes, ir.Constant(I64, 2 * 4 * LANES))
+        with builder.if_else(is_usual) as (then, otherwise):
+            with then:
+                in_registers()
+            with otherwise:
+                through_memory()
 
         def add_product(q: Value, total: Value) -> list[Value]:
             step = emit.times(q, 4 * LANES)
             return [emit.fma(emit.load(builder.add(query, step)), emit.load(builder.add(z, step)), total)]
 
-        z_blocks = builder.ashr(z_bytes, ir.Constant(_I64, 6))
+        z_blocks = builder.ashr(z_bytes, ir.Constant(I64, 6))
         (product,) = emit.loop(z_blocks, [emit.number(0.0)], add_product)
         quad = emit.fold(product)
         logit = link_bias
         for lane in range(4):
-            logit = builder.fadd(logit, builder.extract_element(quad, ir.Constant(_I32, lane)), flags=_FAST)
+            logit = builder.fadd(logit, builder.extract_element(quad, ir.Constant(I32, lane)), flags=FAST)
         emit.store(logit, link)
         return context.get_dummy_value()
 

@@ -125,10 +125,11 @@ class PartEncoder:
     Args:
         weights: of the model, the same for all parts.
         threads: parts that are computed at the same time.
+        usual_edge: see `Encoder`.
     """
 
-    def __init__(self, weights: Weights, threads: int = 2) -> None:
-        self._weights = weights
+    def __init__(self, weights: Weights, threads: int = 2, usual_edge: FloatArray | None = None) -> None:
+        self._weights, self._usual_edge = weights, usual_edge
         self._pool = ThreadPoolExecutor(threads, "mesh-part")
         self._ready: list[_Ready] = []
         self._version: tuple[object, int] | None = None
@@ -194,7 +195,10 @@ class PartEncoder:
         for place, part in enumerate(parts):
             graph = MeshGraph()
             graph.update(len(part.nodes), part.sources, part.targets)
-            encoder = kept[place] if place < len(kept) else Encoder(self._weights, threads=1)
+            if place < len(kept):
+                encoder = kept[place]
+            else:
+                encoder = Encoder(self._weights, threads=1, usual_edge=self._usual_edge)
             ready.append(_Ready(part, graph, encoder))
         self._ready = ready
 

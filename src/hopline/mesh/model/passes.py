@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hopline.intrinsics import LINE_BYTES, address_of, pointer, prefetch_at
 from hopline.jit import njit
 from hopline.mesh.model import plan as at
+from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import (
     AHEAD,
     PANEL,
@@ -25,13 +26,19 @@ from hopline.mesh.model.lanes import (
     attend_4x16,
     attend_4x32,
     decode_edge,
+    many_halves,
     many_rows,
+    one_half,
     one_row,
+    round_row,
 )
 from hopline.mesh.model.second import await_pieces, await_work, close_pass, join, leave, open_pass
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add
 
 Plan = NDArray[np.int64]
+
+#: Address of row 0, and bytes of a row.
+Below = tuple[int, int]
 
 _PANEL_BYTES = 4 * PANEL
 _ONE = np.float32(1.0)
@@ -79,46 +86,106 @@ def multiply(
 
 
 @njit(nogil=True, cache=True)
-def layer_products(plan: Plan, layer: int, rows: int, depth: int, begin: int, end: int) -> None:
-    """What a layer needs of each row below it: for those who listen to it, and for when it listens."""
+def multiply_halves(
+    a: int,
+    a_step: int,
+    depth: int,
+    b: int,
+    columns_bytes: int,
+    start: int,
+    start_step: int,
+    c: int,
+    c_step: int,
+    slope: float,
+    begin: int,
+    end: int,
+) -> None:
+    """`multiply` of bfloat16, whose sums are float32."""
+    pairs = depth // 2
+    for panel in range(columns_bytes // _PANEL_BYTES):
+        shift = panel * _PANEL_BYTES
+        packed = b + shift * pairs
+        row = begin
+        while row + TILE_ROWS <= end:
+            many_halves(
+                a + row * a_step, a_step, pairs, packed, start + shift + row * start_step, start_step,
+                c + shift + row * c_step, c_step, slope,
+            )  # fmt: skip
+            row += TILE_ROWS
+        while row < end:
+            one_half(
+                a + row * a_step, a_step, pairs, packed, start + shift + row * start_step, start_step,
+                c + shift + row * c_step, c_step, slope,
+            )  # fmt: skip
+            row += 1
+
+
+@njit(nogil=True, cache=True)
+def round_rows(a: int, row_bytes: int, begin: int, end: int, rounded: int) -> int:
+    """Rows begin to end as bfloat16. Returns the address at which row 0 would lie."""
+    half = row_bytes // 2
+    for row in range(begin, end):
+        round_row(a + row * row_bytes, row_bytes // (4 * LANES), rounded + (row - begin) * half)
+    return rounded - begin * half
+
+
+@njit(nogil=True, cache=True)
+def products_below(plan: Plan, rows: int, row_bytes: int, begin: int, end: int, rounded: int) -> Below:
+    """What `multiply_below` takes of rows that the pass itself has made: rounded where the plan says so.
+
+    Returns: address of row 0, bytes of a row.
+    """
+    if plan[at.HALVES]:
+        return round_rows(rows, row_bytes, begin, end, rounded), row_bytes // 2
+    return rows, row_bytes
+
+
+@njit(nogil=True, cache=True)
+def multiply_below(
+    plan: Plan, below: Below, depth: int, b: int, columns_bytes: int, start: int, start_step: int, c: int,
+    slope: float, begin: int, end: int,
+) -> None:  # fmt: skip
+    """`multiply` of rows of the pass's own, by weights that are packed as the plan wants them."""
+    rows, step = below
+    if plan[at.HALVES]:
+        multiply_halves(
+            rows, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
+        )
+    else:
+        multiply(
+            rows, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
+        )
+
+
+@njit(nogil=True, cache=True)
+def add_temporal(plan: Plan, layer: int, without: int, begin: int, end: int) -> None:
+    """The temporal term of those who listen in a layer, on top of the rows `without` it."""
     width = plan[at.HEADS] * plan[at.CHANNELS] * 4
     h, d_t = plan[at.H], plan[at.D_TEMPORAL]
     here = at.LAYERS + at.LAYER_PLACES * layer
-    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
     multiply(
-        rows, 4 * depth, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0,
-        source, width, _ONE, begin, end,
+        h, 4 * d_t, d_t, plan[here + at.W_TEMPORAL], width, without, width,
+        plan[here + at.TARGET_ROWS], width, _ONE, begin, end,
     )  # fmt: skip
-    without_time = source
-    if not plan[at.SHARED]:
-        multiply(
-            rows, 4 * depth, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0,
-            target, width, _ONE, begin, end,
-        )  # fmt: skip
-        without_time = target
-    multiply(
-        h,
-        4 * d_t,
-        d_t,
-        plan[here + at.W_TEMPORAL],
-        width,
-        without_time,
-        width,
-        target,
-        width,
-        _ONE,
-        begin,
-        end,
-    )
 
 
 @njit(nogil=True, cache=True)
 def first_products(plan: Plan, begin: int, end: int) -> None:
-    """What the first layer needs of the inputs."""
+    """What the first layer needs of the inputs: for those who listen to a row, and for when it listens."""
     width = plan[at.HEADS] * plan[at.CHANNELS] * 4
     x, d_in = plan[at.X], plan[at.D_IN]
     h, d_t = plan[at.H], plan[at.D_TEMPORAL]
-    layer_products(plan, 0, x, d_in, begin, end)
+    source, target = plan[at.LAYERS + at.SOURCE_ROWS], plan[at.LAYERS + at.TARGET_ROWS]
+    multiply(
+        x, 4 * d_in, d_in, plan[at.LAYERS + at.W_SOURCE], width, plan[at.LAYERS + at.B_SOURCE], 0,
+        source, width, _ONE, begin, end,
+    )  # fmt: skip
+    if not plan[at.SHARED]:
+        multiply(
+            x, 4 * d_in, d_in, plan[at.LAYERS + at.W_TARGET], width, plan[at.LAYERS + at.B_TARGET], 0,
+            target, width, _ONE, begin, end,
+        )  # fmt: skip
+    add_temporal(plan, 0, source if plan[at.SHARED] else target, begin, end)
     own = plan[at.LAYERS + at.OWN_ROWS]
     multiply(
         h, 4 * d_t, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, width, _ONE, begin, end
@@ -128,10 +195,23 @@ def first_products(plan: Plan, begin: int, end: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def next_products(plan: Plan, layer: int, begin: int, end: int) -> None:
-    """What a later layer needs of the state below it."""
-    state = plan[at.LAYERS + at.LAYER_PLACES * layer + at.OWN_ROWS]
-    layer_products(plan, layer, state, plan[at.HEADS] * plan[at.CHANNELS], begin, end)
+def next_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
+    """What a later layer needs of the state below it; `rounded` is the address of this thread's scratch."""
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    depth = plan[at.HEADS] * plan[at.CHANNELS]
+    width = 4 * depth
+    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
+    below = products_below(plan, plan[here + at.OWN_ROWS], width, begin, end, rounded)
+    multiply_below(
+        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0, source, _ONE,
+        begin, end,
+    )  # fmt: skip
+    if not plan[at.SHARED]:
+        multiply_below(
+            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0, target, _ONE,
+            begin, end,
+        )  # fmt: skip
+    add_temporal(plan, layer, source if plan[at.SHARED] else target, begin, end)
 
 
 @njit(nogil=True, cache=True)
@@ -146,6 +226,7 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
     result, attention, bias = plan[here + at.RESULT_ROWS], plan[here + at.ATTENTION], plan[here + at.BIAS]
     others, edges = plan[here + at.OTHERS], plan[here + at.EDGES]
     e, edge_weight = plan[at.E], plan[here + at.W_EDGE]
+    usual, edge_start = plan[at.USUAL_EDGE], plan[here + at.EDGE_START]
     d_edge = plan[at.D_EDGE] if layer < plan[at.EDGE_LAYERS] else 0
     for i in range(begin, end):
         first = np.int64(indptr[i])
@@ -154,34 +235,36 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
         if heads == 4 and channels == 32:
             attend_4x32(
                 source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, scores, own + row, bias, slope, result + row,
+                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
             )  # fmt: skip
         elif heads == 4 and channels == 16:
             attend_4x16(
                 source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, scores, own + row, bias, slope, result + row,
+                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
             )  # fmt: skip
         elif heads == 2 and channels == 32:
             attend_2x32(
                 source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, scores, own + row, bias, slope, result + row,
+                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
             )  # fmt: skip
         elif heads == 2 and channels == 16:
             attend_2x16(
                 source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, scores, own + row, bias, slope, result + row,
+                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
             )  # fmt: skip
         else:
             attend_any(
                 source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, scores, own + row, bias, slope, result + row, heads, channels,
+                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row, heads,
+                channels,
             )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
 def attend_any(
     source: int, target: int, attention: int, others: int, edges: int, count: int, e: int, d_edge: int,
-    edge_weight: int, scores: int, own: int, bias: int, slope: float, out: int, heads: int, channels: int,
+    edge_weight: int, usual: int, edge_start: int, scores: int, own: int, bias: int, slope: float, out: int,
+    heads: int, channels: int,
 ) -> None:  # fmt: skip
     """`lanes.attend_4x32` for any number of heads and channels; not as fast."""
     width = heads * channels
@@ -193,6 +276,8 @@ def attend_any(
     biases = carray(pointer(bias), (width,), np.float32)
     result = carray(pointer(out), (width,), np.float32)
     weights = carray(pointer(edge_weight), (d_edge, width), np.float32)
+    usually = carray(pointer(usual), (d_edge,), np.float32)
+    starts = carray(pointer(edge_start), (width,), np.float32)
     for head in range(heads):
         marks = carray(pointer(scores), (count,), np.float32)
         highest = np.float32(-3.0e38)
@@ -201,9 +286,9 @@ def attend_any(
             edge = carray(pointer(e + 4 * d_edge * np.int64(numbers[p])), (d_edge,), np.float32)
             score = np.float32(0.0)
             for c in range(head * channels, (head + 1) * channels):
-                mixed = row[c] + targets[c]
+                mixed = row[c] + (targets[c] + starts[c])
                 for q in range(d_edge):
-                    mixed += edge[q] * weights[q, c]
+                    mixed += (edge[q] - usually[q]) * weights[q, c]
                 score += max(mixed, _GENTLE * mixed) * factors[c]
             marks[p] = score
             highest = max(highest, score)
@@ -220,14 +305,13 @@ def attend_any(
 
 
 @njit(nogil=True, cache=True)
-def embed(plan: Plan, begin: int, end: int) -> None:
+def embed(plan: Plan, begin: int, end: int, rounded: int) -> None:
     """Embeddings of the last layer's state; 0 for masked rows."""
-    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
+    depth = plan[at.HEADS] * plan[at.CHANNELS]
     state = plan[at.LAYERS + at.LAYER_PLACES * (plan[at.NUM_LAYERS] - 1) + at.RESULT_ROWS]
     out = plan[at.OUT_BYTES]
-    multiply(
-        state, width, width // 4, plan[at.W_OUT], out, plan[at.B_OUT], 0, plan[at.Z], out, _ONE, begin, end
-    )
+    below = products_below(plan, state, 4 * depth, begin, end, rounded)
+    multiply_below(plan, below, depth, plan[at.W_OUT], out, plan[at.B_OUT], 0, plan[at.Z], _ONE, begin, end)
     if plan[at.MASK]:
         mask = carray(pointer(plan[at.MASK]), (plan[at.NUM_NODES],), np.uint8)
         z = carray(pointer(plan[at.Z]), (plan[at.NUM_NODES], out // 4), np.float32)
@@ -237,33 +321,36 @@ def embed(plan: Plan, begin: int, end: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def decode_nodes(plan: Plan, begin: int, end: int) -> None:
+def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
     """The nodes' numbers, and what the edges need of each end."""
     out, inner = plan[at.OUT_BYTES], plan[at.DECODER_BYTES]
-    z, depth, nothing = plan[at.Z], plan[at.D_OUT], plan[at.NOTHING]
-    multiply(z, out, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], out, _ONE, begin, end)
-    multiply(
-        z,
-        out,
+    nothing, depth = plan[at.NOTHING], out // 4
+    below = products_below(plan, plan[at.Z], out, begin, end, rounded)
+    multiply_below(plan, below, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], _ONE, begin, end)
+    multiply_below(
+        plan,
+        below,
         depth,
         plan[at.W_CALLER],
         inner,
         plan[at.B_CALLER],
         0,
         plan[at.CALLER],
-        inner,
         _ONE,
         begin,
         end,
     )
-    multiply(z, out, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], inner, _ONE, begin, end)
-    multiply(
-        z, out, depth, plan[at.W_HIDDEN], inner, plan[at.B_HIDDEN], 0,
-        plan[at.NODE_HIDDEN], inner, _GENTLE, begin, end,
-    )  # fmt: skip
-    multiply(
-        plan[at.NODE_HIDDEN], inner, plan[at.D_DECODER], plan[at.W_NODES], plan[at.NODE_BYTES],
-        plan[at.B_NODES], 0, plan[at.NODE_OUT], plan[at.NODE_BYTES], _ONE, begin, end,
+    multiply_below(
+        plan, below, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], _ONE, begin, end
+    )
+    hidden = plan[at.NODE_HIDDEN]
+    multiply_below(
+        plan, below, depth, plan[at.W_HIDDEN], inner, plan[at.B_HIDDEN], 0, hidden, _GENTLE, begin, end
+    )
+    below = products_below(plan, hidden, inner, begin, end, rounded)
+    multiply_below(
+        plan, below, inner // 4, plan[at.W_NODES], plan[at.NODE_BYTES], plan[at.B_NODES], 0,
+        plan[at.NODE_OUT], _ONE, begin, end,
     )  # fmt: skip
 
 
@@ -295,21 +382,23 @@ def decode_edges(plan: Plan, begin: int, end: int, scores: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def piece_of(plan: Plan, phase: int, begin: int, end: int, scores: int) -> None:
+def piece_of(plan: Plan, phase: int, begin: int, end: int, thread: int) -> None:
     """Rows (or edges, in the last phase) begin to end of one phase."""
     layers = plan[at.NUM_LAYERS]
+    rounded = plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]
+    scores = rounded + plan[at.ROUNDED_BYTES]
     if phase == 0:
         first_products(plan, begin, end)
     elif phase <= layers:
         attend_rows(plan, phase - 1, begin, end, scores)
         if phase < layers:
-            next_products(plan, phase, begin, end)
+            next_products(plan, phase, begin, end, rounded)
         else:
-            embed(plan, begin, end)
+            embed(plan, begin, end, rounded)
             if plan[at.PHASE_BITS] >> (layers + at.DECODE_EDGES) & 1:
-                decode_nodes(plan, begin, end)
+                decode_nodes(plan, begin, end, rounded)
     elif phase == layers + at.DECODE_NODES:
-        decode_nodes(plan, begin, end)
+        decode_nodes(plan, begin, end, rounded)
     else:
         decode_edges(plan, begin, end, scores)
 
@@ -318,7 +407,6 @@ def piece_of(plan: Plan, phase: int, begin: int, end: int, scores: int) -> None:
 def work(plan: Plan, control: Plan, thread: int) -> None:
     """All phases, piece by piece; what the other thread has taken is waited for between phases."""
     layers = plan[at.NUM_LAYERS]
-    scores = plan[at.SCORES] + thread * plan[at.SCORE_BYTES]
     for phase in range(layers + at.PHASES_BESIDE):
         if not plan[at.PHASE_BITS] >> phase & 1:
             continue
@@ -331,7 +419,7 @@ def work(plan: Plan, control: Plan, thread: int) -> None:
             piece = fetch_add(control, place, 1)
             if piece >= pieces:
                 break
-            piece_of(plan, phase, piece * size, min(count, (piece + 1) * size), scores)
+            piece_of(plan, phase, piece * size, min(count, (piece + 1) * size), thread)
             fetch_add(control, place + DONE, 1)
         await_pieces(control, place, pieces)
 
@@ -346,7 +434,7 @@ def run_alone(plan: Plan) -> None:
             count = plan[at.NUM_EDGES] if of_edges else plan[at.NUM_NODES]
             size = plan[at.EDGE_PIECE] if of_edges else plan[at.ROW_PIECE]
             for begin in range(0, count, size):
-                piece_of(plan, phase, begin, min(count, begin + size), plan[at.SCORES])
+                piece_of(plan, phase, begin, min(count, begin + size), 0)
 
 
 @njit(nogil=True, cache=True)

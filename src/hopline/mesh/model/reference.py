@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.mesh.model.weights import Weights
 
 FloatArray = NDArray[np.float32]
+Rounding = Callable[[FloatArray], FloatArray]
 
 #: Slope of LeakyReLU below 0, in attention as PyG's GATv2Conv has it and between layers.
 SLOPE = 0.2
@@ -16,6 +19,18 @@ SLOPE = 0.2
 def leaky(x: FloatArray) -> FloatArray:
     """LeakyReLU."""
     return np.where(x > 0, x, np.float32(SLOPE) * x)
+
+
+def exact(rows: FloatArray) -> FloatArray:
+    """Nothing is rounded."""
+    return rows
+
+
+def bfloat16(rows: FloatArray) -> FloatArray:
+    """Rounded to bfloat16, to the nearest, to even where there are two."""
+    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def attend(
@@ -56,18 +71,24 @@ def encode(
     h: FloatArray,
     e: FloatArray,
     node_mask: NDArray[np.bool_] | None = None,
+    rounded: Rounding = exact,
 ) -> FloatArray:
-    """Embeddings of all nodes, float32 [n, d_out]; 0 for masked ones."""
+    """Embeddings of all nodes, float32 [n, d_out]; 0 for masked ones.
+
+    Args:
+        rounded: what is done to both sides of a product of rows that are no inputs.
+    """
     mask = np.ones(len(x), bool) if node_mask is None else node_mask
     kept = mask[sources] & mask[targets]
     edges = np.stack([sources[kept], targets[kept]])
     state = x
     for layer, listens in enumerate(weights.shape.listens):
         at = f"layers.{layer}."
-        source = state @ weights[at + "source.weight"].T + weights[at + "source.bias"]
+        near = rounded if layer else exact
+        source = near(state) @ near(weights[at + "source.weight"]).T + weights[at + "source.bias"]
         target = source
         if not weights.shape.shared:
-            target = state @ weights[at + "target.weight"].T + weights[at + "target.bias"]
+            target = near(state) @ near(weights[at + "target.weight"]).T + weights[at + "target.bias"]
         target = target + h @ weights[at + "temporal.weight"].T
         read = weights[at + "edge.weight"].shape[1]
         edge = e[kept][:, :read] @ weights[at + "edge.weight"].T
@@ -82,7 +103,7 @@ def encode(
         state = heard + own + weights[at + "bias"]
         if layer + 1 < weights.shape.layers:
             state = leaky(state)
-    z = state @ weights["out.weight"].T + weights["out.bias"]
+    z = rounded(state) @ rounded(weights["out.weight"]).T + weights["out.bias"]
     return np.where(mask[:, None], z, np.float32(0))
 
 
@@ -92,24 +113,28 @@ def decode(
     sources: NDArray[np.int32],
     targets: NDArray[np.int32],
     g: FloatArray,
+    rounded: Rounding = exact,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """What the embeddings say of nodes, edges and of who calls whom.
 
     Args:
         z: float32 [n, d_out].
         g: float32 [e, d_edge_temporal].
+        rounded: as of `encode`.
 
     Returns: nodes float32 [n, n_node_targets]; edges float32 [e, n_edge_targets]; logit that there is
         such an edge, float32 [e].
     """
-    inner = leaky(z @ weights["nodes.hidden.weight"].T + weights["nodes.hidden.bias"])
-    nodes = inner @ weights["nodes.out.weight"].T + weights["nodes.out.bias"]
+    near = rounded(z)
+    inner = leaky(near @ rounded(weights["nodes.hidden.weight"]).T + weights["nodes.hidden.bias"])
+    nodes = rounded(inner) @ rounded(weights["nodes.out.weight"]).T + weights["nodes.out.bias"]
     inner = leaky(
-        z[sources] @ weights["edges.caller.weight"].T
-        + z[targets] @ weights["edges.callee.weight"].T
+        near[sources] @ rounded(weights["edges.caller.weight"]).T
+        + near[targets] @ rounded(weights["edges.callee.weight"]).T
         + g @ weights["edges.temporal.weight"].T
         + weights["edges.hidden.bias"]
     )
     edges = inner @ weights["edges.out.weight"].T + weights["edges.out.bias"]
-    logits = ((z[sources] @ weights["link.weight"]) * z[targets]).sum(axis=1) + weights["link.bias"]
+    queries = near @ rounded(weights["link.weight"])
+    logits = (queries[sources] * z[targets]).sum(axis=1) + weights["link.bias"]
     return nodes, edges, logits

@@ -36,6 +36,8 @@ def refresh(
     Returns: how many embeddings changed; they are the first of `rows`.
     """
     layers, n = plan[at.NUM_LAYERS], plan[at.NUM_NODES]
+    rounded = plan[at.SCRATCH]
+    scores = rounded + plan[at.ROUNDED_BYTES]
     for q in range(count):
         i = np.int64(rows[q])
         marks[i] = stamp
@@ -44,7 +46,7 @@ def refresh(
         if layer:
             for q in range(count):
                 i = np.int64(rows[q])
-                next_products(plan, layer, i, i + 1)
+                next_products(plan, layer, i, i + 1, rounded)
         indptr = carray(pointer(reverse[3 * layer]), (n + 1,), np.int32)
         listeners = carray(pointer(reverse[3 * layer + 1]), (max(1, indptr[n]),), np.int32)
         found = count
@@ -64,10 +66,10 @@ def refresh(
         count = found
         for q in range(count):
             i = np.int64(rows[q])
-            attend_rows(plan, layer, i, i + 1, plan[at.SCORES])
+            attend_rows(plan, layer, i, i + 1, scores)
     for q in range(count):
         i = np.int64(rows[q])
-        embed(plan, i, i + 1)
+        embed(plan, i, i + 1, rounded)
     return count
 
 

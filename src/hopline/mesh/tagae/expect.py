@@ -63,6 +63,12 @@ def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShap
     )
 
 
+def usual_edge(shape: ModelShape) -> NDArray[np.float32]:
+    """What most call paths show, float32 [d_edge]: nothing unusual, and all that is measured is there."""
+    width = shape.d_edge // 2
+    return np.concatenate([np.zeros(width, np.float32), np.ones(shape.d_edge - width, np.float32)])
+
+
 #: Inputs of services, and of call paths.
 Rooms = tuple[Rows, Rows]
 
@@ -81,7 +87,8 @@ class Expectation:
 
     def __init__(self, weights: Weights, threads: int = 2, device: str = "cpu") -> None:
         self.weights = weights
-        self.encoder: AnyEncoder = encoder_for(weights, device, threads)
+        self._usual_edge = usual_edge(weights.shape)
+        self.encoder: AnyEncoder = encoder_for(weights, device, threads, self._usual_edge)
         self.graph = MeshGraph()
         self._threads = threads
         self._is_on_cpu = device == "cpu"
@@ -151,7 +158,7 @@ class Expectation:
         if self._whole_for:
             self._whole_for -= 1
             return None
-        self._in_parts = self._in_parts or PartEncoder(self.weights, self._threads)
+        self._in_parts = self._in_parts or PartEncoder(self.weights, self._threads, self._usual_edge)
         found = self._in_parts.reconstruct(self.graph, parts, x, h, e, g)
         if self._in_parts.work * _WHOLE_THREADS > self._threads:
             self._whole_for = _LOOK_AGAIN

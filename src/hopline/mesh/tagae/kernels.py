@@ -74,7 +74,7 @@ def nearer(a, b):
 def observe(
     begin, end, values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago, recent, window,
     offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total, count,
-    slow, near, moved,
+    slow, near, moved, amount, plain, still, clips,
 ):  # fmt: skip
     """Take one interval in, for slots `begin` to `end`.
 
@@ -90,42 +90,38 @@ def observe(
         ring: int16 [window, slots, F].
         slow, near, moved: float32 [slots, F], results: spreads from the level, from the window's mean, and,
         of columns with a clip of 0, from how it was.
+        amount, plain, still, clips: of columns, for a block of slots: see `usual.take_in`.
 
     Usual series take vector instructions, all others one by one.
 
     Returns: how many values were measured, and how many there should have been.
     """
     width, block = len(kinds), usual.BLOCK
-    amount, plain = np.empty(block * width, np.bool_), np.empty(block * width, np.bool_)
-    still, clips = np.empty(block * width, np.bool_), np.empty(block * width, np.float32)
-    for first in range(0, block * width, width):
-        for f in range(width):
-            amount[first + f] = kinds[f] == AMOUNT
-            plain[first + f] = kinds[f] != REAL
-            still[first + f] = clip[f] == 0
-            clips[first + f] = math.inf if clip[f] == 0 else clip[f]
-    has_still = np.any(clip == 0)
+    has_still, room = np.any(clip == 0), ring.shape[1]
     taken = np.empty((block, width), np.float32)
     doubt = np.empty((block, width), np.float32)
     inverse = np.empty(block, np.float32)
-    scratch = np.empty((usual.SCRATCH, block * width), np.float32)
-    others = np.empty(block * width, np.int32)
+    told, others = np.empty(block * width, np.int8), np.empty(block * width, np.int32)
+    of_block = (doubt, amount, plain, clips, still, told)
+    of_all = (offset, anchor, level, spread, seen, fitted, total, count, slow, near, moved)
     measured, known = 0, 0
     for i in range(begin, end, block):
-        j = min(i + block, end)
-        size = (j - i) * width
-        fetch(i, j, values, rows, load, interval_s, taken, doubt, inverse)
+        here = rows[i : min(i + block, end)]
+        size = len(here) * width
+        given, row = values, here[0] * width
+        if not in_a_row(here):
+            fetch(here, values, taken)
+            given, row = taken, 0
+        doubts(here, values, load, interval_s, inverse, doubt)
         num_usual, num_measured, num_known = usual.take_in(
-            taken.reshape(-1)[:size], doubt.reshape(-1)[:size], amount, plain, clips, still, has_still,
-            ring[(pos - ago) % window, i:j].reshape(-1), ring[(pos - recent) % window, i:j].reshape(-1),
-            np.float32(drift), offset[i:j].reshape(-1), anchor[i:j].reshape(-1), level[i:j].reshape(-1),
-            spread[i:j].reshape(-1), seen[i:j].reshape(-1), fitted[i:j].reshape(-1),
-            ring[pos, i:j].reshape(-1), total[i:j].reshape(-1), count[i:j].reshape(-1),
-            slow[i:j].reshape(-1), near[i:j].reshape(-1), moved[i:j].reshape(-1), scratch, others,
+            given, row, ring, (pos * room + i) * width, ((pos - ago) % window * room + i) * width,
+            ((pos - recent) % window * room + i) * width, of_block, of_all, i * width, size, has_still,
+            np.float32(drift),
         )  # fmt: skip
         measured += num_measured
         known += num_known
         if num_usual < size:
+            usual.not_usual(told[:size], others)
             num_measured, num_known = observe_others(
                 i, others, size - num_usual, values, rows, kinds, load, clip, interval_s, warm_up, drift,
                 pos, ago, recent, window, offset, anchor, level, spread, wobble, pooled, typical, seen,
@@ -136,35 +132,48 @@ def observe(
     return measured, known
 
 
+@njit(nogil=True, cache=True)
+def in_a_row(rows):
+    """Whether these are n, n + 1, n + 2 …"""
+    differing = 0
+    for k in range(len(rows)):
+        differing += np.int64(rows[k]) != rows[0] + k
+    return rows[0] >= 0 and differing == 0
+
+
+@njit(nogil=True, cache=True)
+def fetch(rows, values, taken):
+    """A block's values in the order of its slots: `taken`, float32 [block, F]; NaN where one is absent."""
+    width = values.shape[1]
+    for k in range(len(rows)):
+        row = np.int64(rows[k])
+        for f in range(width):
+            taken[k, f] = values[row, f] if row >= 0 else np.float32(math.nan)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def fetch(begin, end, values, rows, load, interval_s, taken, doubt, inverse):
-    """A block's values in the order of its slots.
+def doubts(rows, values, load, interval_s, inverse, doubt):
+    """Of how many requests each share is, inverted.
 
     Args:
-        taken: float32 [block, F], result: NaN where nothing was measured.
-        doubt: float32 [block, F], result: of how many requests a share is, inverted; 0 where that is not
-        known, -1 where the slot is absent.
         inverse: float32 [block], scratch.
+        doubt: float32 [block, F], result: 0 where that is not known, -1 where the slot is absent.
     """
-    width, scale = values.shape[1], np.float32(interval_s)
-    nothing, zero, one = np.float32(math.nan), np.float32(0), np.float32(1)
-    for k in range(end - begin):
-        row = np.int64(rows[begin + k])
-        if row < 0:
-            inverse[k] = nothing
-            for f in range(width):
-                taken[k, f] = nothing
-            continue
-        amount = values[row, load] if load >= 0 else zero
-        inverse[k] = amount if amount > zero else zero  # also where it is NaN
-        for f in range(width):
-            taken[k, f] = values[row, f]
-    for k in range(end - begin):
-        requests = inverse[k] * scale
-        each = one / requests if requests > zero else zero
-        inverse[k] = each if inverse[k] == inverse[k] else -one
-    for k in range(end - begin):
-        for f in range(width):
+    scale, zero, one = np.float32(interval_s), np.float32(0), np.float32(1)
+    if load < 0:
+        for k in range(len(rows)):
+            inverse[k] = zero if rows[k] >= 0 else -one
+    else:
+        for k in range(len(rows)):
+            row = np.int64(rows[k])
+            inverse[k] = values[row, load] * scale if row >= 0 else -one
+        for k in range(len(rows)):
+            requests = inverse[k]
+            each = one / requests
+            each = each if requests > zero else zero  # also where it is NaN
+            inverse[k] = each if rows[k] >= 0 else -one
+    for f in range(doubt.shape[1]):
+        for k in range(len(rows)):
             doubt[k, f] = inverse[k]
 
 

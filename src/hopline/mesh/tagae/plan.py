@@ -10,19 +10,21 @@ ARRAYS = (
     "kinds", "clip", "pooled", "typical", "still", "polarity", "threshold", "histogram",
     "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "gain",
     "factor", "peak", "slow", "near", "moved", "recon", "quiet", "score", "dev", "ring", "held",
+    "block_amount", "block_plain", "block_still", "block_clip",
 )  # fmt: skip
 (
     KINDS, CLIP, POOLED, TYPICAL, STILL, POLARITY, THRESHOLD, HISTOGRAM,
     OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, GAIN,
     FACTOR, PEAK, SLOW, NEAR, MOVED, RECON, QUIET, SCORE, DEV, RING, HELD,
-) = range(30)  # fmt: skip
+    BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP,
+) = range(34)  # fmt: skip
 
 #: Sizes of the table, and what a step sets.
 (
     SIZE, ROOM, WIDTH, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND, NUM_PLACES,
-) = range(30, 57)  # fmt: skip
+) = range(34, 61)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

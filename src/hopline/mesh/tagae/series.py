@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import StateDamaged
 from hopline.mesh.schema import kind_of
-from hopline.mesh.tagae import kernels
+from hopline.mesh.tagae import kernels, usual
 from hopline.mesh.tagae.roles import load_column, polarity, role_of
 
 _KINDS = {"amount": kernels.AMOUNT, "share": kernels.SHARE, "real": kernels.REAL}
@@ -67,6 +67,8 @@ class SeriesTable:
     Attributes:
         size: slots in use; arrays may have room for more.
         moves: counts how often arrays got another place in memory.
+        block_amount, block_plain, block_still, block_clip: [BLOCK * F], what `usual.take_in` is to know of
+            each series' column, for a block of slots.
         threshold: float32 [F], in spreads.
         pooled: float32 [F], spread that a new series of a column begins with.
         typical: float32 [F], median value of a column over all services; 0 = not known yet.
@@ -107,6 +109,10 @@ class SeriesTable:
         self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
         self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
         width = len(columns)
+        self.block_amount = np.tile(self.kinds == kernels.AMOUNT, usual.BLOCK)
+        self.block_plain = np.tile(self.kinds != kernels.REAL, usual.BLOCK)
+        self.block_still = np.tile(self.still, usual.BLOCK)
+        self.block_clip = np.tile(np.where(self.still, np.inf, self.clip).astype(np.float32), usual.BLOCK)
         self.pooled = self.least_spread.copy()
         self.typical = np.zeros(width, np.float32)
         self._looks = _LOOKS

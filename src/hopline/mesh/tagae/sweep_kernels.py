@@ -21,6 +21,7 @@ from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, wri
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
 from hopline.mesh.tagae.rows import gather, scatter
+from hopline.mesh.tagae.usual import BLOCK
 
 Plan = NDArray[np.int64]
 
@@ -44,6 +45,12 @@ def whole_numbers(plan: Plan, place: int) -> NDArray[np.int32]:
 def column_floats(plan: Plan, place: int) -> NDArray[np.float32]:
     """A table's array of float32 [F]."""
     return carray(pointer(plan[place]), (plan[at.WIDTH],), np.float32)
+
+
+@njit(nogil=True, cache=True)
+def of_block(plan: Plan, place: int) -> NDArray[np.bool_]:
+    """What is to be known of the columns, for a block of slots: bool [BLOCK * F]."""
+    return carray(pointer(plan[place]), (BLOCK * plan[at.WIDTH],), np.bool_)
 
 
 @njit(nogil=True, cache=True)
@@ -83,6 +90,8 @@ def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
         carray(pointer(plan[at.RING]), (window, plan[at.ROOM], width), np.int16),
         whole_numbers(plan, at.TOTAL), whole_numbers(plan, at.COUNT),
         floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
+        of_block(plan, at.BLOCK_AMOUNT), of_block(plan, at.BLOCK_PLAIN), of_block(plan, at.BLOCK_STILL),
+        carray(pointer(plan[at.BLOCK_CLIP]), (BLOCK * width,), np.float32),
     )  # fmt: skip
     counts = counts_of(plan, thread)
     counts[at.MEASURED] += measured

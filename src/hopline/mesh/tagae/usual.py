@@ -1,157 +1,205 @@
 """The usual series of a block of slots, all at once in vector instructions; the others are told apart.
 
-Each loop writes one array and reads a few: LLVM turns a loop into vector instructions only where it can
-check beforehand, in few comparisons, that what is written is not what is read. No branches, no fast maths
-(NaN is a value that was not measured); numbers between the loops lie in scratch memory that stays in the
-first cache.
+One loop that keeps its numbers in registers, written with `hopline.vectors`: LLVM would turn neither such a
+loop into vector instructions (two dozen arrays that might overlap) nor, without branches, a part of it.
+No fast maths: NaN is a value that was not measured.
 """
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from hopline.jit import njit
+from hopline.vectors import Turn, Vector, turns, where
 
-#: Slots of a block: scratch of some columns lies in the first cache.
+#: Slots of a block: what the passes before and after it work on lies in the first cache.
 BLOCK = 64
-#: Rows of scratch, float32: see `take_in`.
-SCRATCH = 8
-_STEP, _PER_STEP = np.float32(1 / 512), np.float32(512)
-_ABSENT = np.int16(-32768)
-_ABSURD = np.float32(1e30)
+_STEP, _PER_STEP = 1 / 512, 512.0
+_ABSENT = -32768
+_ABSURD = 1e30
+_LEAST_AMOUNT = float(np.float32(1e-37))
+_LEAST_SHARE, _LARGEST_SHARE = float(np.float32(-0.001)), float(np.float32(1.001))
 _MIN_WINDOW = 8
-_SLOWEST, _MOST = np.float32(5.0), np.float32(31.75)
+_SLOWEST, _MOST = 5.0, 31.75
 _MANY = 1_000_000
-_NAN, _ZERO, _ONE, _HALF = np.float32(np.nan), np.float32(0), np.float32(1), np.float32(0.5)
-_MANTISSA, _ROOT_HALF = np.int32(0x007FFFFF), np.int32(0x3F3504F3)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_MANTISSA_BITS, _ROOT_HALF = 23, 0x3F3504F3
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 #: Cephes' polynomial of the logarithm (Moshier): error below 1e-7 within a factor of two of 1.
-_P0, _P1, _P2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
-_P3, _P4, _P5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
-_P6, _P7, _P8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
+_LOGARITHM = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
 
 
-@njit(nogil=True, cache=True, inline="always")
-def logarithm(x):
-    """Natural logarithm of a normal float32 above 0, in float32, to some units in the last place."""
-    bits = np.float32(x).view(np.int32)
-    power = (bits - _ROOT_HALF) >> np.int32(23)  # so that the rest lies between the roots of 1/2 and 2
-    rest = np.int32(bits - (power << np.int32(23))).view(np.float32) - _ONE
+def logarithm(x: Vector) -> Vector:
+    """Natural logarithm of normal float32 above 0, in float32, to some units in the last place."""
+    bits = x.bits()
+    power = (bits - _ROOT_HALF) >> _MANTISSA_BITS  # so that the rest lies between the roots of 1/2 and 2
+    rest = (bits - (power << _MANTISSA_BITS)).bits() - 1.0
     square = rest * rest
-    sum_ = ((((((((_P0 * rest + _P1) * rest + _P2) * rest + _P3) * rest + _P4) * rest + _P5) * rest + _P6)
-            * rest + _P7) * rest + _P8) * rest * square  # fmt: skip
-    whole = np.float32(power)
-    sum_ += whole * _LN2_LOW
-    return whole * _LN2_HIGH + (rest + (sum_ - _HALF * square))
+    sum_: Vector | float = _LOGARITHM[0]
+    for factor in _LOGARITHM[1:]:
+        sum_ = sum_ * rest + factor
+    sum_ = sum_ * rest * square
+    whole = power.to_float()
+    sum_ = sum_ + whole * _LN2_LOW
+    return whole * _LN2_HIGH + (rest + (sum_ - 0.5 * square))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+def _one_turn(row: Turn, at: dict[str, Any], counts: tuple[Any, ...]) -> list[Any]:
+    """See `take_in`; `at` has where each array begins, and `drift` and `has_still`."""
+    builder = row.builder
+    value, offset, level = row.load(at["values"]), row.load(at["offset"]), row.load(at["level"])
+    is_amount = row.load(at["amount"]) != 0
+    usual = (row.load(at["fitted"]) != 0) & level.is_number & (offset >= 0.0) & (row.load(at["plain"]) != 0)
+
+    x = value + offset
+    is_amount_there = (value >= 0.0) & (value < _ABSURD) & (x > _LEAST_AMOUNT)
+    is_share_there = (value >= _LEAST_SHARE) & (value <= _LARGEST_SHARE)
+    u = where(is_amount, logarithm(x), value)
+    u = where((is_amount & is_amount_there) | (~is_amount & is_share_there), u, float("nan"))
+    is_measured = u.is_number
+
+    doubt, seen = row.load(at["doubt"]), row.load(at["seen"])
+    here = usual & (doubt >= 0.0)
+    found = (usual, here & is_measured, here & (seen > 0))
+
+    # Of few requests a share is known badly.
+    share = where(level > doubt, level, doubt)
+    share = where(share < 0.5, share, 0.5)
+    more = where(~is_amount & (doubt > 0.0), share * (1.0 - share) * doubt, 0.0)
+    spread = row.load(at["spread"])
+    width = (spread * spread + more).sqrt()
+    per = 1.0 / width
+
+    old = row.load(at["ring"])
+    was_there = old != _ABSENT
+    total = row.load(at["total"]) - where(was_there, old, 0)
+    count = row.load(at["count"]) - was_there.to_int()
+    many = count.to_float()
+    anchor = row.load(at["anchor"])
+    mean = anchor + _STEP * total.to_float() / where(many > 1.0, many, 1.0)
+    base = where(count >= _MIN_WINDOW, mean, level)
+    row.store((u - level) * per, at["slow"], usual)
+    row.store((u - base) * per, at["near"], usual)
+
+    with builder.if_then(at["has_still"]):
+        before, lately = row.load(at["before"]), row.load(at["lately"])
+        a = (u - anchor - _STEP * before.to_float()) * per
+        b = (u - anchor - _STEP * lately.to_float()) * per * _SLOWEST
+        size = where(abs(a) < abs(b), abs(a), abs(b))
+        size = where(a * b > 0.0, size, 0.0)
+        moved = where(a > 0.0, size, -size)
+        moved = where((before != _ABSENT) & (lately != _ABSENT), moved, _MOST)
+        row.store(moved, at["moved"], usual & is_measured & (row.load(at["still"]) != 0))
+
+    room = row.load(at["clip"]) * width
+    low, high = base - room, base + room
+    kept = where(u > low, u, low)
+    kept = where(kept < high, kept, high)
+    place = (kept - anchor) * _PER_STEP + 0.5
+    place = where(place > -32767.0, place, -32767.0)
+    place = where(place < 32767.0, place, 32767.0)
+    whole = place.floor()
+    row.store(where(is_measured, whole, _ABSENT), at["ring"], usual)
+    row.store(total + where(is_measured, whole, 0), at["total"], usual)
+    row.store(count + is_measured.to_int(), at["count"], usual)
+    row.store(seen + 1, at["seen"], usual & is_measured & (seen < _MANY))
+    row.store(level + row.all_of(at["drift"]) * (base - level), at["level"], usual & is_measured)
+    row.store(usual.to_int(), at["told"], usual | ~usual)
+    return [builder.add(sum_, row.count(mask)) for sum_, mask in zip(counts, found, strict=True)]
+
+
+#: Arrays by which `take_in` calls them: of a block, and of all slots.
+_OF_BLOCK = ("doubt", "amount", "plain", "clip", "still", "told")
+_OF_ALL = (
+    "offset", "anchor", "level", "spread", "seen", "fitted", "total", "count", "slow", "near", "moved",
+)  # fmt: skip
+
+
+@intrinsic
 def take_in(
-    values, doubt, amount, plain, clip, still, has_still, before, lately, drift, offset, anchor, level,
-    spread, seen, fitted, ring, total, count, slow, near, moved, scratch, others,
-):  # fmt: skip
+    typingctx: Any, values: Any, row: Any, ring: Any, now: Any, before: Any, lately: Any, of_block: Any,
+    of_all: Any, start: Any, size: Any, has_still: Any, drift: Any,
+) -> Any:  # fmt: skip
     """Take one interval in for the usual series of a block: fitted ones with a level, in a plain column.
 
+    Arrays are contiguous, and places those of a flat array.
+
     Args:
-        values: float32 [block * F], NaN where nothing was measured.
-        doubt: float32 [block * F], 1 / requests, 0 = does not matter, below 0 = the slot is absent.
-        amount, plain, still: bool [block * F], by column: compared by ratio; not real; standing still in
-        normal time.
-        clip: float32 [block * F], by column, infinite where nothing is clipped.
-        has_still: whether any column stands still.
-        before, lately: int16 [block * F], the window's rows that those are compared with.
-        offset to moved: of `kernels.observe`, this block's part, flat.
-        scratch: float32 [SCRATCH, block * F]; others: int32 [block * F], result: places of all that are not
-        usual: nothing of them was changed.
+        values: float32, NaN where nothing was measured; row: place of the block's first one.
+        ring: int16, the window; now, before, lately: places of the block's first series in this interval
+            and in those that columns which stand still are compared with.
+        of_block: arrays of [BLOCK * F]. `doubt`, float32: 1 / requests, 0 = does not matter, below 0 = the
+            slot is absent. `amount`, `plain`, bool, by column: compared by ratio; not real. `clip`,
+            float32, by column: infinite where nothing is clipped. `still`, bool, by column: standing still
+            in normal time. `told`, int8, result: 1 where a series is usual; nothing is changed of others.
+        of_all: arrays of [slots, F]: see `kernels.observe`.
+        start: place of the block's first series in them; size: how many series.
+        has_still: bool, whether any column stands still.
+        drift: float32, share of the way to its window's mean that a level goes.
 
     Returns: how many were usual, how many of them were measured, and how many there should have been.
     """
-    n = len(values)
-    u, width, base = scratch[0][:n], scratch[1][:n], scratch[2][:n]
-    t, c = scratch[3].view(np.int32)[:n], scratch[4].view(np.int32)[:n]
-    w, usual = scratch[5].view(np.int32)[:n], scratch[6].view(np.int32)[:n]
-    per = scratch[7][:n]
-    num_usual, measured, known = np.int32(0), np.int32(0), np.int32(0)
-    for j in range(n):
-        is_usual = np.int32((fitted[j] != 0) & (level[j] == level[j]) & (offset[j] >= _ZERO) & plain[j])
-        usual[j] = is_usual
-        num_usual += is_usual
-    for j in range(n):
-        value = values[j]
-        x = value + offset[j]
-        is_amount = amount[j]
-        there = (value >= _ZERO) & (value < _ABSURD) & (x > np.float32(1e-37))
-        there_share = (value >= np.float32(-0.001)) & (value <= np.float32(1.001))
-        result = logarithm(x) if is_amount else value
-        u[j] = result if (there if is_amount else there_share) else _NAN
-    for j in range(n):
-        here = usual[j] & np.int32(doubt[j] >= _ZERO)
-        known += here & np.int32(seen[j] > 0)
-        measured += here & np.int32(u[j] == u[j])
-    for j in range(n):
-        inverse = doubt[j]
-        share = level[j] if level[j] > inverse else inverse
-        share = share if share < _HALF else _HALF
-        more = share * (_ONE - share) * inverse if inverse > _ZERO else _ZERO
-        more = _ZERO if amount[j] else more
-        width[j] = np.sqrt(spread[j] * spread[j] + more)
-    for j in range(n):
-        per[j] = _ONE / width[j]
-    for j in range(n):
-        old = ring[j]
-        t[j] = total[j] - (np.int32(old) if old != _ABSENT else np.int32(0))
-    for j in range(n):
-        c[j] = count[j] - np.int32(ring[j] != _ABSENT)
-    for j in range(n):
-        many = np.float32(c[j])
-        mean = anchor[j] + _STEP * np.float32(t[j]) / (many if many > _ONE else _ONE)
-        base[j] = mean if c[j] >= np.int32(_MIN_WINDOW) else level[j]
-    for j in range(n):
-        slow[j] = (u[j] - level[j]) * per[j] if usual[j] else slow[j]
-    for j in range(n):
-        near[j] = (u[j] - base[j]) * per[j] if usual[j] else near[j]
-    if has_still:
-        for j in range(n):
-            here = u[j] - anchor[j]
-            a = (here - _STEP * np.float32(before[j])) * per[j]
-            b = (here - _STEP * np.float32(lately[j])) * per[j] * _SLOWEST
-            size = abs(a) if abs(a) < abs(b) else abs(b)
-            size = size if a * b > _ZERO else _ZERO
-            gone = size if a > _ZERO else -size
-            gone = gone if (before[j] != _ABSENT) & (lately[j] != _ABSENT) else _MOST
-            moved[j] = gone if still[j] & (usual[j] != 0) & (u[j] == u[j]) else moved[j]
-    for j in range(n):
-        room = clip[j] * width[j]
-        low, high = base[j] - room, base[j] + room
-        kept = u[j] if u[j] > low else low
-        kept = kept if kept < high else high
-        x = (kept - anchor[j]) * _PER_STEP + _HALF
-        x = x if x > np.float32(-32767) else np.float32(-32767)
-        x = x if x < np.float32(32767) else np.float32(32767)
-        whole = np.int32(x)
-        whole -= np.int32(np.float32(whole) > x)  # as `floor`
-        w[j] = whole if u[j] == u[j] else np.int32(_ABSENT)
-    for j in range(n):
-        ring[j] = np.int16(w[j]) if usual[j] else ring[j]
-    for j in range(n):
-        more = w[j] if w[j] != np.int32(_ABSENT) else np.int32(0)
-        total[j] = t[j] + more if usual[j] else total[j]
-    for j in range(n):
-        count[j] = c[j] + np.int32(w[j] != np.int32(_ABSENT)) if usual[j] else count[j]
-    for j in range(n):
-        more = usual[j] & np.int32(w[j] != np.int32(_ABSENT)) & np.int32(seen[j] < np.int32(_MANY))
-        seen[j] = seen[j] + more
-    for j in range(n):
-        moved = level[j] + drift * (base[j] - level[j])
-        level[j] = moved if usual[j] & np.int32(u[j] == u[j]) else level[j]
-    if num_usual < n:
-        num_others = 0
-        for j in range(n):
-            others[num_others] = j
-            num_others += 1 - usual[j]
-    return num_usual, measured, known
+    place = types.int64
+    signature = types.UniTuple(place, 3)(
+        values,
+        place,
+        ring,
+        place,
+        place,
+        place,
+        of_block,
+        of_all,
+        place,
+        place,
+        types.boolean,
+        types.float32,
+    )
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, row, ring, now, before, lately, of_block, of_all, start, size, has_still, drift = args
+
+        def begin(kind: Any, array: Any, place: Any) -> Any:
+            return builder.gep(context.make_array(kind)(context, builder, array).data, [place])
+
+        kinds = signature.args
+        none = ir.Constant(ir.IntType(64), 0)
+        at: dict[str, Any] = {
+            "has_still": has_still,
+            "drift": drift,
+            "values": begin(kinds[0], values, row),
+        }
+        for name, place in (("ring", now), ("before", before), ("lately", lately)):
+            at[name] = begin(kinds[2], ring, place)
+        for names, kind, arrays, place in (
+            (_OF_BLOCK, kinds[6], of_block, none),
+            (_OF_ALL, kinds[7], of_all, start),
+        ):
+            for number, name in enumerate(names):
+                at[name] = begin(kind[number], builder.extract_value(arrays, number), place)
+        sums = turns(builder, size, [none] * 3, lambda row, *counts: _one_turn(row, at, counts))
+        return cgutils.pack_array(builder, sums)
+
+    return signature, codegen
+
+
+@njit(nogil=True, cache=True)
+def not_usual(told, others):
+    """Places where `told` is 0, into `others` (int32 [block * F]). Returns: how many."""
+    found = 0
+    for j in range(len(told)):
+        others[found] = j
+        found += 1 - told[j]
+    return found
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -170,7 +218,7 @@ def tell_apart(slow, near, per, least, score, held, apart, others):
     for j in range(n):
         a, b = abs(slow[j]), abs(near[j])
         both = a if a < b else b
-        apart[j] = both if slow[j] * near[j] > _ZERO else slow[j] - slow[j]  # 0, or NaN
+        apart[j] = both if slow[j] * near[j] > np.float32(0) else slow[j] - slow[j]  # 0, or NaN
     for j in range(n):
         score[j] = apart[j] * per[j]
     for j in range(n):
