@@ -32,7 +32,15 @@ from hopline.mesh.model.lanes import (
     one_row,
     round_row,
 )
-from hopline.mesh.model.second import await_pieces, await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.second import (
+    await_pieces,
+    await_work,
+    close_pass,
+    join,
+    leave,
+    open_pass,
+    take_piece,
+)
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add
 
 Plan = NDArray[np.int64]
@@ -415,10 +423,12 @@ def work(plan: Plan, control: Plan, thread: int) -> None:
         size = plan[at.EDGE_PIECE] if of_edges else plan[at.ROW_PIECE]
         pieces = (count + size - 1) // size
         place = PHASES + PHASE_WORDS * phase
+        taken = 0
         while True:
-            piece = fetch_add(control, place, 1)
-            if piece >= pieces:
+            piece = take_piece(control, place, pieces, thread, taken)
+            if piece < 0:
                 break
+            taken += 1
             piece_of(plan, phase, piece * size, min(count, (piece + 1) * size), thread)
             fetch_add(control, place + DONE, 1)
         await_pieces(control, place, pieces)

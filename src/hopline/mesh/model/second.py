@@ -126,6 +126,18 @@ def open_pass(control: Control, num_phases: int, more: bool) -> None:
 
 
 @njit(nogil=True, cache=True)
+def take_piece(control: Control, place: int, pieces: int, thread: int, taken: int) -> int:
+    """The next piece of the phase at `place` for a thread that has taken so many of it; -1 = none is left.
+
+    One thread begins at the front, the other at the back: in each phase they come to what lies in their own
+    cache from the phase before.
+    """
+    if fetch_add(control, place, 1) >= pieces:
+        return -1
+    return pieces - 1 - taken if thread else taken
+
+
+@njit(nogil=True, cache=True)
 def await_pieces(control: Control, place: int, pieces: int) -> None:
     """Until all pieces of the phase at `place` are done, the other thread's too."""
     turns = 0

@@ -36,5 +36,6 @@ MOST_FOUND = 4096
 
 #: The plan of a step: which phases, the model's plan and the counters of its phases with their lengths.
 BITS, MODEL_PLAN, MODEL_PLACES, MODEL_CONTROL, MODEL_WORDS, STEP_PLACES = range(6)
-#: Its phases, in their order.
-OBSERVE, GATHER, MODEL, SCATTER, JUDGE, NUM_PHASES = range(6)
+#: Its phases, in their order; what is done along with the first and the last, piece by piece.
+OBSERVE, MODEL, JUDGE, NUM_PHASES = range(4)
+GATHER, SCATTER = 4, 5

@@ -25,36 +25,47 @@ def gather(slow, near, slope, load, slots, most, x, h):
         slots: int32 [n]; most: float32, deviations are clipped to it.
         x: float32 [n, 2 F]; h: float32 [n, F]; results.
     """
-    width = slow.shape[1]
     for r in range(len(slots)):
-        i = np.uint64(slots[r])
-        less = slow[i, load] if load >= 0 else _ZERO
-        less = less if less > -_LOADED else -_LOADED
-        less = less if less < _LOADED else _LOADED
-        less = less if load >= 0 and slow[i, load] == slow[i, load] else _ZERO
-        for f in range(width):
-            a = slow[i, f]
-            there = a == a
-            drift = a - near[i, f]
-            drift = drift if drift > -most else -most
-            drift = drift if drift < most else most
-            own = a - slope[i, f] * less
-            own = own if own > -most else -most
-            own = own if own < most else most
-            x[r, f] = own if there else _ZERO
-            x[r, width + f] = _ONE if there else _ZERO
-            h[r, f] = drift if there else _ZERO
+        i = np.int64(slots[r])
+        gather_row(slow[i], near[i], slope[i], load, most, x[r], h[r])
+
+
+@njit(nogil=True, cache=True, inline="always")
+def gather_row(slow, near, slope, load, most, x, h):
+    """The same of one series: rows of `gather`'s arrays."""
+    width = len(slow)
+    less = slow[load] if load >= 0 else _ZERO
+    is_loaded = less == less
+    less = less if less > -_LOADED else -_LOADED
+    less = less if less < _LOADED else _LOADED
+    less = less if is_loaded else _ZERO
+    for f in range(width):
+        a = slow[f]
+        there = a == a
+        drift = a - near[f]
+        drift = drift if drift > -most else -most
+        drift = drift if drift < most else most
+        own = a - slope[f] * less
+        own = own if own > -most else -most
+        own = own if own < most else most
+        x[f] = own if there else _ZERO
+        x[width + f] = _ONE if there else _ZERO
+        h[f] = drift if there else _ZERO
 
 
 @njit(nogil=True, cache=True)
 def scatter(values, slots, into, most):
     """Rows to their slots, clipped to `most` (float32); what is not finite is 0."""
-    width = values.shape[1]
     for r in range(len(slots)):
-        i = np.uint64(slots[r])
-        for f in range(width):
-            value = values[r, f]
-            is_finite = abs(value) < _HUGE
-            value = value if value > -most else -most
-            value = value if value < most else most
-            into[i, f] = value if is_finite else _ZERO
+        scatter_row(values[r], into[np.int64(slots[r])], most)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def scatter_row(values, into, most):
+    """One row to its slot."""
+    for f in range(len(into)):
+        value = values[f]
+        is_finite = abs(value) < _HUGE
+        value = value if value > -most else -most
+        value = value if value < most else most
+        into[f] = value if is_finite else _ZERO

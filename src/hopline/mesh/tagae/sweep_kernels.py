@@ -16,11 +16,19 @@ from hopline.intrinsics import pointer
 from hopline.jit import njit
 from hopline.mesh.model import plan as model_at
 from hopline.mesh.model.passes import work
-from hopline.mesh.model.second import await_pieces, await_work, close_pass, join, leave, open_pass
+from hopline.mesh.model.second import (
+    await_pieces,
+    await_work,
+    close_pass,
+    join,
+    leave,
+    open_pass,
+    take_piece,
+)
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, write
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
-from hopline.mesh.tagae.rows import gather, scatter
+from hopline.mesh.tagae.rows import gather_row, scatter_row
 from hopline.mesh.tagae.usual import BLOCK
 
 Plan = NDArray[np.int64]
@@ -100,32 +108,35 @@ def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
 
 @njit(nogil=True, cache=True)
 def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
-    """The model's inputs of rows first to last; counts those that have no window yet."""
-    width, rows = plan[at.WIDTH], plan[at.NUM_ROWS]
-    slots = carray(pointer(plan[at.SLOTS]), (rows,), np.int32)[first:last]
-    x = carray(pointer(plan[at.INPUTS]), (rows, 2 * width), np.float32)
-    h = carray(pointer(plan[at.TEMPORAL]), (rows, width), np.float32)
-    gather(
-        floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.SLOPE), plan[at.LOAD], slots, MOST,
-        x[first:last], h[first:last],
-    )  # fmt: skip
-    count = whole_numbers(plan, at.COUNT)
+    """The model's inputs of slots first to last; counts those that have no window yet."""
+    width, num_rows = plan[at.WIDTH], plan[at.NUM_ROWS]
+    rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
+    x = carray(pointer(plan[at.INPUTS]), (num_rows, 2 * width), np.float32)
+    h = carray(pointer(plan[at.TEMPORAL]), (num_rows, width), np.float32)
+    slow, near, slope = floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.SLOPE)
+    count, load = whole_numbers(plan, at.COUNT), plan[at.LOAD]
     young = 0
-    for r in range(len(slots)):
-        most = np.int32(0)
-        for f in range(width):
-            most = max(most, count[slots[r], f])
-        young += int(most < MIN_WINDOW)
+    for i in range(first, last):
+        row = np.int64(rows[i])
+        if row >= 0:
+            gather_row(slow[i], near[i], slope[i], load, MOST, x[row], h[row])
+            most = np.int32(0)
+            for f in range(width):
+                most = max(most, count[i, f])
+            young += int(most < MIN_WINDOW)
     counts_of(plan, thread)[at.YOUNG] += young
 
 
 @njit(nogil=True, cache=True)
 def scatter_piece(plan: Plan, result: int, row_bytes: int, first: int, last: int) -> None:
-    """What the model expects, to the slots of rows first to last; `result` is the address of its rows."""
-    rows = plan[at.NUM_ROWS]
-    slots = carray(pointer(plan[at.SLOTS]), (rows,), np.int32)
-    values = carray(pointer(result), (rows, row_bytes // 4), np.float32)
-    scatter(values[first:last], slots[first:last], floats(plan, at.RECON), MOST)
+    """What the model expects, to slots first to last; `result` is the address of its rows."""
+    rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
+    values = carray(pointer(result), (plan[at.NUM_ROWS], row_bytes // 4), np.float32)
+    recon = floats(plan, at.RECON)
+    for i in range(first, last):
+        row = np.int64(rows[i])
+        if row >= 0:
+            scatter_row(values[row], recon[i], MOST)
 
 
 @njit(nogil=True, cache=True)
@@ -159,16 +170,17 @@ def piece_of(
     step: Plan, plan: Plan, is_nodes: bool, phase: int, first: int, last: int, thread: int
 ) -> None:
     """One piece of one phase."""
+    bits = step[at.BITS]
     if phase == at.OBSERVE:
         observe_piece(plan, first, last, thread)
-    elif phase == at.GATHER:
-        gather_piece(plan, first, last, thread)
-    elif phase == at.SCATTER:
-        model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
-        result = model[model_at.NODE_OUT] if is_nodes else model[model_at.EDGE_OUT]
-        row_bytes = model[model_at.NODE_BYTES] if is_nodes else model[model_at.EDGE_BYTES]
-        scatter_piece(plan, result, row_bytes, first, last)
+        if bits >> at.GATHER & 1:
+            gather_piece(plan, first, last, thread)
     else:
+        if bits >> at.SCATTER & 1:
+            model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
+            result = model[model_at.NODE_OUT] if is_nodes else model[model_at.EDGE_OUT]
+            row_bytes = model[model_at.NODE_BYTES] if is_nodes else model[model_at.EDGE_BYTES]
+            scatter_piece(plan, result, row_bytes, first, last)
         judge_piece(plan, first, last, thread)
 
 
@@ -183,19 +195,23 @@ def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> N
             counters = carray(pointer(step[at.MODEL_CONTROL]), (step[at.MODEL_WORDS],), np.int64)
             work(model, counters, thread)
             continue
-        length = at.NUM_ROWS if phase in (at.GATHER, at.SCATTER) else at.SIZE
-        edge_pieces = (edges[length] + edges[at.PIECE] - 1) // edges[at.PIECE]
-        pieces = edge_pieces + (nodes[length] + nodes[at.PIECE] - 1) // nodes[at.PIECE]
+        edge_pieces = (edges[at.SIZE] + edges[at.PIECE] - 1) // edges[at.PIECE]
+        node_pieces = (nodes[at.SIZE] + nodes[at.PIECE] - 1) // nodes[at.PIECE]
+        # Half of the call paths, all services, the other half: each thread begins with call paths.
+        half, pieces = edge_pieces // 2, edge_pieces + node_pieces
         place = PHASES + PHASE_WORDS * phase
+        taken = 0
         while True:
-            piece = fetch_add(control, place, 1)
-            if piece >= pieces:
+            piece = take_piece(control, place, pieces, thread, taken)
+            if piece < 0:
                 break
-            is_nodes = piece >= edge_pieces
+            taken += 1
+            is_nodes = half <= piece < half + node_pieces
             plan = nodes if is_nodes else edges
-            first = (piece - edge_pieces if is_nodes else piece) * plan[at.PIECE]
-            last = min(plan[length], first + plan[at.PIECE])
-            piece_of(step, plan, is_nodes, phase, first, last, thread)
+            if piece >= half:
+                piece -= half if is_nodes else node_pieces
+            first = piece * plan[at.PIECE]
+            piece_of(step, plan, is_nodes, phase, first, min(plan[at.SIZE], first + plan[at.PIECE]), thread)
             fetch_add(control, place + DONE, 1)
         await_pieces(control, place, pieces)
 
