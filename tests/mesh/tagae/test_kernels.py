@@ -226,6 +226,34 @@ def test_two_threads_find_what_one_finds(monkeypatch):
         np.testing.assert_array_equal(array, tables[1][1][name])
 
 
+@pytest.mark.parametrize("order", ["in a row", "with holes", "any", "reversed"])
+def test_rows_in_any_order_are_taken_in_alike(order):
+    values = numbers(3, count=30)
+    slots = values.shape[1]
+    rng = np.random.default_rng(0)
+    here = np.arange(slots, dtype=np.int32)
+    if order == "with holes":  # a path went, another one that came has its row
+        here = np.concatenate([here[:5], here[-1:], here[6:-1]]).astype(np.int32)
+    elif order == "any":
+        here = rng.permutation(here)[: slots - 2].astype(np.int32)
+    elif order == "reversed":
+        here = here[::-1].copy()
+    table, plain = table_after(values[:20]), table_after(values[:20])
+    for step, now in enumerate(values[20:]):
+        absent = np.full_like(now, np.nan)
+        absent[here] = now[here]
+        got = observe(table, now[here], step, slots=here)
+        observe(plain, absent, step)
+        assert got[0] == np.isfinite(table.slow[: table.size]).sum()
+    for name in ("level", "slow", "near", "total", "count", "ring", "seen"):
+        mine, theirs = (getattr(each, name) for each in (table, plain))
+        measured = here if name != "ring" else np.s_[:, here]
+        np.testing.assert_array_equal(mine[measured], theirs[measured])
+    gone = np.setdiff1d(np.arange(slots), here)
+    assert np.isnan(table.slow[gone]).all()
+    np.testing.assert_array_equal(table.seen[gone], plain.seen[gone])
+
+
 @intrinsic
 def _logarithms(typingctx, values, found):
     def codegen(context, builder, signature, args):

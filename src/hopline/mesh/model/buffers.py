@@ -81,6 +81,8 @@ class Buffers:
     Args:
         halves: whether rows that the pass itself makes are multiplied in bfloat16.
         usual_edge: float32 [d_edge], numbers that most call paths have.
+        keep: whether rows of all layers are there after a pass; else each layer's take the place of those
+            below it, and a pass touches little more than half of the memory.
 
     Attributes:
         plan: int64, as `plan.py` has it; addresses of inputs are set by each pass.
@@ -88,9 +90,11 @@ class Buffers:
         scratch_bytes: for each thread.
     """
 
-    def __init__(self, weights: Weights, *, halves: bool, usual_edge: FloatArray) -> None:
+    def __init__(
+        self, weights: Weights, *, halves: bool, usual_edge: FloatArray, keep: bool = True
+    ) -> None:
         shape = weights.shape
-        self._halves, self._usual = halves, usual_edge
+        self._halves, self._usual, self._keeps = halves, usual_edge, keep
         self.plan: NDArray[np.int64] = np.zeros(at.LAYERS + at.LAYER_PLACES * shape.layers, np.int64)
         self.num_nodes = self.num_edges = 0
         self._weights: list[FloatArray] = []
@@ -178,16 +182,26 @@ class Buffers:
         self.plan[place] = self._rows[name].ctypes.data
 
     def _fit_nodes(self) -> None:
-        n = self.num_nodes
+        n, plan = self.num_nodes, self.plan
         for layer in range(self._layers):
             here = at.LAYERS + at.LAYER_PLACES * layer
-            self._row(f"source.{layer}", here + at.SOURCE_ROWS, (n, self._hidden))
-            self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
+            below = here - at.LAYER_PLACES
             if layer == 0:
                 self._row("own.0", here + at.OWN_ROWS, (n, self._hidden))
             else:
-                self.plan[here + at.OWN_ROWS] = self.plan[here - at.LAYER_PLACES + at.RESULT_ROWS]
-            self._row(f"result.{layer}", here + at.RESULT_ROWS, (n, self._hidden))
+                plan[here + at.OWN_ROWS] = plan[below + at.RESULT_ROWS]
+            if self._keeps or layer < 2:  # others' rows of the layer below are still read
+                self._row(f"source.{layer}", here + at.SOURCE_ROWS, (n, self._hidden))
+            else:
+                plan[here + at.SOURCE_ROWS] = plan[below - at.LAYER_PLACES + at.SOURCE_ROWS]
+            if self._keeps or layer == 0:
+                self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
+            else:
+                plan[here + at.TARGET_ROWS] = plan[below + at.TARGET_ROWS]
+            if self._keeps:
+                self._row(f"result.{layer}", here + at.RESULT_ROWS, (n, self._hidden))
+            else:
+                plan[here + at.RESULT_ROWS] = plan[here + at.OWN_ROWS]
         self._row("z", at.Z, (n, self.out))
         self._row("query", at.QUERY, (n, self.out))
         self._row("caller", at.CALLER, (n, self.inner))
@@ -205,7 +219,7 @@ class Buffers:
         self._row("scratch", at.SCRATCH, (2 * each // 4,))
 
     def rows(self, name: str) -> FloatArray:
-        """Rows by name: `z`, `nodes`, `edges`, `links`, or of a layer such as `result.0`."""
+        """Rows by name: `z`, `nodes`, `edges`, `links`, or, where they are kept, of a layer: `result.0`."""
         return self._rows[name]
 
     @property

@@ -61,6 +61,7 @@ class Encoder:
             (sums are float32); None = where the processor can, which takes half the time.
         usual_edge: float32 [d_edge], numbers that most call paths have, such as 1 for what is nearly always
             there: they cost nothing, and change nothing. Default: 0.
+        keep: whether rows of all layers are kept after a pass, for `LiveEmbeddings`.
     """
 
     def __init__(
@@ -71,13 +72,14 @@ class Encoder:
         *,
         bfloat16: bool | None = None,
         usual_edge: FloatArray | None = None,
+        keep: bool = False,
     ) -> None:
         self.weights = weights
         self.shape = weights.shape
         if usual_edge is None:
             usual_edge = np.zeros(weights.shape.d_edge, np.float32)
         halves = HAS_BFLOAT16 and bfloat16 is not False
-        self.buffers = Buffers(weights, halves=halves, usual_edge=usual_edge)
+        self.buffers = Buffers(weights, halves=halves, usual_edge=usual_edge, keep=keep)
         self.buffers.fit(max(1, capacity[0]), capacity[1])
         self._second: SecondThread | None = None
         if has_second(threads):

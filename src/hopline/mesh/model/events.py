@@ -23,12 +23,15 @@ _SPARE_EDGES = 64
 class LiveEmbeddings:
     """The state of one mesh's embeddings. Not for several threads at once.
 
+    In float32: the order in which call paths came changes the last digits, and rounding to bfloat16 would
+    make a thousandth of that.
+
     Args:
         weights: of the model.
     """
 
     def __init__(self, weights: Weights) -> None:
-        self._encoder = Encoder(weights)
+        self._encoder = Encoder(weights, bfloat16=False, keep=True)
         self._shape = weights.shape
         self._graph = MeshGraph()
         self._marks = np.zeros(0, np.int32)

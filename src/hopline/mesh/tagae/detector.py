@@ -23,7 +23,7 @@ from hopline.mesh.model.partition import WHOLE_UP_TO, part_scores
 from hopline.mesh.model.weights import Weights
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Gap, Snapshot
-from hopline.mesh.tagae import calibrate, expect, expected, kernels
+from hopline.mesh.tagae import calibrate, expect, expected, kernels, rows
 from hopline.mesh.tagae.clues import Clue, Key, together
 from hopline.mesh.tagae.cut import Cut
 from hopline.mesh.tagae.overall import Overall
@@ -381,8 +381,7 @@ class Tagae:
         self._edges.grow(len(self._pairs))
         if new := self._nodes.size - len(self._absent):
             self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
-        self._absent += 1
-        self._absent[snapshot.nodes] = 0
+        rows.count_absent(self._absent, snapshot.nodes)
         inputs = None
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)

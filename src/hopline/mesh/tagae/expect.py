@@ -24,7 +24,7 @@ from hopline.errors import StateDamaged
 from hopline.mesh.model.device import AnyEncoder, encoder_for
 from hopline.mesh.model.encoder import Encoder, Reconstruction
 from hopline.mesh.model.frames import Frame
-from hopline.mesh.model.graph import MeshGraph
+from hopline.mesh.model.graph import MeshGraph, same
 from hopline.mesh.model.partition import PartEncoder
 from hopline.mesh.model.shape import ModelShape
 from hopline.mesh.model.weights import Weights
@@ -125,7 +125,7 @@ class Expectation:
 
         Returns: the pass's plan, for `Sweep.judge`; None where it is done, and `recon` of both tables set.
         """
-        if paths is not self._paths or not np.array_equal(snapshot.nodes, self._nodes):
+        if paths is not self._paths or not _are_same(snapshot.nodes, self._nodes):
             self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
             self._paths, self._nodes = paths, snapshot.nodes.copy()
         (x, h), (e, g) = self.rooms(len(snapshot.nodes), len(paths), nodes, edges)
@@ -171,6 +171,10 @@ class Expectation:
             kept = self._memory[part] = empty(table, n + n // 4)
         x, h = kept
         return x[:n], h[:n]
+
+
+def _are_same(a: SlotArray, b: SlotArray) -> bool:
+    return len(a) == len(b) and bool(same(a, a, b, b))
 
 
 def empty(table: SeriesTable, n: int) -> Rows:

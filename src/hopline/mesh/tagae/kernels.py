@@ -108,8 +108,8 @@ def observe(
     for i in range(begin, end, block):
         here = rows[i : min(i + block, end)]
         size = len(here) * width
-        given, row = values, here[0] * width
-        if not in_a_row(here):
+        given, row = values, first_in_a_row(here, len(values)) * width
+        if row < 0:
             fetch(here, values, taken)
             given, row = taken, 0
         doubts(here, values, load, interval_s, inverse, doubt)
@@ -133,12 +133,19 @@ def observe(
 
 
 @njit(nogil=True, cache=True)
-def in_a_row(rows):
-    """Whether these are n, n + 1, n + 2 …"""
+def first_in_a_row(rows, num_rows):
+    """n where these are n, n + 1, n + 2 …, but for those below 0, which are absent; else -1."""
+    first = np.int64(-1)
+    for k in range(len(rows)):
+        if rows[k] >= 0:
+            first = rows[k] - k
+            break
+    if first < 0 or first + len(rows) > num_rows:
+        return np.int64(-1)
     differing = 0
     for k in range(len(rows)):
-        differing += np.int64(rows[k]) != rows[0] + k
-    return rows[0] >= 0 and differing == 0
+        differing += (rows[k] >= 0) & (rows[k] != first + k)
+    return first if differing == 0 else np.int64(-1)
 
 
 @njit(nogil=True, cache=True)

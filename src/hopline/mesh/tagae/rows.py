@@ -69,3 +69,12 @@ def scatter_row(values, into, most):
         value = value if value > -most else -most
         value = value if value < most else most
         into[f] = value if is_finite else _ZERO
+
+
+@njit(nogil=True, cache=True)
+def count_absent(absent, slots):
+    """One interval more in `absent`, int32, for all but these slots, int32: 0."""
+    for i in range(len(absent)):
+        absent[i] += 1
+    for k in range(len(slots)):
+        absent[slots[k]] = 0

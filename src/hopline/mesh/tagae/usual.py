@@ -65,11 +65,13 @@ def _one_turn(row: Turn, at: dict[str, Any], counts: tuple[Any, ...]) -> list[An
     is_amount_there = (value >= 0.0) & (value < _ABSURD) & (x > _LEAST_AMOUNT)
     is_share_there = (value >= _LEAST_SHARE) & (value <= _LARGEST_SHARE)
     u = where(is_amount, logarithm(x), value)
-    u = where((is_amount & is_amount_there) | (~is_amount & is_share_there), u, float("nan"))
+    doubt, seen = row.load(at["doubt"]), row.load(at["seen"])
+    is_here = doubt >= 0.0
+    is_there = (is_amount & is_amount_there) | (~is_amount & is_share_there)
+    u = where(is_here & is_there, u, float("nan"))
     is_measured = u.is_number
 
-    doubt, seen = row.load(at["doubt"]), row.load(at["seen"])
-    here = usual & (doubt >= 0.0)
+    here = usual & is_here
     found = (usual, here & is_measured, here & (seen > 0))
 
     # Of few requests a share is known badly.
@@ -135,7 +137,8 @@ def take_in(
     Arrays are contiguous, and places those of a flat array.
 
     Args:
-        values: float32, NaN where nothing was measured; row: place of the block's first one.
+        values: float32, NaN where nothing was measured, anything where a slot is absent; row: place of the
+            block's first one.
         ring: int16, the window; now, before, lately: places of the block's first series in this interval
             and in those that columns which stand still are compared with.
         of_block: arrays of [BLOCK * F]. `doubt`, float32: 1 / requests, 0 = does not matter, below 0 = the

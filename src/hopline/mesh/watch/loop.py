@@ -44,7 +44,7 @@ class Watch:
     """One watch.
 
     Args:
-        judge: judges and keeps, on a thread of its own.
+        judge: judges and keeps, on a thread of its own but for what is quick.
         source: gives snapshots.
         context: gives what is known of planned changes at a time (Unix seconds), and what is not.
         board, alerts: are told.
@@ -146,8 +146,11 @@ class Watch:
         loop = asyncio.get_running_loop()
         try:
             with self._stages("step"):
-                self._judge.rouse()
-                judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
+                if self._judge.is_quick(snapshot):
+                    judged = self._judge.judge(snapshot, context)
+                else:
+                    self._judge.rouse()
+                    judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
         except Exception as error:  # one interval that cannot be judged must not be the last
             if "detector" not in self._failing:
                 logger.exception("judging a snapshot failed")
