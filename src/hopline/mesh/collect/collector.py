@@ -64,6 +64,8 @@ class Collector:
 
     Attributes:
         report: of the last interval; None before the first.
+        answered: called when all answers are read, before the snapshot is made of them: who waits for it
+            can get ready meanwhile.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Collector:
         self.schema = schema or queries.schema()
         self.roster = Roster() if roster is None else roster
         self.report: CollectReport | None = None
+        self.answered: Callable[[], None] = _nothing
         self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
         self._owners = Owners()
         self._places = Places(
@@ -112,6 +115,7 @@ class Collector:
         asked_s = now_s + ahead_s - self._options.delay_s
         owners = self._owner_queries if self._owners.due else ()
         asked, of_owners = await self._ask(owners, asked_s)
+        self.answered()
         self._clock.compare(
             [
                 one.date_s - (now_s + one.at_s - begin_s)
@@ -217,6 +221,10 @@ class Collector:
             self._clock.ahead_s,
             len(snapshot.gaps),
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _with_gaps(snapshot: Snapshot, gaps: Sequence[Gap]) -> Snapshot:

@@ -37,8 +37,8 @@ from hopline.mesh.model.threads import (
 
 Control = NDArray[np.int64]
 
-#: Looks at the epoch for which a roused thread stays awake: some milliseconds.
-PATIENCE = 1_000_000
+#: Looks at the epoch for which a roused thread stays awake: some ten milliseconds.
+PATIENCE = 4_000_000
 
 
 def processors() -> int:

@@ -120,7 +120,7 @@ class Judge:
         return self._took_s < QUICK_S and _size_of(snapshot) <= _LIKE * self._size
 
     def rouse(self) -> None:
-        """An interval is about to be judged; for the thread that hands it over, while this one awakes."""
+        """An interval is about to be judged: whoever helps with that wakes up while it is made ready."""
         rouse = getattr(self.detector, "rouse", None)
         if rouse is not None:
             rouse()

@@ -114,6 +114,7 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
             learning=trainer,
             shown=board.export,
         )
+        collector.answered = judge.rouse
         metrics.thresholds = lambda: judge.detector.thresholds
         one = Watch(
             judge,
