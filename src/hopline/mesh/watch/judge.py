@@ -1,4 +1,7 @@
-"""What runs on the thread of the steps: the detector, its checkpoints, and the swap after a training."""
+"""The detector, its checkpoints, and the swap after a training.
+
+On the thread of the steps, but for quick steps, which the loop does itself; never on two threads at once.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class Learning(Protocol):
     def advance(self, names: Sequence[str], seen: Seen) -> KeptDetector | None:
         """Begin, go on with or end a training.
 
-        Called after each step, on its thread; must not take long.
+        Called after each step, on the thread of the steps; must not take long.
 
         Args:
             names: of the roster.
