@@ -64,6 +64,11 @@ async def filled(url, **options):
     return store
 
 
+def connections_received(server):
+    """How many there have been; this call's own is one of them."""
+    return int(re.search(rb"total_connections_received:(\d+)", server.call("INFO", "stats"))[1])
+
+
 def commands_processed(server):
     told = server.call("INFO", "commandstats")
     return {m[1].decode(): int(m[2]) for m in re.finditer(rb"cmdstat_(\w+):calls=(\d+)", told)}
@@ -422,6 +427,24 @@ async def test_a_connection_that_is_silent_for_long_is_given_up(own_redis, monke
     check_rows(await soon(store), VALUES)
     # What was asked while it stood still was not piled up on it.
     assert commands_processed(own_redis)["mget"] <= 6
+    await store.close()
+
+
+async def test_a_connection_is_not_given_up_because_this_process_did_not_get_to_reading(
+    own_redis, monkeypatch
+):
+    """What was silent was we; the answer has lain in the socket all the while."""
+    monkeypatch.setattr(redis_server_module, "STALL_S", 0.05)
+    store = await filled(own_redis.url)
+    connections = connections_received(own_redis)
+    for _ in range(3):
+        first = asyncio.ensure_future(store.fetch(GROUP, IDS[:9]))
+        await asyncio.sleep(0)  # it is sent
+        second = asyncio.ensure_future(store.fetch(GROUP, IDS[9:20]))
+        time.sleep(0.2)  # noqa: ASYNC251
+        check_rows(await second, VALUES[9:20])
+        check_rows(await first, VALUES[:9])
+    assert connections_received(own_redis) == connections + 1
     await store.close()
 
 

@@ -29,6 +29,7 @@ _MAX_REPLY_BYTES = 64 * 2**20
 #: Requests without an answer before further ones are refused: the server is not keeping up.
 MAX_WAITING = 1024
 _MAX_UNSENT_BYTES = 16 * 2**20
+_LOOK_S = 0.001
 
 
 def refusal(where: str, error: str) -> FeatureStoreError:
@@ -146,6 +147,14 @@ class Connection(asyncio.BufferedProtocol):
     def silent_s(self) -> float:
         """Seconds for which requests have waited while nothing at all came."""
         return self._loop.time() - self._heard_at if self._waiting else 0.0
+
+    async def speaks(self, silence_s: float, looks: int) -> bool:
+        """Whether its silence is no longer than that, or ends while the event loop goes round so often."""
+        for _ in range(looks):
+            if self.closed or self.silent_s() <= silence_s:
+                break
+            await asyncio.sleep(_LOOK_S)
+        return not self.closed and self.silent_s() <= silence_s
 
     def send(self, payload: bytes | memoryview, waiter: Waiter) -> None:
         """Send a request, whose replies `waiter` takes.

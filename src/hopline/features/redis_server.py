@@ -22,6 +22,9 @@ from hopline.types import AnyArray
 MGET_KEYS = 4096
 #: A connection on which requests have waited so long without a byte coming is given up.
 STALL_S = 1.0
+#: ... but is looked at so often before (each a millisecond): if it was this process that did not get to
+#: reading, the answer is there.
+_LOOKS = 50
 _RECONNECT_S = 1.0
 
 
@@ -52,17 +55,16 @@ class Server:
     def ready(self) -> Connection | None:
         """The connection, if it is there and answers."""
         connection = self._connection
-        if connection is None or connection.closed:
-            return None
-        if connection.silent_s() > STALL_S:
-            # Its peer may be gone for good without a word. If it is only stopped, it need not go through
-            # all that was asked meanwhile when it comes back.
-            connection.close(f"was given up: no answer for {STALL_S:g} s")
+        if connection is None or connection.closed or connection.silent_s() > STALL_S:
             return None
         return connection
 
     async def connect(self, timeout_s: float = _RECONNECT_S) -> Connection:
         """The connection, made anew if need be; all who ask meanwhile wait for the same one.
+
+        One on which nothing came for long is listened to once more, then given up. Its peer may be gone for
+        good without a word; if it is only stopped, it need not go through all that was asked meanwhile when
+        it comes back.
 
         Raises:
             Unreachable: the address does not answer like a Redis.
@@ -149,6 +151,11 @@ class Server:
             self._connection = task.result()
 
     async def _connect(self, timeout_s: float) -> Connection:
+        silent = self._connection
+        if silent is not None and not silent.closed:
+            if await silent.speaks(STALL_S, _LOOKS):
+                return silent
+            silent.close(f"was given up: no answer for {STALL_S:g} s")
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
