@@ -54,6 +54,16 @@ def test_the_sample_is_even_over_all_that_was_seen() -> None:
     assert np.all(np.abs(np.histogram(kept, 4, (0, 4000))[0] - 250) < 6 * np.sqrt(1000 * 0.25 * 0.75))
 
 
+def test_the_sample_is_even_over_what_another_process_counted() -> None:
+    tally = Tally()
+    for first in range(0, 4000, 125):
+        pairs = [(float(number), float(number)) for number in range(first, first + 125)]
+        tally.absorb(Tally(compared=125, num_scores=125, scores=pairs))
+    kept = np.array([ours for _, ours in tally.scores])
+    assert (len(kept), tally.num_scores, tally.compared) == (1000, 4000, 4000)
+    assert np.all(np.abs(np.histogram(kept, 4, (0, 4000))[0] - 250) < 6 * np.sqrt(1000 * 0.25 * 0.75))
+
+
 def test_answers_without_numbers_have_no_scores() -> None:
     tally = Tally()
     tally.compare(answer(text=np.array(["x"])), answer(text=np.array(["y"])), 0.0)

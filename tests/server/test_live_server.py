@@ -345,7 +345,7 @@ def test_copies_for_a_shadow_agree_while_the_graph_changes(world: World, live: L
                 assert seen["differing"] == 0, seen
                 return int(seen["compared"])
 
-            until(lambda: compared() > 20)
+            until(lambda: compared() > 20, seconds=60)
         finally:
             sender.stop()
         admin.decide("apart", "end")

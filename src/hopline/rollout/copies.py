@@ -15,7 +15,8 @@ import msgspec
 
 from hopline.aside import make_room
 from hopline.errors import HoplineError
-from hopline.rollout.served import Compares, Copy, Served
+from hopline.rollout.process_wire import pack_copy
+from hopline.rollout.served import Compares, Served
 from hopline.rollout.tally import Tally
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -23,8 +24,10 @@ from hopline.types import ScoreRequest, ScoreResult
 _MAX_WAITING, _MAX_RUNNING, _AT_ONCE = 2000, 64, 16
 #: Seconds from an answer to its copy, and between turns: together, copies cost less than one by one.
 _PAUSE_S = 0.01
-#: The same of copies to another process: in one message, messages under way, seconds.
-_TOGETHER, _MAX_AWAY, _DISTANT_PAUSE_S = 32, 8, 0.25
+#: Copies to another process: in one message, messages under way, seconds from an answer to its copy, and
+#: from one turn to the next where there is more; packed in one go.
+_TOGETHER, _MAX_AWAY, _DISTANT_PAUSE_S, _DISTANT_AGAIN_S = 128, 4, 0.25, 0.05
+_PACKED_TOGETHER = 8
 #: A copy may take so long.
 _PATIENCE_S = 5.0
 
@@ -37,12 +40,14 @@ class Copies:
     Args:
         dropped: is called for each copy that there was no room for, or that could not be sent.
         pause_s: from the first that waits until they are sent.
+        again_s: from then on, while there are more.
     """
 
-    def __init__(self, dropped: Callable[[], object], pause_s: float) -> None:
+    def __init__(self, dropped: Callable[[], object], pause_s: float, again_s: float) -> None:
         self._dropped = dropped
         self._pause_s = pause_s
-        self._waiting: deque[Copy] = deque()
+        self._again_s = again_s
+        self._waiting: deque[tuple[ScoreRequest, Outcome]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -50,7 +55,7 @@ class Copies:
         """Take a request whose answer is out."""
         if self._closed:
             return
-        if len(self._waiting) >= _MAX_WAITING:
+        if self._num_waiting >= _MAX_WAITING:
             self._dropped()
             return
         self._waiting.append((request, outcome))
@@ -65,11 +70,15 @@ class Copies:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting)
+
     def _turn(self) -> None:
         self._timer = None
         self._send()
-        if self._waiting and not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._turn)
+        if self._num_waiting and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self._again_s, self._turn)
 
     def _send(self) -> None:
         """Send some of those that wait."""
@@ -88,7 +97,7 @@ class NearCopies(Copies):
     def __init__(
         self, target: Served, compare: Callable[[Outcome, Outcome], object], dropped: Callable[[], object]
     ) -> None:
-        super().__init__(dropped, _PAUSE_S)
+        super().__init__(dropped, _PAUSE_S, _PAUSE_S)
         self._target = target
         self._compare = compare
         self._num_running = 0
@@ -124,7 +133,8 @@ class DistantCopies(Copies):
     """To a version in a process of its own, which compares by itself.
 
     Copies go over rarely and many together: each time that the process awakes it takes something from those
-    who serve, were it the place in a processor's cache.
+    who serve, were it the place in a processor's cache. They are packed a few at a time: many make a pause,
+    and each by itself a turn of the event loop.
 
     Args:
         target: gets the copies.
@@ -140,17 +150,43 @@ class DistantCopies(Copies):
         told: Callable[[Tally], object],
         dropped: Callable[[], object],
     ) -> None:
-        super().__init__(dropped, _DISTANT_PAUSE_S)
+        super().__init__(dropped, _DISTANT_PAUSE_S, _DISTANT_AGAIN_S)
         self._target = target
         self._tolerance = tolerance
         self._told = told
+        self._packed: deque[bytes] = deque()
         self._num_away = 0
+
+    def offer(self, request: ScoreRequest, outcome: Outcome) -> None:
+        """As `Copies.offer`."""
+        super().offer(request, outcome)
+        if len(self._waiting) == _PACKED_TOGETHER:  # after the turn of the loop that sends the answer
+            asyncio.get_running_loop().call_soon(self._pack)
+
+    def close(self) -> None:
+        """As `Copies.close`."""
+        super().close()
+        self._packed.clear()
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._packed)
+
+    def _pack(self) -> None:
+        waiting, packed = self._waiting, self._packed
+        while waiting:
+            try:
+                packed.append(pack_copy(*waiting.popleft()))
+            except (TypeError, ValueError, OverflowError, NotImplementedError):
+                self._dropped()  # it holds a value that cannot be sent
 
     def _send(self) -> None:
         if self._num_away >= _MAX_AWAY:
             return
         make_room()
-        copies = [self._waiting.popleft() for _ in range(min(_TOGETHER, len(self._waiting)))]
+        self._pack()
+        packed = self._packed
+        copies = [packed.popleft() for _ in range(min(_TOGETHER, len(packed)))]
         try:
             self._target.compare(copies, self._tolerance, self._compared)
         except HoplineError:

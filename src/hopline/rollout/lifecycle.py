@@ -40,8 +40,8 @@ from hopline.rollout.unit import Unit, checked_name
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks at the state file, and between verdicts of a rollout.
-_LOOK_S, _JUDGE_S = 0.05, 0.2
+#: Seconds between looks at the state file, and at rollouts under way.
+_LOOK_S = 0.05
 
 
 class Lifecycle:
@@ -253,15 +253,12 @@ class Lifecycle:
 
     async def _follow(self) -> None:
         """Bring this worker in line with the state, for ever."""
-        judged = 0.0
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
                 if self._file.changed():
                     self._fleet.adopt(self._with_models(self._file.read()))
-                now = time.monotonic()
-                if self._referee.is_busy and now - judged >= _JUDGE_S:
-                    judged = now
+                if self._referee.is_busy:
                     await self._judge()
             except Exception:  # the boundary: what fails now is tried again at the next look
                 log.exception("the lifecycle's state could not be followed")

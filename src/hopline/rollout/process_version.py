@@ -25,7 +25,6 @@ import msgspec
 
 from hopline.config import Config
 from hopline.errors import (
-    BadRequest,
     DeadlineExceeded,
     HoplineError,
     ModelNotReady,
@@ -41,7 +40,7 @@ from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
 from hopline.rollout.process_nursery import Nursery
 from hopline.rollout.queued import bucket_of, check, lanes_of, take
-from hopline.rollout.served import Copy, Recorder
+from hopline.rollout.served import Recorder
 from hopline.rollout.tally import Tally
 from hopline.scheduling.policy import LOW
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
@@ -300,14 +299,9 @@ class ProcessVersion(CountedVersion):
         self.outcome("ok", num_ok)
         self._record(tell.batches, ended, now)
 
-    def compare(self, copies: Sequence[Copy], tolerance: float, told: Callable[[Tally], object]) -> None:
+    def compare(self, copies: Sequence[bytes], tolerance: float, told: Callable[[Tally], object]) -> None:
         """As `Compares.compare`."""
-        process = self._present()
-        try:
-            packed = [wire.pack_copy(request, outcome) for request, outcome in copies]
-            process.compare(wire.Compare(packed, tolerance))
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-            raise BadRequest(f"a copy holds a value that cannot be sent: {error}") from None
+        self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
         self._told_of.append(told)
 
     def compared(self, process: ModelProcess, message: wire.Compared) -> None:

@@ -106,12 +106,12 @@ class Beat(msgspec.Struct, tag="beat"):
 
 
 class Compare(msgspec.Struct, tag="compare"):
-    """Copies of requests: (fields of the request, fields of the result or None, packed error or None) each.
+    """Copies of requests, each as from `pack_copy`.
 
     The answers are not sent back, only how they compare: that spares the server their reading.
     """
 
-    copies: list[tuple[list[Any], list[Any] | None, list[Any] | None]]
+    copies: list[msgspec.Raw]
     tolerance: float
 
 
@@ -228,21 +228,21 @@ def unpack_result(fields: list[Any]) -> ScoreResult:
     return ScoreResult(*fields)
 
 
-def pack_copy(
-    request: ScoreRequest, outcome: ScoreResult | HoplineError
-) -> tuple[list[Any], list[Any] | None, list[Any] | None]:
-    """A request and its outcome, for `Compare`."""
-    fields = list(msgspec.structs.astuple(request))
+def pack_copy(request: ScoreRequest, outcome: ScoreResult | HoplineError) -> bytes:
+    """A request and its outcome, for `Compare`.
+
+    Raises:
+        TypeError, ValueError, OverflowError, NotImplementedError: something in them cannot be sent.
+    """
+    fields = msgspec.structs.astuple(request)
     if isinstance(outcome, ScoreResult):
-        return fields, pack_result(outcome), None
-    return fields, None, pack_error(outcome)
+        return _encoder.encode((fields, msgspec.structs.astuple(outcome), None))
+    return _encoder.encode((fields, None, pack_error(outcome)))
 
 
-def unpack_copy(
-    copy: tuple[list[Any], list[Any] | None, list[Any] | None],
-) -> tuple[ScoreRequest, ScoreResult | HoplineError]:
+def unpack_copy(copy: msgspec.Raw) -> tuple[ScoreRequest, ScoreResult | HoplineError]:
     """What `pack_copy` packed."""
-    fields, result, error = copy
+    fields, result, error = _plain.decode(copy)
     request = unpack_request(fields)
     if result is not None:
         return request, unpack_result(result)

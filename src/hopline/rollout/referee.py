@@ -92,8 +92,13 @@ class Referee:
             self._percent(name, watch.rollout.kind).set(0)
 
     async def judge(self, clock: Callable[[], float]) -> AsyncIterator[tuple[Rollout, Rollout]]:
-        """Publish what this worker saw; where it decides for all, (before, after) of rollouts that move."""
+        """Publish what this worker saw; where it decides for all, (before, after) of rollouts that move.
+
+        Of those whose time it is; to be called often.
+        """
         for name, watch in list(self._watches.items()):
+            if not watch.is_due:
+                continue
             await watch.publish()
             if self._watches.get(name) is not watch:
                 watch.withdraw()  # it went on, or ended, while that was written

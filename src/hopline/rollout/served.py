@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hopline.errors import HoplineError
 from hopline.rollout.tally import Tally
@@ -111,18 +111,15 @@ class AsksModels(Protocol):
         ...
 
 
-#: A request and the outcome that its caller got.
-Copy: TypeAlias = tuple[ScoreRequest, ScoreResult | HoplineError]
-
-
 @runtime_checkable
 class Compares(Protocol):
     """A version that compares answers by itself, where they are computed."""
 
-    def compare(self, copies: Sequence[Copy], tolerance: float, told: Callable[[Tally], object]) -> None:
-        """Answer copies and hold the answers against the outcomes beside them.
+    def compare(self, copies: Sequence[bytes], tolerance: float, told: Callable[[Tally], object]) -> None:
+        """Answer copies and hold the answers against the outcomes that their callers got.
 
         Args:
+            copies: requests with their outcomes, each as from `process_wire.pack_copy`.
             tolerance: difference of scores that does not count.
             told: is called once with the counts, which are empty if the process was lost.
 

@@ -127,11 +127,16 @@ class Tally(msgspec.Struct):
 
     def absorb(self, other: Tally) -> None:
         """Add what another process counted for this one, and keep no more scores than one keeps."""
-        self.add(other)
         scores = self.scores
-        while len(scores) > _MAX_SCORES:  # any of them; the last one takes its place
-            scores[random.randrange(len(scores))] = scores[-1]
-            scores.pop()
+        self.scores = []
+        self.add(other)
+        more, self.scores = self.scores, scores
+        free = max(0, _MAX_SCORES - len(scores))
+        scores += more[:free]
+        share = _MAX_SCORES / max(1, self.num_scores)
+        kept = [pair for pair in more[free:] if random.random() < share]
+        for place, pair in zip(random.sample(range(len(scores)), len(kept)), kept, strict=True):
+            scores[place] = pair
 
     def p99_s(self) -> float | None:
         """As `quantile_s`."""

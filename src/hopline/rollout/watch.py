@@ -23,6 +23,8 @@ from hopline.rollout.tally import Tally
 _Tallies = dict[str, Tally]
 #: Seconds for which what was found of scores holds.
 _SHIFT_S = 1.0
+#: Seconds between verdicts of a rollout, and of a shadow: no caller is harmed until it is judged.
+_JUDGE_S, _SHADOW_S = 0.2, 1.0
 
 
 class Watch:
@@ -41,6 +43,7 @@ class Watch:
         self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
         #: Whether copies are what the candidate answers: a shadow, or a rehearsal, has no callers.
         self._counts_copies = bool(rollout.copies)
+        self._published_at = float("-inf")
         self._shift: Comparison | None = None
         self._shift_at, self._shift_of = float("-inf"), 0
 
@@ -71,8 +74,15 @@ class Watch:
         tally.compare(current, ours, self.rollout.gates.tolerance)
         return tally.differing > before
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to publish, and to judge."""
+        interval_s = _SHADOW_S if self.rollout.kind == "shadow" else _JUDGE_S
+        return self._clock() - self._published_at >= interval_s
+
     async def publish(self) -> None:
         """Write the counts where the leader finds them; requests are answered meanwhile."""
+        self._published_at = self._clock()
         await asyncio.to_thread(_write, self._file, msgspec.json.encode(self.tallies))
 
     def withdraw(self) -> None:
