@@ -243,7 +243,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     service = await rig.started(root)
     publish(root, "3")
     traffic = Traffic(service)
-    gates = Gates(min_requests=20, max_p99_ratio=100)
+    gates = Gates(min_requests=20, max_p99_ratio=100, max_p50_ratio=100)
     rollout = await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.1, gates=gates))
     assert rollout.percent == 0
     with pytest.raises(Conflict, match="under way"):
@@ -279,7 +279,7 @@ async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, 
     service = await rig.started(root)
     publish(root, "3")
     traffic = Traffic(service)
-    gates = Gates(max_p99_ratio=100)
+    gates = Gates(max_p99_ratio=100, max_p50_ratio=100)
     asked = RolloutRequest("sage", "3", hold_s=60, gates=gates, steps=(20.0, 100.0), rehearse=rehearse)
     await service.begin_rollout(asked)
     await until(lambda: service.describe_rollout("sage")["past"])
@@ -319,7 +319,7 @@ async def test_requests_of_one_key_stay_with_their_version(root):
 async def test_pause_holds_and_resume_goes_on(root):
     service = await rig.started(root)
     publish(root, "3")
-    gates = Gates(min_requests=5, max_p99_ratio=100)
+    gates = Gates(min_requests=5, max_p99_ratio=100, max_p50_ratio=100)
     await service.begin_rollout(
         RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates, rehearse=0)
     )
@@ -498,7 +498,7 @@ async def test_a_version_that_one_worker_cannot_load_serves_nowhere(root, worker
 async def test_workers_judge_what_all_of_them_saw(root, workers):
     publish(root, "3")
     traffic = [Traffic(worker, at_once=4) for worker in workers]
-    gates = Gates(min_requests=50, max_p99_ratio=100)
+    gates = Gates(min_requests=50, max_p99_ratio=100, max_p50_ratio=100)
     await workers[1].begin_rollout(
         RolloutRequest("sage", "3", hold_s=0.1, steps=(50.0, 100.0), gates=gates)
     )

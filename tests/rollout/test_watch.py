@@ -48,7 +48,22 @@ async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path):
+@pytest.mark.parametrize(("kind", "interval_s"), [("canary", 0.2), ("shadow", 1.0)])
+async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, interval_s, tmp_path):
+    clock = SimpleNamespace(now=5.0)
+    rollout = begin(RolloutRequest("m", "2", kind), "1", "2", 0.0)
+    watch = Watch(rollout, tmp_path, clock=lambda: clock.now)
+    for _ in range(3):
+        assert not watch.is_due
+        clock.now += 0.9 * interval_s
+        assert not watch.is_due
+        clock.now += 0.11 * interval_s
+        assert watch.is_due
+        await watch.publish()
+
+
+async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
+    monkeypatch.setattr(Watch, "is_due", True)
     referee = Referee(Metrics(), [], tmp_path)
     served = SimpleNamespace(name="m", version="1", graph_version="")
     referee.between(rollout, served, served)

@@ -43,7 +43,8 @@ class Watch:
         self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
         #: Whether copies are what the candidate answers: a shadow, or a rehearsal, has no callers.
         self._counts_copies = bool(rollout.copies)
-        self._published_at = float("-inf")
+        # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
+        self._published_at = clock()
         self._shift: Comparison | None = None
         self._shift_at, self._shift_of = float("-inf"), 0
 
