@@ -52,13 +52,7 @@ def measure(repository: Path, graph: Path, model: str, versions: tuple[str, str]
 
         time.sleep(2.0)
         step("load", lambda: admin.load(model, second, serve=False))
-        gates = {
-            "max_disagreement": 1.0,
-            "max_psi": 1e9,
-            "min_requests": 50,
-            "max_p99_ratio": 100.0,
-            "max_p50_ratio": 100.0,
-        }
+        gates = {"max_disagreement": 1.0, "max_psi": 1e9, "min_requests": 50, "max_p99_ratio": 100.0}
         gates |= {"max_p50_ratio": 100.0}
 
         def canary() -> None:

@@ -183,9 +183,11 @@ class DistantCopies(Copies):
     def _send(self) -> None:
         if self._num_away >= _MAX_AWAY:
             return
-        make_room()
         self._pack()
         packed = self._packed
+        if not packed:  # nothing of it could be sent, and an empty message has no end to tell of
+            return
+        make_room()
         copies = [packed.popleft() for _ in range(min(_TOGETHER, len(packed)))]
         try:
             self._target.compare(copies, self._tolerance, self._compared)
