@@ -45,6 +45,10 @@ class Steady:
         return 1.0
 
 
+#: Slow before, but what was slow is not among what is given.
+NO_COUNTS = [0] * len(Tally().latency)
+
+
 def tally(seconds=0.001, requests=1000, errors=0, scores=None, rng=None):
     rng = rng or random.Random(0)
     found = Tally()
@@ -90,9 +94,35 @@ def test_equal_candidates_are_never_rolled_back_by_chance():
     ],
 )
 def test_each_fault_is_named(candidate, reason):
-    word, why = verdict(Gates(), tally(), candidate)
+    word, why = verdict(Gates(), tally(), candidate, doubted=NO_COUNTS)
     assert word == "bad"
     assert reason in why
+
+
+def test_one_pause_of_the_machine_is_not_the_versions_fault():
+    gates = Gates(min_requests=100)
+    candidate = tally(seconds=0.2, requests=60)  # all that came in one pause
+    word, why = verdict(gates, tally(), candidate)
+    assert (word, "latency: 60 of 60" in why) == ("slow", True)
+    doubted = list(candidate.latency)
+    assert verdict(gates, tally(), candidate, doubted=doubted) == ("wait", "0 of 100 requests")
+    candidate.add(tally(requests=99))
+    assert verdict(gates, tally(), candidate, doubted=doubted) == ("wait", "99 of 100 requests")
+    candidate.add(tally(requests=1))
+    assert verdict(gates, tally(), candidate, doubted=doubted)[0] == "good"
+    candidate.add(tally(seconds=0.2, requests=60))
+    word, why = verdict(gates, tally(), candidate, doubted=doubted)
+    assert (word, "latency: 60 of 160" in why) == ("bad", True)
+
+
+def test_after_a_doubt_one_answer_is_not_enough():
+    candidate = tally(seconds=0.2, requests=60)
+    doubted = list(candidate.latency)
+    candidate.add(tally(seconds=0.2, requests=1))
+    assert verdict(Gates(min_requests=1), tally(), candidate, doubted=doubted) == (
+        "wait",
+        "1 of 20 requests",
+    )
 
 
 def test_small_differences_harm_nobody():
@@ -157,6 +187,8 @@ def test_steps_need_time_and_evidence():
     assert (rollout.percent, rollout.copies) == (5, 0)
     assert step(rollout, "good", "", 1059.0) is rollout
     assert step(rollout, "wait", "", 2000.0) is rollout
+    doubtful = step(rollout, "slow", "latency: 4 of 4", 1010.0)
+    assert (doubtful.percent, doubtful.events[-1].text[-15:]) == (5, "latency: 4 of 4")
     for percent in (25, 50, 100):
         rollout = step(rollout, "good", "fine", rollout.step_since + 60)
         assert rollout.percent == percent

@@ -10,7 +10,7 @@ import pytest
 from hopline.observe.metrics import Metrics
 from hopline.rollout.gates import Gates, verdict
 from hopline.rollout.referee import Referee
-from hopline.rollout.rollout import RolloutRequest, begin
+from hopline.rollout.rollout import RolloutRequest, begin, forward
 from hopline.rollout.tally import Tally
 from hopline.rollout.watch import Watch
 from hopline.types import ScoreResult
@@ -72,6 +72,36 @@ async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_pa
     referee.leave("m")  # while they are written
     assert await judging is None
     assert not list(tmp_path.glob("*.json"))
+
+
+async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
+    monkeypatch.setattr(Watch, "is_due", True)
+    referee = Referee(Metrics(), [], tmp_path)
+    served = SimpleNamespace(name="m", version="1", graph_version="")
+    rollout = forward(rollout, "rehearsed", 0.0)
+    referee.between(rollout, served, served)
+    (watch,) = referee._watches.values()
+
+    def answer(version, seconds, count):
+        for _ in range(count):
+            watch.tallies[version].count(object(), seconds)
+
+    async def look():
+        moved = await anext(referee.judge(lambda: 0.0), None)
+        return referee.seen(rollout)["verdict"], None if moved is None else moved[1].status
+
+    answer("1", 0.001, 200)
+    answer("2", 0.2, 50)
+    assert referee.seen(rollout)["verdict"] == "slow"
+    assert await look() == ("wait", "running")
+    assert Watch(rollout, tmp_path).doubted() == watch.doubted() != watch.tallies["1"].latency
+    answer("2", 0.001, 60)
+    assert await look() == ("wait", None)
+    answer("2", 0.2, 50)
+    assert await look() == ("bad", "rolled_back")
+    watch.forget()
+    assert Watch(rollout, tmp_path).doubted() is None
+    referee.close()
 
 
 def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):

@@ -47,7 +47,9 @@ class ColumnCheck:
             BadRequest: not a list, or a value that the column cannot have, with its row.
         """
         if type(values) is not list:
-            return self._check_array(values)
+            if type(values) is not np.ndarray or values.ndim != 1 or values.size >= _FEW:
+                return self._check_array(values)
+            values = values.tolist()  # of a few, each costs less than one look at all of them
         count = len(values)
         if count == 1 and not self._values:  # most requests, at most values
             value = values[0]

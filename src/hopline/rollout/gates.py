@@ -9,7 +9,7 @@ fail; one of forty does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,8 +21,12 @@ from hopline.rollout.tally import Tally
 _CHANCE = 1e-5
 #: Of the candidate's requests, those that may be slower than a limit of its p99.
 _SLOW_SHARE = 0.05
+#: For one that was slow before: less has to be seen.
+_CHANCE_AGAIN = 1e-3
+#: Answers after a doubt that must speak for the candidate, however few it may go on with.
+_AFTER_DOUBT = 20
 
-Verdict = Literal["wait", "good", "bad"]
+Verdict = Literal["wait", "good", "bad", "slow"]
 
 
 class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +70,12 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
-def exceeds(hits: int, count: int, limit: float) -> bool:
-    """Whether `hits` of `count` are certainly more than a share of `limit` would bring."""
+def exceeds(hits: int, count: int, limit: float, chance: float = _CHANCE) -> bool:
+    """Whether `hits` of `count` are certainly more than a share of `limit` would bring.
+
+    Args:
+        chance: that is still taken for certain.
+    """
     if count <= 0 or hits <= limit * count:
         return False
     if limit <= 0:
@@ -76,7 +84,7 @@ def exceeds(hits: int, count: int, limit: float) -> bool:
     divergence = share * math.log(share / limit)
     if share < 1:
         divergence += (1 - share) * math.log((1 - share) / (1 - limit))
-    return count * divergence > -math.log(_CHANCE)
+    return count * divergence > -math.log(chance)
 
 
 def verdict(
@@ -85,6 +93,7 @@ def verdict(
     candidate: Tally,
     *,
     rehearsal: int = 0,
+    doubted: Sequence[int] | None = None,
     shift: Callable[[Tally], Comparison | None] = Tally.shift,
 ) -> tuple[Verdict, str]:
     """Hold a candidate's counts of one step against its gates.
@@ -92,22 +101,28 @@ def verdict(
     Args:
         rehearsal: of a step in which the candidate only gets copies, those that it must have answered;
             how fast it answers them says nothing, since they wait for everybody else.
+        doubted: the candidate's `latency` when it was "slow", whose answers do not count; None before.
         shift: how far the candidate's scores are from the current ones.
 
-    Returns: "bad" and why, as soon as that is certain; "good" once `min_requests` were answered and
-    nothing speaks against it; "wait" and what is lacking.
+    Returns: "bad" and why, as soon as that is certain; "slow" and why, where it is for the first time;
+    "good" once `min_requests` were answered and nothing speaks against it; "wait" and what is lacking.
     """
-    checks = (_errors, _disagreement) if rehearsal else (_errors, _slowness, _disagreement)
-    for check in checks:
-        why = check(gates, current, candidate)
-        if why:
-            return "bad", why
+    why = _errors(gates, current, candidate) or _disagreement(gates, current, candidate)
+    if why:
+        return "bad", why
+    believed = candidate if doubted is None else candidate.after(doubted)
+    chance = _CHANCE if doubted is None else _CHANCE_AGAIN
+    why = "" if rehearsal else _slowness(gates, current, believed, chance)
+    if why:
+        return ("slow" if doubted is None else "bad"), why
     why = _shift(gates, shift(candidate))
     if why:
         return "bad", why
     # What a mirror sends counts as well: a shadow has no requests of its own.
-    seen = max(candidate.requests, candidate.compared)
+    seen = max(candidate.requests, candidate.compared) if doubted is None else believed.requests
     wanted = rehearsal or gates.min_requests
+    if doubted is not None:
+        wanted = max(wanted, _AFTER_DOUBT)
     if seen < wanted:
         return "wait", f"{seen} of {wanted} requests"
     return "good", f"{seen} requests within the gates"
@@ -125,7 +140,7 @@ def _errors(gates: Gates, current: Tally, candidate: Tally) -> str:
     )
 
 
-def _slowness(gates: Gates, current: Tally, candidate: Tally) -> str:
+def _slowness(gates: Gates, current: Tally, candidate: Tally, chance: float) -> str:
     """Whether more of the candidate's answers take long than may: of its p99 limits `_SLOW_SHARE`, of its
     median's half."""
     limits = []
@@ -142,7 +157,7 @@ def _slowness(gates: Gates, current: Tally, candidate: Tally) -> str:
             limits.append((limit, slow, f"the current {name} is {usual:.2f} ms"))
     for limit, allowed, name in limits:
         slow_answers = candidate.slower_than(limit / 1e3)
-        if exceeds(slow_answers, candidate.answered, allowed):
+        if exceeds(slow_answers, candidate.answered, allowed, chance):
             return (
                 f"latency: {slow_answers} of {candidate.answered} answers took longer than {limit:.2f} ms "
                 f"({name})"

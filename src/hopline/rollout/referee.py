@@ -108,9 +108,17 @@ class Referee:
             if not self._leader.is_mine():
                 continue
             rollout = watch.rollout
+            current, candidate = watch.totals()
             found, why = verdict(
-                rollout.gates, *watch.totals(), rehearsal=rollout.copies, shift=watch.shift
+                rollout.gates,
+                current,
+                candidate,
+                rehearsal=rollout.copies,
+                doubted=watch.doubted(),
+                shift=watch.shift,
             )
+            if found == "slow":
+                watch.doubt(candidate)
             after = steps.step(rollout, found, why, clock())
             if after is not rollout:
                 yield rollout, after
@@ -121,7 +129,9 @@ class Referee:
         if watch is None:
             return {}
         current, candidate = watch.totals()
-        found, why = verdict(rollout.gates, current, candidate, rehearsal=rollout.copies)
+        found, why = verdict(
+            rollout.gates, current, candidate, rehearsal=rollout.copies, doubted=watch.doubted()
+        )
         return {
             "seen": {"current": in_numbers(current), "candidate": in_numbers(candidate)},
             "verdict": found,

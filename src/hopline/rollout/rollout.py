@@ -162,6 +162,8 @@ def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
         return rollout
     if verdict == "bad" and rollout.kind != "ab":
         return rolled_back(rollout, why, now)
+    if verdict == "slow" and rollout.kind != "ab":
+        return _noted(rollout, now, f"slow for the first time, which does not count yet: {why}")
     if verdict != "good" or rollout.status == "paused" or not rollout.auto:
         return rollout
     if rollout.kind in ("shadow", "ab"):

@@ -140,7 +140,7 @@ class TableVersion(QueuedVersion[QueuedRequest]):
     def _run(self, batch: list[QueuedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         counts = [item.rows for item in batch]
         found = self.model.answer([item.request.columns or {} for item in batch], counts)
-        labels = None if self._value == "logits" else self.model.labels(found)
+        labels: AnyArray | None = None
         is_whole = not np.isnan(found).any()
         results: list[ScoreResult | HoplineError | None] = []
         end = 0
@@ -153,7 +153,8 @@ class TableVersion(QueuedVersion[QueuedRequest]):
             outputs: dict[str, AnyArray] = {}
             for name in item.request.outputs or self.output_names:
                 if name == "label":
-                    assert labels is not None
+                    if labels is None:
+                        labels = self.model.labels(found)
                     outputs[name] = labels[begin:end].copy()
                 else:
                     outputs[name] = values.copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -124,6 +124,13 @@ class Tally(msgspec.Struct):
         self.differing += other.differing
         self.difference += other.difference
         self.last_difference = self.last_difference or other.last_difference
+
+    def after(self, latency: Sequence[int]) -> Tally:
+        """Requests and times without those that `latency` counted; all else as it is."""
+        left = msgspec.structs.replace(self)
+        left.latency = [count - gone for count, gone in zip(self.latency, latency, strict=True)]
+        left.requests = self.requests - sum(latency)
+        return left
 
     def absorb(self, other: Tally) -> None:
         """Add what another process counted for this one, and keep no more scores than one keeps."""

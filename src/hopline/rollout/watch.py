@@ -45,6 +45,7 @@ class Watch:
         self._counts_copies = bool(rollout.copies)
         # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
         self._published_at = clock()
+        self._doubted: list[int] | None = None
         self._shift: Comparison | None = None
         self._shift_at, self._shift_of = float("-inf"), 0
 
@@ -102,6 +103,17 @@ class Watch:
             self._shift_at, self._shift_of = now, candidate.num_scores
         return self._shift
 
+    def doubt(self, candidate: Tally) -> None:
+        """It was slow for the first time in this step: every worker leaves out what came until now."""
+        self._doubted = candidate.latency
+        _write(self._doubt_file, msgspec.json.encode(candidate.latency))
+
+    def doubted(self) -> list[int] | None:
+        """The candidate's latency counts when that was; None: it was not. See gates.py."""
+        if self._doubted is None and self._doubt_file.exists():
+            self._doubted = msgspec.json.decode(self._doubt_file.read_bytes(), type=list[int])
+        return self._doubted
+
     def totals(self) -> tuple[Tally, Tally]:
         """What all workers counted of this step: (current, candidate)."""
         current, candidate = Tally(), Tally()
@@ -123,6 +135,10 @@ class Watch:
     @property
     def _file(self) -> Path:
         return self._folder / f"{self._step}-{self._worker}.json"
+
+    @property
+    def _doubt_file(self) -> Path:
+        return self._folder / f"{self._step}-doubted"
 
     @property
     def _step(self) -> str:

@@ -32,7 +32,7 @@ from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
-from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
+from hopline.transports.tensors import Tensor, decode_raw, decode_typed, encode_raw
 from hopline.transports.traces import join_trace, traceparent_of
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -191,7 +191,8 @@ class GrpcApp:
 
     def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
         for item in (*request.inputs, *request.outputs):
-            oip.check_parameters(_parameters(item.parameters))
+            if item.parameters:
+                oip.check_parameters(_parameters(item.parameters))
         return oip.request_from_tensors(
             request.model_name,
             request.model_version,
@@ -305,14 +306,12 @@ def read_tensors(request: Any) -> list[Tensor]:
                 raise BadRequest(f"input {item.name!r} has contents beside raw_input_contents")
             tensors.append(decode_raw(item.name, item.datatype, item.shape, raw[index]))
             continue
-        field = _CONTENTS.get(item.datatype)
+        datatype = item.datatype
+        field = _CONTENTS.get(datatype)
         if field is None:
-            raise BadRequest(
-                f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown"
-            )
-        tensors.append(
-            decode_values(item.name, item.datatype, item.shape, list(getattr(item.contents, field)))
-        )
+            raise BadRequest(f"input {item.name!r}: {datatype!r} needs raw_input_contents or is unknown")
+        values = getattr(item.contents, field)[:]
+        tensors.append(decode_typed(item.name, datatype, item.shape, values))
     return tensors
 
 

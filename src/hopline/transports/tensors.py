@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest
@@ -39,8 +39,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, eq=False):
     """One named tensor.
 
     Attributes:
@@ -137,6 +136,8 @@ def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
 
     Raises: BadRequest: no dimension, or a negative one.
     """
+    if len(shape) == 1 and shape[0] >= 0:  # nearly always
+        return (shape[0],), shape[0]
     if not shape or any(size < 0 for size in shape):
         raise BadRequest(f"tensor {name!r} has shape {list(shape)}; positive dimensions are needed")
     return tuple(shape), math.prod(shape)
@@ -167,9 +168,7 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     dims, count = checked_shape(name, shape)
     flat = _flatten(values)
     if len(flat) != count:
-        raise BadRequest(
-            f"tensor {name!r} has shape {list(dims)}, so {count} values, but {len(flat)} were sent"
-        )
+        raise _uneven(name, dims, count, len(flat))
     if datatype == "BYTES":
         return Tensor(name, datatype, dims, [_as_bytes(name, value) for value in flat])
     dtype = _dtype(name, datatype)
@@ -177,11 +176,20 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     for value in flat:
         if not isinstance(value, wanted) or (isinstance(value, bool) and dtype.kind != "b"):
             raise BadRequest(f"tensor {name!r} is {datatype} but holds {value!r}")
-    try:
-        array = np.array(flat, dtype=dtype)
-    except (OverflowError, ValueError):
-        raise BadRequest(f"tensor {name!r} holds values that do not fit {datatype}") from None
-    return Tensor(name, datatype, dims, array)
+    return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
+
+
+def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
+    """The same where the values' type is known to be right, as that of gRPC's typed contents is.
+
+    Raises: BadRequest: the wrong number of values, or one that a narrower datatype does not hold.
+    """
+    dims, count = checked_shape(name, shape)
+    if len(values) != count:
+        raise _uneven(name, dims, count, len(values))
+    if datatype == "BYTES":
+        return Tensor(name, datatype, dims, values)
+    return Tensor(name, datatype, dims, _as_array(name, datatype, values, _DTYPES[datatype]))
 
 
 def encode_raw(tensor: Tensor) -> bytes:
@@ -189,6 +197,17 @@ def encode_raw(tensor: Tensor) -> bytes:
     if isinstance(tensor.values, list):
         return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
     return tensor.values.tobytes()
+
+
+def _uneven(name: str, dims: tuple[int, ...], count: int, sent: int) -> BadRequest:
+    return BadRequest(f"tensor {name!r} has shape {list(dims)}, so {count} values, but {sent} were sent")
+
+
+def _as_array(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> AnyArray:
+    try:
+        return np.array(values, dtype)
+    except (OverflowError, ValueError):
+        raise BadRequest(f"tensor {name!r} holds values that do not fit {datatype}") from None
 
 
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:

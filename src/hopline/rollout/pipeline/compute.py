@@ -60,8 +60,11 @@ class Decider:
 
     def first_of_rows(self, values: Values) -> NDArray[np.intp]:
         """The same for each row, [n]. NaN fulfils nothing."""
-        found = np.full(values.num_rows, len(self._rules), np.intp)
         with np.errstate(all="ignore"):
+            if values.num_rows == 1:  # most requests: the rules after the first that holds are not computed
+                holds = (number for number, rule in enumerate(self._rules) if rule.rows(values)[0])
+                return np.array([next(holds, len(self._rules))], np.intp)
+            found = np.full(values.num_rows, len(self._rules), np.intp)
             for number in range(len(self._rules) - 1, -1, -1):
                 found[self._rules[number].rows(values)] = number
         return found

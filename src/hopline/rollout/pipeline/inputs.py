@@ -134,23 +134,25 @@ class InputReader:
             if len(sources) != len(targets):
                 raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
             counts["pairs"] = len(sources)
+        columns = {}
         for name, column in (request.columns or {}).items():
             if name not in self.columns:
                 raise BadRequest(f"unexpected column {name!r}; this pipeline takes {self.in_words()}")
             try:
-                counts[f"column {name!r}"] = len(column)
+                columns[name] = len(column)
             except TypeError:
                 raise BadRequest(f"column {name!r} is not a list of values") from None
         wanted = "nodes" if self.takes_nodes else "pairs" if self.takes_pairs else ""
-        if not counts or (wanted and wanted not in counts):
+        if not (counts or columns) or (wanted and wanted not in counts):
             raise BadRequest(
                 f"the request names no {wanted or 'rows'}; this pipeline takes {self.in_words()}"
             )
-        num_rows = next(iter(counts.values()))
-        for what, count in counts.items():
-            if count != num_rows:
-                first = next(iter(counts))
-                raise BadRequest(f"{num_rows} {first} but {count} values in {what}; rows go side by side")
+        num_rows = next(iter((*counts.values(), *columns.values())))
+        if len({num_rows, *counts.values(), *columns.values()}) > 1:
+            counts |= {f"column {name!r}": count for name, count in columns.items()}
+            first = next(iter(counts))
+            what, count = next((what, count) for what, count in counts.items() if count != num_rows)
+            raise BadRequest(f"{num_rows} {first} but {count} values in {what}; rows go side by side")
         if num_rows == 0:
             raise BadRequest("the request has no rows; at least one is needed")
         if num_rows > self._max_rows:
@@ -204,10 +206,11 @@ def read_column(name: str, values: Sequence[Any] | AnyArray, datatype: str) -> A
     Raises: BadRequest: other types, or numbers that do not fit.
     """
     dtype = DTYPES[datatype]
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise BadRequest(f"column {name!r} has shape {list(values.shape)}; [n] is needed")
-    if isinstance(values, np.ndarray) and values.dtype == dtype and dtype.kind != "O":
-        return values
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise BadRequest(f"column {name!r} has shape {list(values.shape)}; [n] is needed")
+        if values.dtype == dtype and dtype.kind != "O":
+            return values
     if dtype.kind == "O":
         items = values.tolist() if isinstance(values, np.ndarray) else values
         for item in items:
