@@ -65,6 +65,8 @@ def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
             return Access(model=model)
         case ["v1", "rollouts" | "drift", model, *_]:
             return Access(model=model)
+        case ["v1", "mesh", "events"]:  # no verdict depends on them
+            return Access(change="score")
     return Access()
 
 

@@ -71,6 +71,26 @@ def gaps(verdict):
     return {gap.what: gap.reason for gap in verdict.gaps}
 
 
+async def test_embeddings_between_intervals_follow_the_loop_and_cannot_stop_it(bench):
+    made = []
+
+    def live(snapshot):
+        if len(made) == 2:
+            raise ZeroDivisionError("a bug")
+        made.append(snapshot.time_s)
+        return dataclasses.make_dataclass("State", ["time_s"])(snapshot.time_s)
+
+    bench.detector.live = live
+    await bench.intervals(0.0, 2)
+    assert (made, bench.watch.live.now) == ([], None)
+    assert (await bench.watch.live.state()).time_s == 15.0
+    await bench.intervals(30.0, 1)
+    assert bench.watch.live.now.time_s == 30.0
+    verdicts = await bench.intervals(45.0, 2)
+    assert len(verdicts) == len(bench.alerts.sent) - 3 == 2
+    assert bench.watch.live.now.time_s == 30.0  # the last there is
+
+
 async def test_each_interval_is_judged_shown_told_and_kept(bench):
     verdicts = await bench.intervals(0.0, 5)
     assert [verdict.state for verdict in verdicts] == ["learning"] * 3 + ["normal"] * 2

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import StateDamaged
 from hopline.mesh.incident import ServiceScore, Verdict
+from hopline.mesh.out.between import Between
 from hopline.mesh.out.metrics import MeshMetrics
 from hopline.mesh.out.record import Record, seen_in
 from hopline.mesh.out.subscription import Subscription
@@ -53,6 +54,7 @@ class Board:
             of the same interval.
         published_s: when the newest verdict was published, Unix seconds.
         ready: whether a snapshot was collected or state restored.
+        live: embeddings between intervals; None where nothing follows events.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Board:
         self.shown: tuple[Snapshot | None, FloatArray] = (None, np.zeros(0, np.float32))
         self.published_s = 0.0
         self.ready = False
+        self.live: Between | None = None
         self._clock = clock
         self._records: dict[str, Record] = {}
         self._past: deque[Snapshot] = deque(maxlen=_LEAD)

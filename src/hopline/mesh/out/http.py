@@ -1,6 +1,7 @@
 """HTTP of the watch: the page, a JSON API, metrics and probes.
 
-Knows paths; connections are those of `hopline.transports`. All of it only tells: nothing can be changed.
+Knows paths; connections are those of `hopline.transports`. All of it only tells, but for events, which
+change the embeddings of now and no verdict.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from hopline import __version__
-from hopline.errors import BadRequest, HoplineError, IncidentNotFound
+from hopline.errors import BadRequest, HoplineError, IncidentNotFound, ModelNotReady
 from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.mesh.out.between import MAX_SERVICES, Between, embeddings, read_events, take_events
 from hopline.mesh.out.board import Board
 from hopline.mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline.mesh.out.page_files import page_files
 from hopline.mesh.out.subscription import Subscription
 from hopline.mesh.out.wire import encode_json
+from hopline.mesh.tagae.live import LiveState
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Guard
@@ -37,6 +40,7 @@ _POLICY = (
 _NO_STORE = b"cache-control: no-store\r\n"
 _CHECK_AGAIN = b"cache-control: no-cache\r\n"
 _READ = (b"GET", b"HEAD")
+_EVENTS = ["v1", "mesh", "events"]
 #: Requests that wait for the next verdict at a time, and the longest such wait in seconds.
 _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
@@ -63,6 +67,9 @@ class MeshHttp:
         path, _, query = request.target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path[1:].split(b"/")]
         try:
+            if parts == _EVENTS and request.method not in _READ:
+                answer = self._events(request, parts)
+                return answer if isinstance(answer, Pending) else self._counted(answer)
             handle = self._find(parts)
             if handle is None:
                 return self._counted(
@@ -100,6 +107,8 @@ class MeshHttp:
                 return self._verdict
             case ["v1", "mesh", "graph"]:
                 return self._graph
+            case ["v1", "mesh", "embeddings"]:
+                return self._embeddings
             case ["v1", "mesh", "incidents"]:
                 return self._incidents
             case ["v1", "mesh", "incidents", id]:
@@ -178,6 +187,39 @@ class MeshHttp:
         if record is None:
             raise IncidentNotFound(f"no incident {id[:100]!r} is kept: it may have ended hours ago")
         return _json({"incident": record.incident, "series": record.series})
+
+    def _events(self, request: Request, parts: list[str]) -> Response | Pending:
+        """Take events; the answer says which embeddings they touched."""
+        if request.method != b"POST":
+            lines = b"allow: POST\r\n" + _POLICY + _NO_STORE
+            return plain_error(405, "events are told with POST", lines)
+        if self._guard is not None:
+            self._guard.admit(request, self._guard.access_of(parts))
+        if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
+            # Which a page from elsewhere cannot send without being asked first.
+            raise BadRequest("events come with the header content-type: application/json")
+        events = read_events(request.body)
+        return self._of_now(lambda live, state: take_events(live, state, events))
+
+    def _embeddings(self, options: dict[str, str]) -> Response | Pending:
+        """Of the services that `service` names, with commas between; without it of the first ones."""
+        wanted = [name for name in options.get("service", "").split(",") if name]
+        if len(wanted) > MAX_SERVICES:
+            raise BadRequest(f"service: {len(wanted)} are named; at most {MAX_SERVICES} are allowed")
+        return self._of_now(lambda live, state: embeddings(state, wanted or state.services[:MAX_SERVICES]))
+
+    def _of_now(self, told: Callable[[Between, LiveState], dict[str, Any]]) -> Response | Pending:
+        """What is told of the embeddings of now: at once, or once there are any."""
+        live = self._board.live
+        if live is None:
+            raise ModelNotReady("there are no embeddings: the watch has not begun", retry_after_s=15.0)
+        if (state := live.now) is not None:
+            return _json(told(live, state))
+
+        async def later(live: Between = live) -> Response:
+            return _json(told(live, await live.state()))
+
+        return _Awaited(self, later())
 
     def _counted(self, response: Response) -> Response:
         self._board.metrics.answers("http", str(response.status)).inc()

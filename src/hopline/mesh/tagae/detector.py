@@ -2,6 +2,8 @@
 
 A step: take the interval in (`series`), expect (`expect`), judge (`series`), and only where something is
 out of bounds gather clues, put them together and follow them as incidents.
+
+It is long because learning, keeping and judging share all of its state.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import SnapshotInvalid, StateDamaged
+from hopline.errors import ModelNotReady, SnapshotInvalid, StateDamaged
 from hopline.mesh.changes import Change, Context
 from hopline.mesh.changes import Trouble as Reported
 from hopline.mesh.incident import Verdict
@@ -26,6 +28,7 @@ from hopline.mesh.snapshot import Gap, Snapshot
 from hopline.mesh.tagae import calibrate, expect, expected, kernels, rows
 from hopline.mesh.tagae.clues import Clue, Key, together
 from hopline.mesh.tagae.cut import Cut
+from hopline.mesh.tagae.live import LiveState
 from hopline.mesh.tagae.overall import Overall
 from hopline.mesh.tagae.pairs import Pairs
 from hopline.mesh.tagae.roles import role_of
@@ -359,6 +362,25 @@ class Tagae:
         """
         worst: NDArray[np.float32] = self._nodes.score[snapshot.nodes].max(axis=1, initial=0.0)
         return worst
+
+    def live(self, snapshot: Snapshot) -> LiveState:
+        """Embeddings that follow events from now on; nothing of the detector changes by that.
+
+        Args:
+            snapshot: the interval that was judged last.
+
+        Raises:
+            ModelNotReady: there is no model, since none was trained yet or none is wanted.
+        """
+        if self._expectation is None:
+            raise ModelNotReady(
+                "there are no embeddings yet: the model is trained once there are enough intervals "
+                "(TAGAE_TRAIN_AT)",
+                retry_after_s=60.0,
+            )
+        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        weights = self._expectation.weights
+        return LiveState(weights, snapshot, paths, self._nodes, self._edges, self.interval_s)
 
     def _mind_the_clock(self, time_s: float) -> list[Trouble]:
         """Learn the interval, and begin a new window where time has jumped. Returns: incidents that end."""

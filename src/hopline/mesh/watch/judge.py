@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hopline.errors import ModelNotReady
 from hopline.mesh.changes import Context
 from hopline.mesh.incident import Verdict
 from hopline.mesh.out.board import Scores
 from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.state import Seen
 from hopline.mesh.state.keeper import Keeper
+from hopline.mesh.tagae.live import LiveState
 
 
 class KeptDetector(Protocol):
@@ -33,6 +35,9 @@ class KeptDetector(Protocol):
 
     def scores(self, snapshot: Snapshot) -> Scores:
         """Scores of the nodes of the snapshot that was judged last."""
+
+    def live(self, snapshot: Snapshot) -> LiveState:
+        """Embeddings that follow events after the snapshot that was judged last."""
 
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """All that it knows; the arrays are copies."""
@@ -136,6 +141,18 @@ class Judge:
         judged = Judged(verdict, self.detector.scores(snapshot))
         self._took_s, self._size = time.perf_counter() - began, _size_of(snapshot)
         return judged
+
+    def live(self) -> LiveState:
+        """Embeddings that follow events from the newest interval on; see `Tagae.live`.
+
+        Raises:
+            ModelNotReady: nothing was judged since the start, or the detector has no model.
+        """
+        if self._newest is None:
+            raise ModelNotReady(
+                "there are no embeddings yet: they come with the first interval", retry_after_s=15.0
+            )
+        return self.detector.live(self._newest)
 
     def keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
         """Keep an interval that was judged and told, and now and then all that was learned."""

@@ -23,6 +23,7 @@ from hopline.mesh.out.board import Board
 from hopline.mesh.snapshot import Gap, Snapshot
 from hopline.mesh.state.keeper import Keeper
 from hopline.mesh.watch.judge import Judge, Judged
+from hopline.mesh.watch.live import Live
 from hopline.mesh.watch.stages import Stages
 from hopline.mesh.watch.ticks import Tick, Ticks
 
@@ -50,6 +51,9 @@ class Watch:
         board, alerts: are told.
         keeper: writes what is to be kept.
         longest_s: longest that a collection may take; below the interval.
+
+    Attributes:
+        live: embeddings between intervals.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class Watch:
         self._noted = True
         self._failures = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mesh-step")
+        self._at_work = asyncio.Lock()
+        self.live = Live(judge, self._thread, self._at_work)
 
     async def run(self, ticks: Ticks, stop: asyncio.Event) -> None:
         """Go on until `stop` is set."""
@@ -92,7 +98,8 @@ class Watch:
             gaps = [*_lost_time(tick), *self._keeper.gaps]
             snapshot = await self._collect(tick, gaps)
             context = self._known(tick, gaps)
-            judged = None if snapshot is None else await self._judged(snapshot, context, gaps)
+            async with self._at_work:
+                judged = None if snapshot is None else await self._judged(snapshot, context, gaps)
             if judged is None:
                 verdict = Verdict(tick.time_s, "blind", 0.0, self._going_on())
             else:
@@ -104,7 +111,9 @@ class Watch:
             verdict = msgspec.structs.replace(verdict, gaps=_each_once([*verdict.gaps, *gaps]))
             await self._tell(verdict, snapshot, judged)
             if snapshot is not None and judged is not None:
-                await self._keep(snapshot, context, verdict)
+                async with self._at_work:
+                    await self._keep(snapshot, context, verdict)
+                    await self._renew()
         return verdict
 
     async def close(self) -> None:
@@ -193,6 +202,12 @@ class Watch:
         metrics.state_bytes.set(self._keeper.size_bytes)
         metrics.state_writes_failed.inc(self._keeper.failures - self._failures)
         self._failures = self._keeper.failures
+
+    async def _renew(self) -> None:
+        try:
+            await self.live.renew()
+        except Exception:  # embeddings between intervals are nothing that a verdict needs
+            logger.exception("embeddings could not be brought to the newest interval")
 
     def _failed(self, what: str, reason: str) -> Gap:
         if what not in self._failing:

@@ -125,6 +125,7 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
             keeper,
             longest_s=parts.deadline_s(settings) + max(1.0, interval_s),
         )
+        board.live = one.live
         started(_started(settings, resumed.said, outputs, why_not))
         try:
             await one.run(Ticks(interval_s, resumed.last_s), stop)

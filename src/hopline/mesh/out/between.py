@@ -1,0 +1,104 @@
+"""What is told between two intervals: events in, embeddings of now out. Knows JSON and nothing of paths."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from hopline.errors import BadRequest, RequestTooLarge
+from hopline.mesh.event import Event
+from hopline.mesh.tagae.live import LiveState
+
+#: Events of one request, and services of one answer.
+MAX_EVENTS = MAX_SERVICES = 1000
+
+
+class Between(Protocol):
+    """Where embeddings of now come from; implemented by the watch."""
+
+    @property
+    def now(self) -> LiveState | None:
+        """The state, where there is one."""
+
+    async def state(self) -> LiveState:
+        """The state, made where there is none.
+
+        Raises:
+            ModelNotReady: nothing was judged yet, or without a model.
+        """
+
+    def take(self, state: LiveState, event: Event) -> list[str]:
+        """Have the state take an event; as `LiveState.take`."""
+
+
+class Events(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that tells events, oldest first."""
+
+    events: list[Event]
+
+
+_read = msgspec.json.Decoder(Events).decode
+
+
+def read_events(body: bytes) -> list[Event]:
+    """Raises: BadRequest: not such a body. RequestTooLarge: more events than allowed."""
+    try:
+        events = _read(body).events
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f'a JSON object {{"events": […]}} is needed: {error}') from None
+    if not events:
+        raise BadRequest("events: there are none; at least one is needed")
+    if len(events) > MAX_EVENTS:
+        raise RequestTooLarge(f"{len(events)} events in one request; at most {MAX_EVENTS} are allowed")
+    return events
+
+
+def take_events(between: Between, state: LiveState, events: Sequence[Event]) -> dict[str, Any]:
+    """Take all events that can be taken; what cannot is told, and costs the others nothing.
+
+    Returns: how many were taken, what was wrong with the others, the services that they touched, and how
+        many microseconds that took.
+    """
+    touched: dict[str, None] = {}
+    refused = []
+    began = time.perf_counter()
+    for number, event in enumerate(events):
+        try:
+            touched.update(dict.fromkeys(between.take(state, event)))
+        except BadRequest as error:
+            refused.append({"event": number, "why": str(error)})
+    taken_us = round((time.perf_counter() - began) * 1e6)
+    names = list(touched)
+    return {
+        "time_s": state.time_s,
+        "taken": len(events) - len(refused),
+        "refused": refused,
+        "touched": len(names),
+        "services": names[:MAX_SERVICES],
+        "us": taken_us,
+    }
+
+
+def embeddings(state: LiveState, services: Iterable[str]) -> dict[str, Any]:
+    """Embeddings of now, of some services.
+
+    Raises: BadRequest: one that was not in the last interval.
+    """
+    return {
+        "time_s": state.time_s,
+        "embeddings": [
+            {
+                "service": service,
+                "embedding": [
+                    round(value, 6) if math.isfinite(value) else None
+                    for value in state.embedding(service).tolist()
+                ],
+                "deviations": state.deviations(service),
+            }
+            for service in services
+        ],
+    }

@@ -1,0 +1,152 @@
+"""Events and embeddings over HTTP, through real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from hopline.ingress.keys import new_key
+from hopline.mesh.changes import Context
+from hopline.mesh.out.board import Board
+from hopline.mesh.tagae import Tagae, TagaeSettings
+from hopline.mesh.watch.live import Live
+from tests.mesh.out.serving import serving
+from tests.mesh.tagae.meshes import play
+
+
+class Judge:
+    def __init__(self):
+        snapshots = list(play(41))
+        self.detector = Tagae(TagaeSettings(model="untrained"))
+        self.detector.fit(snapshots[:-1], [Context()] * 40)
+        self.detector.step(snapshots[-1], Context())
+        self.newest = snapshots[-1]
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def live(self):
+        self.may_go_on.wait(10)
+        return self.detector.live(self.newest)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Judge()
+
+
+@pytest.fixture
+def served(judge):
+    board = Board()
+    with ThreadPoolExecutor(1) as thread, serving(board, grpc_port=-1) as found:
+        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        yield found
+
+
+def post(served, body, **more):
+    return httpx.post(f"{served.url}/v1/mesh/events", json=body, timeout=20, **more)
+
+
+def test_an_event_changes_the_embeddings_that_it_reaches(served):
+    url = f"{served.url}/v1/mesh/embeddings"
+    before = {each["service"]: each for each in httpx.get(url).json()["embeddings"]}
+    assert list(before) == ["front", "cart", "store", "pay"]
+    assert len(before["pay"]["embedding"]) == 16
+    told = post(
+        served,
+        {
+            "events": [
+                {"service": "pay", "values": {"p99_ms": 900, "cpu_cores": 5, "memory_bytes": None}},
+                {"caller": "front", "callee": "pay", "values": {"client_ms": 950.5}},
+                {"caller": "cart", "callee": "store", "gone": True},
+                {"service": "nobody", "values": {"p99_ms": 1}},
+            ]
+        },
+    )
+    assert told.status_code == 200
+    answer = told.json()
+    assert answer["taken"] == 3
+    assert answer["refused"][0]["event"] == 3
+    assert "'nobody' was not in the last interval" in answer["refused"][0]["why"]
+    assert set(answer["services"]) <= set(before)
+    after = {
+        each["service"]: each
+        for each in httpx.get(url, params={"service": "pay,front"}).json()["embeddings"]
+    }
+    assert list(after) == ["pay", "front"]
+    assert after["front"]["embedding"] != before["front"]["embedding"]
+    assert after["pay"]["deviations"]["p99_ms"] > 5 > abs(before["pay"]["deviations"]["p99_ms"])
+    assert after["pay"]["deviations"]["memory_bytes"] is None
+    again = httpx.get(url, params={"service": "front"}).json()["embeddings"][0]
+    assert again["embedding"] == after["front"]["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"events": []}, 400, "at least one is needed"),
+        ({"event": {}}, 400, "unknown field `event`"),
+        (
+            {"events": [{"service": "pay", "values": {"p99_ms": "high"}}]},
+            400,
+            "Expected `float | null`, got `str`",
+        ),
+        ({"events": [{"servce": "pay"}]}, 400, "unknown field `servce`"),
+        ({"events": [{"service": "pay", "values": {}}] * 1001}, 413, "at most 1000 are allowed"),
+        ([], 400, "a JSON object"),
+    ],
+)
+def test_what_is_no_event_is_refused(served, body, status, text):
+    answer = post(served, body)
+    assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_only_json_and_only_post(served):
+    url = f"{served.url}/v1/mesh/events"
+    plain = httpx.post(url, content=b'{"events":[{"service":"pay","values":{"p99_ms":1}}]}')
+    assert plain.status_code == 400, "a page from elsewhere could send it"
+    assert "content-type: application/json" in plain.json()["error"]["message"]
+    assert httpx.put(url, json={}).headers["allow"] == "POST"
+    assert httpx.get(url).status_code == 404
+    assert httpx.get(f"{served.url}/v1/mesh/embeddings?service=nobody").status_code == 400
+
+
+def test_without_a_watch_there_is_nothing_yet():
+    with serving(grpc_port=-1) as empty:
+        answer = httpx.get(f"{empty.url}/v1/mesh/embeddings")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+
+
+def test_the_first_waits_and_nobody_else_does(served, judge):
+    judge.may_go_on.clear()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(httpx.get, f"{served.url}/v1/mesh/embeddings", timeout=20)
+            assert httpx.get(f"{served.url}/healthz", timeout=5).status_code == 200
+            assert not first.done()
+            judge.may_go_on.set()
+            assert first.result().status_code == 200
+    finally:
+        judge.may_go_on.set()
+
+
+def test_events_need_a_key_that_may_score(judge, tmp_path):
+    reader, sender = new_key(), new_key()
+    clients = tmp_path / "clients.toml"
+    clients.write_text(
+        f'[clients.reader]\nread = true\nkeys = [{{ id = "{reader.id}", sha256 = "{reader.sha256}" }}]\n'
+        f'[clients.sender]\nscore = true\nkeys = [{{ id = "{sender.id}", sha256 = "{sender.sha256}" }}]\n'
+    )
+    board = Board()
+    body = {"events": [{"service": "pay", "values": {"p99_ms": 900}}]}
+    with ThreadPoolExecutor(1) as thread, serving(board, grpc_port=-1, clients_file=clients) as found:
+        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        assert post(found, body).status_code == 401
+        assert post(found, body, headers={"x-api-key": reader.text}).status_code == 403
+        assert post(found, body, headers={"x-api-key": sender.text}).status_code == 200
+        url = f"{found.url}/v1/mesh/embeddings"
+        assert httpx.get(url, headers={"x-api-key": reader.text}).status_code == 200
+        assert httpx.get(url).status_code == 401
