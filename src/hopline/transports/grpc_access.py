@@ -28,6 +28,8 @@ _METHODS: dict[str, Permission | Literal["open", "list"]] = {
     "GetIncident": "read",
     "GetIncidents": "read",
     "GetGraph": "read",
+    "GetEmbeddings": "read",
+    "TellEvents": "score",
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx
 import pytest
 
@@ -14,6 +15,7 @@ from hopline.mesh.changes import Context
 from hopline.mesh.out.board import Board
 from hopline.mesh.tagae import Tagae, TagaeSettings
 from hopline.mesh.watch.live import Live
+from hopline.transports.proto import message
 from tests.mesh.out.serving import serving
 from tests.mesh.tagae.meshes import play
 
@@ -150,3 +152,46 @@ def test_events_need_a_key_that_may_score(judge, tmp_path):
         url = f"{found.url}/v1/mesh/embeddings"
         assert httpx.get(url, headers={"x-api-key": reader.text}).status_code == 200
         assert httpx.get(url).status_code == 401
+
+
+def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
+    board = Board()
+    path = tmp_path / "mesh.sock"
+    with (
+        ThreadPoolExecutor(1) as thread,
+        serving(board, grpc_port=-1, socket=path) as found,
+        grpc.insecure_channel(f"unix:{path}") as channel,
+    ):
+
+        def call(method, **fields):
+            request = message(f"hopline.mesh.v1.{method}Request")
+            response = message(f"hopline.mesh.v1.{method}Response")
+            return channel.unary_unary(
+                f"/hopline.mesh.v1.Mesh/{method}", request.SerializeToString, response.FromString
+            )(request(**fields), timeout=20)
+
+        with pytest.raises(grpc.RpcError, match="the watch has not begun"):
+            call("GetEmbeddings")
+        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        before = {each.service: each for each in call("GetEmbeddings").embeddings}
+        assert list(before) == ["front", "cart", "store", "pay"]
+        told = call(
+            "TellEvents",
+            events=[
+                {"service": "pay", "values": {"p99_ms": 900.0, "memory_bytes": float("nan")}},
+                {"caller": "front", "callee": "cart", "gone": True},
+                {"service": "pay", "values": {"p99_ms": -1.0}},
+            ],
+        )
+        assert (told.taken, [each.event for each in told.refused]) == (2, [2])
+        assert "it is an amount" in told.refused[0].why
+        assert told.touched == len(told.services) > 0
+        (after,) = call("GetEmbeddings", services=["front"]).embeddings
+        assert list(after.embedding) != list(before["front"].embedding)
+        (pay,) = call("GetEmbeddings", services=["pay"]).embeddings
+        assert pay.deviations["p99_ms"] > 5
+        assert pay.deviations["memory_bytes"] != pay.deviations["memory_bytes"]
+        with pytest.raises(grpc.RpcError, match="at least one is needed"):
+            call("TellEvents")
+        with pytest.raises(grpc.RpcError, match="'nobody' was not in the last interval"):
+            call("GetEmbeddings", services=["nobody"])

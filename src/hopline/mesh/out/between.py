@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from hopline.errors import BadRequest, RequestTooLarge
+from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
 from hopline.mesh.event import Event
 from hopline.mesh.tagae.live import LiveState
 
@@ -45,16 +44,22 @@ _read = msgspec.json.Decoder(Events).decode
 
 
 def read_events(body: bytes) -> list[Event]:
-    """Raises: BadRequest: not such a body. RequestTooLarge: more events than allowed."""
+    """Raises: BadRequest: not such a body."""
     try:
-        events = _read(body).events
+        return _read(body).events
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f'a JSON object {{"events": […]}} is needed: {error}') from None
-    if not events:
-        raise BadRequest("events: there are none; at least one is needed")
-    if len(events) > MAX_EVENTS:
-        raise RequestTooLarge(f"{len(events)} events in one request; at most {MAX_EVENTS} are allowed")
-    return events
+
+
+async def state_of(between: Between | None) -> LiveState:
+    """The state, made where there is none.
+
+    Raises:
+        ModelNotReady: there is nothing to make it from.
+    """
+    if between is None:
+        raise ModelNotReady("there are no embeddings: the watch has not begun", retry_after_s=15.0)
+    return between.now or await between.state()
 
 
 def take_events(between: Between, state: LiveState, events: Sequence[Event]) -> dict[str, Any]:
@@ -62,7 +67,13 @@ def take_events(between: Between, state: LiveState, events: Sequence[Event]) -> 
 
     Returns: how many were taken, what was wrong with the others, the services that they touched, and how
         many microseconds that took.
+
+    Raises: BadRequest: there are none. RequestTooLarge: more than allowed.
     """
+    if not events:
+        raise BadRequest("events: there are none; at least one is needed")
+    if len(events) > MAX_EVENTS:
+        raise RequestTooLarge(f"{len(events)} events in one request; at most {MAX_EVENTS} are allowed")
     touched: dict[str, None] = {}
     refused = []
     began = time.perf_counter()
@@ -83,22 +94,21 @@ def take_events(between: Between, state: LiveState, events: Sequence[Event]) -> 
     }
 
 
-def embeddings(state: LiveState, services: Iterable[str]) -> dict[str, Any]:
-    """Embeddings of now, of some services.
+def embeddings(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
+    """Embeddings of now, of some services; of the first ones where none is named.
 
-    Raises: BadRequest: one that was not in the last interval.
+    Raises: BadRequest: one that was not in the last interval, or more than are told at once.
     """
+    if len(services) > MAX_SERVICES:
+        raise BadRequest(f"{len(services)} services are named; at most {MAX_SERVICES} are allowed")
     return {
         "time_s": state.time_s,
         "embeddings": [
             {
                 "service": service,
-                "embedding": [
-                    round(value, 6) if math.isfinite(value) else None
-                    for value in state.embedding(service).tolist()
-                ],
+                "embedding": [round(value, 6) for value in state.embedding(service).tolist()],
                 "deviations": state.deviations(service),
             }
-            for service in services
+            for service in services or state.services[:MAX_SERVICES]
         ],
     }

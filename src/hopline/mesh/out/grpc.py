@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ import grpc
 
 from hopline.errors import HoplineError, IncidentNotFound, ModelNotFound, Overloaded, Unavailable
 from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.mesh.event import Event
+from hopline.mesh.out.between import embeddings, state_of, take_events
 from hopline.mesh.out.board import Board
 from hopline.mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline.mesh.out.wire import fields_of, graph_fields, record_fields
@@ -55,6 +58,8 @@ class MeshGrpc:
             "GetIncident": self._get_incident,
             "GetIncidents": self._get_incidents,
             "GetGraph": self._get_graph,
+            "TellEvents": self._tell_events,
+            "GetEmbeddings": self._get_embeddings,
             "WatchVerdicts": self._watch_verdicts,
         }
         health = {"Check": self._check, "Watch": self._watch}
@@ -157,6 +162,21 @@ class MeshGrpc:
 
         return told() if 0 < request.limit <= MAX_AT_ONCE else await asyncio.to_thread(told)
 
+    async def _tell_events(self, request: Any) -> Any:
+        events = [_event(each) for each in request.events]
+        state = await state_of(self._board.live)
+        assert self._board.live is not None
+        return message("hopline.mesh.v1.TellEventsResponse")(**take_events(self._board.live, state, events))
+
+    async def _get_embeddings(self, request: Any) -> Any:
+        found = embeddings(await state_of(self._board.live), list(request.services))
+        for each in found["embeddings"]:
+            each["deviations"] = {
+                column: math.nan if spreads is None else spreads
+                for column, spreads in each["deviations"].items()
+            }
+        return message("hopline.mesh.v1.GetEmbeddingsResponse")(**found)
+
     # Health
 
     def _check(self, request: Any) -> Any:
@@ -175,3 +195,8 @@ class MeshGrpc:
 
     def _status(self) -> int:
         return _SERVING if self._board.ready and not self.draining else _NOT_SERVING
+
+
+def _event(told: Any) -> Event:
+    values = {column: None if math.isnan(value) else value for column, value in told.values.items()}
+    return Event(told.service, told.caller, told.callee, values, told.gone)

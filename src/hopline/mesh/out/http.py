@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from hopline import __version__
-from hopline.errors import BadRequest, HoplineError, IncidentNotFound, ModelNotReady
+from hopline.errors import BadRequest, HoplineError, IncidentNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.mesh.out.between import MAX_SERVICES, Between, embeddings, read_events, take_events
+from hopline.mesh.out.between import Between, embeddings, read_events, state_of, take_events
 from hopline.mesh.out.board import Board
 from hopline.mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline.mesh.out.page_files import page_files
@@ -204,20 +204,18 @@ class MeshHttp:
     def _embeddings(self, options: dict[str, str]) -> Response | Pending:
         """Of the services that `service` names, with commas between; without it of the first ones."""
         wanted = [name for name in options.get("service", "").split(",") if name]
-        if len(wanted) > MAX_SERVICES:
-            raise BadRequest(f"service: {len(wanted)} are named; at most {MAX_SERVICES} are allowed")
-        return self._of_now(lambda live, state: embeddings(state, wanted or state.services[:MAX_SERVICES]))
+        return self._of_now(lambda live, state: embeddings(state, wanted))
 
     def _of_now(self, told: Callable[[Between, LiveState], dict[str, Any]]) -> Response | Pending:
         """What is told of the embeddings of now: at once, or once there are any."""
         live = self._board.live
-        if live is None:
-            raise ModelNotReady("there are no embeddings: the watch has not begun", retry_after_s=15.0)
-        if (state := live.now) is not None:
+        if live is not None and (state := live.now) is not None:
             return _json(told(live, state))
 
-        async def later(live: Between = live) -> Response:
-            return _json(told(live, await live.state()))
+        async def later() -> Response:
+            state = await state_of(live)
+            assert live is not None
+            return _json(told(live, state))
 
         return _Awaited(self, later())
 
