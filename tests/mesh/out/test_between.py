@@ -106,6 +106,30 @@ def test_what_is_no_event_is_refused(served, body, status, text):
     assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
 
 
+def test_many_events_leave_others_their_turns(served, monkeypatch):
+    turns, taken_in, done = [], [], []
+
+    def look():
+        turns.append(1)
+        if not done:
+            served.loop.call_soon(look)
+
+    take = served.board.live.take
+
+    def noted(event):
+        taken_in.append(len(turns))
+        return take(event)
+
+    monkeypatch.setattr(served.board.live, "take", noted)
+    served.do(look)
+    try:
+        events = [{"service": "pay", "values": {"p99_ms": 10.0 + k}} for k in range(800)]
+        assert post(served, {"events": events}).json()["taken"] == 800
+    finally:
+        done.append(True)
+    assert len(set(taken_in)) == 800 // 16
+
+
 def test_only_json_and_only_post(served):
     url = f"{served.url}/v1/mesh/events"
     plain = httpx.post(url, content=b'{"events":[{"service":"pay","values":{"p99_ms":1}}]}')

@@ -84,14 +84,14 @@ async def test_an_interval_takes_the_place_of_the_events_before_it_only(judge, l
     state = await live.state()
     usual = state.embedding("front")
     now[0] = judge.newest.time_s + 5
-    assert "front" in live.take(state, LOUD)
+    assert "front" in live.take(LOUD)
     unusual = state.embedding("front")
     assert not np.allclose(unusual, usual, atol=1e-2)
     with pytest.raises(BadRequest):
-        live.take(state, Event(service="nobody", values={"p99_ms": 1.0}))
+        live.take(Event(service="nobody", values={"p99_ms": 1.0}))
     judge.step()
     now[0] = judge.newest.time_s + 1
-    live.take(state, Event(caller="store", callee="pay", values={"client_ms": 30.0}))  # while it was judged
+    live.take(Event(caller="store", callee="pay", values={"client_ms": 30.0}))  # while it was judged
     await live.renew()
     assert live.now is not state
     assert live.now.time_s == judge.newest.time_s

@@ -164,9 +164,7 @@ class MeshGrpc:
 
     async def _tell_events(self, request: Any) -> Any:
         events = [_event(each) for each in request.events]
-        state = await state_of(self._board.live)
-        assert self._board.live is not None
-        return message("hopline.mesh.v1.TellEventsResponse")(**take_events(self._board.live, state, events))
+        return message("hopline.mesh.v1.TellEventsResponse")(**await take_events(self._board.live, events))
 
     async def _get_embeddings(self, request: Any) -> Any:
         found = embeddings(await state_of(self._board.live), list(request.services))

@@ -16,13 +16,12 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from hopline import __version__
 from hopline.errors import BadRequest, HoplineError, IncidentNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.mesh.out.between import Between, embeddings, read_events, state_of, take_events
+from hopline.mesh.out.between import embeddings, read_events, state_of, take_events
 from hopline.mesh.out.board import Board
 from hopline.mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline.mesh.out.page_files import page_files
 from hopline.mesh.out.subscription import Subscription
 from hopline.mesh.out.wire import encode_json
-from hopline.mesh.tagae.live import LiveState
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Guard
@@ -199,25 +198,20 @@ class MeshHttp:
             # Which a page from elsewhere cannot send without being asked first.
             raise BadRequest("events come with the header content-type: application/json")
         events = read_events(request.body)
-        return self._of_now(lambda live, state: take_events(live, state, events))
 
-    def _embeddings(self, options: dict[str, str]) -> Response | Pending:
+        async def taken() -> Response:
+            return _json(await take_events(self._board.live, events))
+
+        return _Awaited(self, taken())
+
+    def _embeddings(self, options: dict[str, str]) -> Pending:
         """Of the services that `service` names, with commas between; without it of the first ones."""
         wanted = [name for name in options.get("service", "").split(",") if name]
-        return self._of_now(lambda live, state: embeddings(state, wanted))
 
-    def _of_now(self, told: Callable[[Between, LiveState], dict[str, Any]]) -> Response | Pending:
-        """What is told of the embeddings of now: at once, or once there are any."""
-        live = self._board.live
-        if live is not None and (state := live.now) is not None:
-            return _json(told(live, state))
+        async def told() -> Response:
+            return _json(embeddings(await state_of(self._board.live), wanted))
 
-        async def later() -> Response:
-            state = await state_of(live)
-            assert live is not None
-            return _json(told(live, state))
-
-        return _Awaited(self, later())
+        return _Awaited(self, told())
 
     def _counted(self, response: Response) -> Response:
         self._board.metrics.answers("http", str(response.status)).inc()

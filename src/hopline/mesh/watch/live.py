@@ -52,7 +52,7 @@ class Live:
 
     @property
     def now(self) -> LiveState | None:
-        """The state, where there is one; `state` makes one."""
+        """The state, where there is one; to ask for it is to use it. `state` makes one."""
         if self._state is not None:
             self._left = _IN_USE
         return self._state
@@ -70,12 +70,14 @@ class Live:
         self._left = _IN_USE
         return self._state
 
-    def take(self, state: LiveState, event: Event) -> list[str]:
-        """Have the state take an event, which counts until an interval that is later.
+    def take(self, event: Event) -> list[str]:
+        """Have the state that there is take an event, which counts until an interval that is later.
 
-        Returns, raises: as `LiveState.take`.
+        Returns, raises: as `LiveState.take`; nothing where there is no state.
         """
-        touched = state.take(event)
+        if self._state is None:
+            return []
+        touched = self._state.take(event)
         self._events.append((self._clock(), event))
         return touched
 
