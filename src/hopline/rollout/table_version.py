@@ -69,7 +69,6 @@ class TableVersion(QueuedVersion[QueuedRequest]):
         self.output_names = self.default_outputs = spec.outputs
         self._checks = [(column.name, ColumnCheck(column).check) for column in spec.columns]
         self._defaults = {column.name for column in spec.columns if column.default is not None}
-        self._value = spec.outputs[0]
 
     def warm_up(self) -> None:
         """Answer made-up rows, alone and together."""

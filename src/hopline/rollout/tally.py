@@ -127,10 +127,8 @@ class Tally(msgspec.Struct):
 
     def after(self, latency: Sequence[int]) -> Tally:
         """Requests and times without those that `latency` counted; all else as it is."""
-        left = msgspec.structs.replace(self)
-        left.latency = [count - gone for count, gone in zip(self.latency, latency, strict=True)]
-        left.requests = self.requests - sum(latency)
-        return left
+        left = [count - gone for count, gone in zip(self.latency, latency, strict=True)]
+        return msgspec.structs.replace(self, latency=left, requests=self.requests - sum(latency))
 
     def absorb(self, other: Tally) -> None:
         """Add what another process counted for this one, and keep no more scores than one keeps."""

@@ -138,7 +138,7 @@ class Watch:
 
     @property
     def _doubt_file(self) -> Path:
-        return self._folder / f"{self._step}-doubted"
+        return self._folder / f"{self._step}-doubted.counts"
 
     @property
     def _step(self) -> str:

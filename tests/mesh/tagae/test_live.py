@@ -124,8 +124,15 @@ def test_a_call_path_that_was_never_there_is_as_usual_at_first(live, watched):
     width = len(detector._edges.columns)
     new = np.zeros(2 * width, np.float32)
     new[width + edge("client_ms")] = 1.0
-    live.take(Event(caller="store", callee="pay", values={"client_ms": 30.0}))
-    close(shown(live), whole(detector, e=np.vstack([e, new]), calls=[*CALLS, (2, 3)]))
+    live.take(Event(caller="front", callee="store", values={"client_ms": 30.0}))
+    close(shown(live), whole(detector, e=np.vstack([e, new]), calls=[*CALLS, (0, 2)]))
+    # what an event leaves out stays as it is
+    new[width + edge("server_ms")] = 1.0
+    live.take(Event(caller="front", callee="store", values={"server_ms": 20.0}))
+    close(shown(live), whole(detector, e=np.vstack([e, new]), calls=[*CALLS, (0, 2)]))
+    new[width + edge("client_ms")] = 0.0
+    live.take(Event(caller="front", callee="store", values={"client_ms": None}))
+    close(shown(live), whole(detector, e=np.vstack([e, new]), calls=[*CALLS, (0, 2)]))
 
 
 def test_what_the_interval_said_changes_nothing(live, watched):

@@ -66,7 +66,7 @@ class MeshHttp:
         path, _, query = request.target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path[1:].split(b"/")]
         try:
-            if parts == _EVENTS and request.method not in _READ:
+            if parts == _EVENTS:
                 answer = self._events(request, parts)
                 return answer if isinstance(answer, Pending) else self._counted(answer)
             handle = self._find(parts)

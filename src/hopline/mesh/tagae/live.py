@@ -68,6 +68,8 @@ class LiveState:
         self._keys: list[int] = keys.tolist()
         self._edge_of = {key: edge for edge, key in enumerate(self._keys)}
         self._call_of = self._edge_of.copy()
+        #: call path that was not in the interval -> what was told of it, as deviations
+        self._new: dict[int, NDArray[np.float32]] = {}
         graph = MeshGraph()
         graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
         h = self._services.h.copy()
@@ -123,7 +125,10 @@ class LiveState:
         if event.gone:
             return self._named(self._without(key, edge, event))
         name = f"{event.caller} → {event.callee}"
-        x = self._calls.changed(self._call_of.get(key, -1), event.values, name)
+        if key in self._call_of:
+            x = self._calls.changed(self._call_of[key], event.values, name)
+        else:
+            self._new[key], x = self._calls.came(self._new.get(key), event.values, name)
         if edge is not None:
             return self._named(self._embeddings.set_edge(edge, x))
         self._edge_of[key] = len(self._keys)
@@ -134,6 +139,7 @@ class LiveState:
         if edge is None:
             raise BadRequest(f"gone: there is no call path from {event.caller!r} to {event.callee!r}")
         del self._edge_of[key]
+        self._new.pop(key, None)
         last = self._keys.pop()  # takes its number
         if last != key:
             self._keys[edge] = last
@@ -188,25 +194,38 @@ class _Side:
         }
 
     def changed(self, row: int, values: Values, whose: str) -> FloatArray:
-        """The model's row once some values are others; -1 is a series that was not in the interval.
+        """The model's row once some values are others.
 
         Raises: BadRequest: an unknown column, or a value that it cannot have.
         """
         places = [self._checked(column, value, whose) for column, value in values.items()]
-        if row < 0:
-            slow, slope = self._fresh.copy(), self._flat
-            for place, value in zip(places, values.values(), strict=True):
-                slow[0, place] = math.nan if value is None else 0.0  # its first value is its level
-        else:
-            shown = self._values[row]
-            for place, value in zip(places, values.values(), strict=True):
-                shown[place] = math.nan if value is None else value
-            again = set(places)
-            if self._load in again:  # of few requests a share is known badly
-                again |= {place for place, kind in enumerate(self._kinds) if kind == kernels.SHARE}
-            for place in again:
-                self._slow[row, place] = self._deviation(row, place)
-            slow, slope = self._slow[row : row + 1], self._slope[row : row + 1]
+        shown = self._values[row]
+        for place, value in zip(places, values.values(), strict=True):
+            shown[place] = math.nan if value is None else value
+        again = set(places)
+        if self._load in again:  # of few requests a share is known badly
+            again |= {place for place, kind in enumerate(self._kinds) if kind == kernels.SHARE}
+        for place in again:
+            self._slow[row, place] = self._deviation(row, place)
+        return self._read(self._slow[row : row + 1], self._slope[row : row + 1])
+
+    def came(
+        self, before: NDArray[np.float32] | None, values: Values, whose: str
+    ) -> tuple[NDArray[np.float32], FloatArray]:
+        """The same of a series that was not in the interval: what is measured of it is as usual.
+
+        Args:
+            before: its deviations so far, float32 [1, F]; None: it is new.
+
+        Returns: its deviations now, and the model's row.
+        """
+        places = [self._checked(column, value, whose) for column, value in values.items()]
+        slow = self._fresh.copy() if before is None else before
+        for place, value in zip(places, values.values(), strict=True):
+            slow[0, place] = math.nan if value is None else 0.0
+        return slow, self._read(slow, self._flat)
+
+    def _read(self, slow: NDArray[np.float32], slope: NDArray[np.float32]) -> FloatArray:
         rows.gather(slow, self._fresh, slope, self._load, _FIRST, MOST, self._x, self._h)
         found: FloatArray = self._x[0]
         return found
