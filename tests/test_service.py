@@ -72,6 +72,15 @@ async def test_concurrent_requests_get_what_they_get_alone(service):
     assert all((a == b.outputs["probabilities"]).all() for a, b in zip(alone, together, strict=True))
 
 
+async def test_the_service_is_pressed_while_a_queue_has_something_to_run(service):
+    assert not service.is_pressed()
+    told = asyncio.get_running_loop().create_future()
+    service.submit(ScoreRequest("sage", nodes=["n1"]), told.set_result)
+    assert service.is_pressed()
+    await told
+    assert not service.is_pressed()
+
+
 @pytest.mark.parametrize(
     ("request_", "kind", "message"),
     [

@@ -215,6 +215,7 @@ class Server:
             read_timeout_s=settings.read_timeout_s,
             screen=None if self._gate is None else self._http_app.screen,
             spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
+            is_pressed=getattr(self._service, "is_pressed", lambda: False),
         )
         loop = asyncio.get_running_loop()
         self._endpoint.tick(loop.time())

@@ -167,6 +167,10 @@ class Service:
             if turn_away is not None:
                 turn_away()
 
+    def is_pressed(self) -> bool:
+        """Whether a queue has something to run on this loop, and has not had its turn yet."""
+        return self._loader is not None and bool(self._loader.turnstile.waiting)
+
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Answer one request; cancelling withdraws it.
 

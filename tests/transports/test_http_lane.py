@@ -112,8 +112,6 @@ async def test_a_refused_request_that_waits_is_answered_before_the_connection_cl
     connection.send(post(SCORE, b"busy"))
     await connection.answer()
     (protocol,) = host.endpoint.connections
-    for _ in range(9):  # others have been read within this millisecond
-        host.endpoint.lane.holds(Heard([], "a"), b"")
     protocol.data_received(post(SCORE))
     host.endpoint.begin_close()
     assert not protocol.idle
@@ -140,28 +138,55 @@ class Heard:
         self.is_paused = True
 
 
-async def test_four_are_read_at_once_and_then_four_in_each_turn_first_come_first_served() -> None:
-    lane = LateLane(clock=lambda: 5.0)
+async def test_two_are_read_in_each_turn_first_come_first_served() -> None:
+    lane = LateLane()
     log: list[tuple[str, bytes]] = []
-    who = [Heard(log, str(number)) for number in range(13)]
-    assert [lane.holds(each, b"a") for each in who] == [False] * 4 + [True] * 9
-    assert lane.holds(who[9], b"b")
-    assert [each.name for each in who if each.is_paused] == ["9"]
-    lane.leave(who[4])
-    assert [each in lane for each in who] == [False] * 5 + [True] * 8
+    who = [Heard(log, str(number)) for number in range(7)]
+    for each in who:
+        lane.hold(each, b"a")
+    lane.hold(who[5], b"b")
+    assert [each.name for each in who if each.is_paused] == ["5"]
+    lane.leave(who[0])
+    assert [each in lane for each in who] == [False] + [True] * 6
     turns = []
-    while len(log) < 8:
+    while len(log) < 6:
         await asyncio.sleep(0)
         turns.append(len(log))
-    assert turns == [4, 8]
-    assert log == [(str(number), b"ab" if number == 9 else b"a") for number in range(5, 13)]
+    assert turns == [2, 4, 6]
+    assert log == [(str(number), b"ab" if number == 5 else b"a") for number in range(1, 7)]
     assert not any(each in lane for each in who)
 
 
-async def test_refusals_that_come_one_by_one_wait_for_nobody() -> None:
-    times = iter([5.0 + 0.0011 * number for number in range(100)])
-    lane = LateLane(clock=lambda: next(times))
-    assert not any(lane.holds(Heard([], "a"), b"a") for _ in range(100))
+async def test_what_others_asked_goes_first_for_three_turns() -> None:
+    pressed = True
+    lane = LateLane(lambda: pressed)
+    log: list[tuple[str, bytes]] = []
+    for number in range(4):
+        lane.hold(Heard(log, str(number)), b"a")
+    turns = []
+    while len(log) < 4:
+        await asyncio.sleep(0)
+        turns.append(len(log))
+    assert turns == [0, 0, 0, 2, 2, 2, 2, 4]
+    pressed = False
+    lane.hold(Heard(log, "4"), b"a")
+    await asyncio.sleep(0)
+    assert len(log) == 5
+
+
+async def test_the_lane_is_told_by_queues_that_have_something_to_run(host: Host) -> None:
+    """A request that came after a refused connection's is answered before it, from end to end."""
+    pressed = [True, True]
+    host.endpoint.lane._is_pressed = lambda: bool(pressed) and pressed.pop()
+    refused, good = await host.connect(), await host.connect()
+    refused.send(post(SCORE, b"busy"))
+    assert (await refused.answer())[0] == 503
+    seen = order_of(host)
+    refused.send(post(SCORE, b"busy"))
+    good.send(post(SCORE))
+    assert (await good.answer())[0] == 200
+    assert (await refused.answer())[0] == 503
+    assert seen == [b"/v1/models/sage/score", b"/v1/models/busy/score"]
 
 
 async def test_a_flood_is_refused_unread_unless_it_may_name_a_version() -> None:

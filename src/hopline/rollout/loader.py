@@ -93,8 +93,8 @@ class Loader:
         self._recorders = recorders
         self._resolve = resolve
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
-        #: Shares the event loop out between the queues of all units.
-        self._turnstile = Turnstile()
+        #: shares the event loop out between the queues of all units
+        self.turnstile = Turnstile()
         place_models(Placement(config.compute.device, config.compute.compiled))
         self._fallbacks = metrics.counter(
             "hopline_compiled_fallbacks_total",
@@ -286,7 +286,7 @@ class Loader:
                 self._recorders,
                 unit.id,
                 limits,
-                self._turnstile,
+                self.turnstile,
             )
         ground = await self._ground(unit)
         ground.users.add(f"{model}/{unit.id}")
@@ -314,7 +314,7 @@ class Loader:
                 self._recorders,
                 unit.id,
                 limits,
-                self._turnstile,
+                self.turnstile,
             )
 
         return await asyncio.to_thread(build)

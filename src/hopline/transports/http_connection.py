@@ -58,7 +58,7 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._closed = False
         self._linger_until = 0.0
-        #: Whether the last answer was a refusal: a burst of such waits for the others.
+        #: Whether the last answer was a refusal: what it sends next waits for the others.
         self._is_late = False
         #: The request that the parser finished last, while it is fed.
         self._last: Request | None = None
@@ -110,7 +110,8 @@ class HttpConnection(asyncio.Protocol):
         endpoint = self._endpoint
         self._since = endpoint.now
         endpoint.spinner.came()
-        if self._is_late and endpoint.lane.holds(self, data):
+        if self._is_late:
+            endpoint.lane.hold(self, data)
             return
         if self._held is not None:
             self._take_held(data)

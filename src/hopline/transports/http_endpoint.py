@@ -36,6 +36,7 @@ class HttpEndpoint:
         read_timeout_s: a request must have arrived whole by then.
         screen: looks at the heads of large requests; None lets all of them come.
         spin_s: see `Spinner`.
+        is_pressed: see `LateLane`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class HttpEndpoint:
         read_timeout_s: float = 30.0,
         screen: Screen | None = None,
         spin_s: float = 0.0,
+        is_pressed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.handler = handler
         self.refusal = refusal
@@ -56,7 +58,7 @@ class HttpEndpoint:
         self.read_timeout_s = read_timeout_s
         self.screen = screen
         self.connections: set[HttpConnection] = set()
-        self.lane = LateLane()
+        self.lane = LateLane(is_pressed)
         self.spinner = Spinner(spin_s)
         self.closing = False
         #: Heads as received -> what the parser made of them; see `learn`.

@@ -15,9 +15,10 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 class ScoringService(Protocol):
     """The transport-neutral API.
 
-    A service may also have `turn_away`, which refuses requests unread, `rehearsing`, which is for before
-    the first one, the coroutines `load`, `unload`, `begin_rollout` and `decide_rollout`, and
-    `describe_rollout`, as `hopline.service.Service` does.
+    A service may also have `turn_away`, which refuses requests unread, `is_pressed`, which tells whether
+    others wait for the loop, `rehearsing`, which is for before the first request, the coroutines `load`,
+    `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout`, as `hopline.service.Service`
+    does.
     """
 
     metrics: Metrics
