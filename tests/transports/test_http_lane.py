@@ -174,10 +174,22 @@ async def test_what_others_asked_goes_first_for_three_turns() -> None:
     assert len(log) == 5
 
 
-async def test_the_lane_is_told_by_queues_that_have_something_to_run(host: Host) -> None:
-    """A request that came after a refused connection's is answered before it, from end to end."""
-    pressed = [True, True]
-    host.endpoint.lane._is_pressed = lambda: bool(pressed) and pressed.pop()
+async def test_who_leaves_while_waiting_alone_does_not_double_the_pace() -> None:
+    lane = LateLane()
+    log: list[tuple[str, bytes]] = []
+    gone = Heard(log, "gone")
+    lane.hold(gone, b"a")
+    lane.leave(gone)
+    for number in range(4):
+        lane.hold(Heard(log, str(number)), b"a")
+    turns = []
+    while len(log) < 4:
+        await asyncio.sleep(0)
+        turns.append(len(log))
+    assert turns == [2, 4]
+
+
+async def test_whose_last_request_was_refused_is_read_after_one_that_came_later(host: Host) -> None:
     refused, good = await host.connect(), await host.connect()
     refused.send(post(SCORE, b"busy"))
     assert (await refused.answer())[0] == 503

@@ -46,6 +46,7 @@ class LateLane:
     def __init__(self, is_pressed: Callable[[], bool] = lambda: False) -> None:
         self._is_pressed = is_pressed
         self._num_left = 0
+        self._is_scheduled = False
         #: connection -> what it sent, oldest first
         self._waiting: dict[Latecomer, bytes] = {}
 
@@ -59,23 +60,28 @@ class LateLane:
             waiting[connection] += data
             connection.pause_reading()
             return
-        if not waiting:
-            asyncio.get_running_loop().call_soon(self._turn)
         waiting[connection] = data
+        self._schedule()
 
     def leave(self, connection: Latecomer) -> None:
         """It is gone."""
         self._waiting.pop(connection, None)
 
+    def _schedule(self) -> None:
+        if not self._is_scheduled:  # who left may have been the only one, and its turn is still to come
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
     def _turn(self) -> None:
+        self._is_scheduled = False
         waiting = self._waiting
         if waiting and self._num_left < _LEFT_TO_OTHERS and self._is_pressed():
             self._num_left += 1
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._schedule()
             return
         self._num_left = 0
         turn = [(connection, waiting.pop(connection)) for connection in list(islice(waiting, _AT_ONCE))]
         if waiting:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._schedule()
         for connection, data in turn:
             connection.take_late(data)
