@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 from hopline.config import Config
 from hopline.server import Server
+from hopline.testing.service import FakeService
 from tests.servers import running, spawn
 from tests.transports.dialects import Ask, infer_request
 
@@ -153,3 +155,28 @@ async def test_stop_is_remembered_until_startup_is_over() -> None:
     server.stop()
     assert await server.serve() == 0
     assert not ready
+
+
+class Pressed(FakeService):
+    """Has something to run whenever it is asked."""
+
+    num_asked = 0
+
+    def is_pressed(self) -> bool:
+        """As `Service.is_pressed`."""
+        Pressed.num_asked += 1
+        return True
+
+
+async def test_the_service_is_asked_whether_refusals_shall_wait() -> None:
+    ready: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+    config = Config().replace(server__http_port=0, server__grpc_port=-1, server__drain_delay_s=0.0)
+    server = Server(config, f"{__name__}:Pressed", ready.set_result)
+    serving = asyncio.create_task(server.serve())
+    await ready
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}") as client:
+        for expected in (0, 3):  # the connection is new, then one that was refused: it leaves three turns
+            answer = await client.post("/v1/models/busy/score", json={"nodes": [1]})
+            assert (answer.status_code, Pressed.num_asked) == (503, expected)
+    server.stop()
+    assert await serving == 0
