@@ -406,16 +406,20 @@ class QueuesConfig:
 class WorkerConfig:
     """What the supervisor tells its workers; not for people."""
 
-    index: int = setting(0, "number of this worker", hidden=True)
-    count: int = setting(1, "number of workers", hidden=True)
-    metrics_dir: str = setting("", "folder in which workers put their metrics for each other", hidden=True)
-    table_fd: int = setting(-1, "memfd of the embedding tables; -1 for memory of this process", hidden=True)
-    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", hidden=True)
-    live_memory: str = setting("", "where the live graph's memory can be opened", hidden=True)
+    index: int = setting(0, "number of this worker", internal=True)
+    count: int = setting(1, "number of workers", internal=True)
+    metrics_dir: str = setting(
+        "", "folder in which workers put their metrics for each other", internal=True
+    )
+    table_fd: int = setting(
+        -1, "memfd of the embedding tables; -1 for memory of this process", internal=True
+    )
+    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", internal=True)
+    live_memory: str = setting("", "where the live graph's memory can be opened", internal=True)
     model_factory: str = setting(
         "", '"module:attribute" that opens models in processes of their own; empty: as usual', hidden=True
     )
-    isolated: bool = setting(False, "whether this process runs one model for another one", hidden=True)
+    isolated: bool = setting(False, "whether this process runs one model for another one", internal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,9 +447,10 @@ class Config:
 
     def replace(self, **settings: Any) -> Config:
         """A copy with other values; names are "section__key"."""
-        return load_config(
-            overrides={name.replace("__", ".", 1): value for name, value in settings.items()}, base=self
-        )
+        values = {name.replace("__", ".", 1): (value, "flag") for name, value in settings.items()}
+        config = _apply(self, {path: given for path, given in values.items() if given[0] is not None})
+        _check_tls(config)
+        return config
 
     def to_json(self) -> str:
         """Every value; `Config.from_json` reads it back (that is how workers get their config)."""
@@ -489,8 +494,6 @@ def load_config(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    *,
-    base: Config | None = None,
 ) -> Config:
     """Resolve all sources into one config.
 
@@ -498,24 +501,23 @@ def load_config(
         file: a hopline.toml; None reads none.
         env: environment variables; None takes none (pass `os.environ` to take the process's own).
         overrides: "section.key" -> value, from flags; None values are left out.
-        base: what stands below all sources instead of the defaults.
 
     Raises:
         ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
     """
-    config = base or Config()
+    config = Config()
     if file is not None:
-        config = _apply(config, _flatten(_read_toml(Path(file)), str(file)))
+        config = _apply(config, _for_people(_flatten(_read_toml(Path(file)), str(file))))
     if env is not None:
         values = {
             name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
             for name, value in env.items()
             if name.startswith(ENV_PREFIX)
         }
-        config = _apply(config, values)
+        config = _apply(config, _for_people(values))
     if overrides is not None:
         flags = {path: (value, "flag") for path, value in overrides.items() if value is not None}
-        config = _apply(config, flags)
+        config = _apply(config, _for_people(flags))
     _check_tls(config)
     return config
 
@@ -580,6 +582,16 @@ def _apply(config: Config, values: Mapping[str, tuple[Any, str]]) -> Config:
         changes.setdefault(section, {})[key] = read_value(value, annotation, path, item, source)
     sections = {name: dataclasses.replace(getattr(config, name), **new) for name, new in changes.items()}
     return dataclasses.replace(config, **sections)
+
+
+def _for_people(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
+    """The same, unless Hopline alone may set one of them."""
+    known = _fields()
+    for path, (_, source) in values.items():
+        if path in known and known[path][0].metadata["internal"]:
+            told = f"{path}: is no setting, but what a server tells its processes ({source})"
+            raise ConfigError(told + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
+    return values
 
 
 def _suggestion(path: str) -> str:

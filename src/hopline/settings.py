@@ -37,6 +37,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     hidden: bool = False,
+    internal: bool = False,
 ) -> Any:
     """A dataclass field that carries what the docs and the checks need.
 
@@ -47,9 +48,11 @@ def setting(
         default: used where no source sets it.
         help: one line for `hopline config show` and the docs table.
         minimum, maximum: inclusive bounds of numbers.
-        hidden: set by Hopline itself between processes; left out of tables.
+        hidden: left out of tables.
+        internal: set by Hopline itself between processes: hidden, and refused of anybody else.
     """
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "hidden": hidden}
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum}
+    metadata |= {"hidden": hidden or internal, "internal": internal}
     return dataclasses.field(default=default, metadata=metadata)
 
 
