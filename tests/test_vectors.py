@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hopline import vectors
 from hopline.vectors import turns, where
 
 
@@ -56,17 +57,28 @@ EXPRESSIONS = {
     "smaller": (lambda x, y: (x != y).to_int(), np.int8, lambda x, y: x != y),
     "bits": (lambda x, y: x.bits(), np.int32, lambda x, y: x.view(np.int32)),
 }  # fmt: skip
-COMPILED = {name: compiled(expression, result) for name, (expression, result, _) in EXPRESSIONS.items()}
+#: Compiled as for a processor with masks, and as for one without.
+COMPILED = {
+    (name, has_masks): compiled(expression, result)
+    for name, (expression, result, _) in EXPRESSIONS.items()
+    for has_masks in (False, True)
+}
+
+
+@pytest.fixture(params=[False, True], ids=["without masks", "with masks"])
+def has_masks(request, monkeypatch):
+    monkeypatch.setattr(vectors, "_HAS_MASKS", request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-@settings(deadline=None)
-@given(size=st.integers(0, 70), seed=st.integers(0, 1000))
-def test_an_expression_gives_what_numpy_gives(name, size, seed):
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(0, 70), absent=st.sampled_from([0.0, 0.1, 1.0]), seed=st.integers(0, 1000))
+def test_an_expression_gives_what_numpy_gives(has_masks, name, size, absent, seed):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(0, 100, (2, size)).astype(np.float32)
-    a[rng.random(size) < 0.1] = np.nan
-    run, kind = COMPILED[name]
+    a[rng.random(size) < absent] = np.nan
+    run, kind = COMPILED[name, has_masks]
     found = np.full(size + 16, 77, kind)
     there = ~np.isnan(a)
     assert run(a, b, found[:size]) == (a[there] > 0).sum()
@@ -77,7 +89,7 @@ def test_an_expression_gives_what_numpy_gives(name, size, seed):
     assert (found[size:] == 77).all()
 
 
-def test_an_int_array_is_loaded_with_its_sign():
+def test_an_int_array_is_loaded_with_its_sign(has_masks):
     @intrinsic
     def doubled(typingctx, small, found):
         def codegen(context, builder, signature, args):

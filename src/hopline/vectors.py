@@ -9,7 +9,8 @@ many arrays that it cannot check whether they overlap. Such a loop reads as NumP
 
 Vectors are of float32, int32 or truth; int8, int16 and bool become int32 when they are loaded, and are cut
 off when they are stored. Operations are done in the order that is written: no fast maths, no fused
-products. LLVM splits vectors where the processor's are shorter.
+products. LLVM splits vectors where the processor's are shorter. A processor without masks (those came with
+AVX-512) reads and writes small integers one by one under a mask: there all turns but the last do without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
 
 #: Numbers in a vector.
@@ -26,6 +28,8 @@ LANES = 16
 _I64, _I32, _I1 = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 _FLOAT = ir.FloatType()
 _FLOATS, _INTS, _TRUTHS = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _I32, _I1))
+
+_HAS_MASKS = bool(get_host_cpu_features().get("avx512bw"))
 
 Value = Any
 
@@ -168,14 +172,20 @@ def where(condition: Vector, then: Vector | float, otherwise: Vector | float) ->
 
 
 class Turn:
-    """One turn of a loop: places `first` to `first + 15`, of which those at the end may not be there."""
+    """One turn of a loop: places `first` to `first + 15`, of which those from `count` on are not there.
 
-    def __init__(self, builder: Any, first: Value, count: Value) -> None:
+    Args:
+        count: None where all are known to be there.
+    """
+
+    def __init__(self, builder: Any, first: Value, count: Value | None = None) -> None:
         self.builder = builder
         self._first = first
-        steps = ir.Constant(_INTS, list(range(LANES)))
-        left = self._spread(builder.trunc(builder.sub(count, first), _I32))
-        self._there = Vector(builder, builder.icmp_signed("<", steps, left))
+        self._there: Vector | None = None
+        if count is not None:
+            steps = ir.Constant(_INTS, list(range(LANES)))
+            left = self._spread(builder.trunc(builder.sub(count, first), _I32))
+            self._there = Vector(builder, builder.icmp_signed("<", steps, left))
 
     def _spread(self, scalar: Value) -> Value:
         kind = ir.VectorType(scalar.type, LANES)
@@ -203,32 +213,53 @@ class Turn:
     def load(self, array: Value) -> Vector:
         """Numbers of an array, 0 beyond its end; it points at float32 or integers up to 32 bits."""
         element = array.type.pointee
+        value = self._load(self._at(array), element)
+        return Vector(self.builder, value if element in (_FLOAT, _I32) else self.builder.sext(value, _INTS))
+
+    def _load(self, place: Value, element: Any) -> Value:
+        if self._there is None:
+            return self.builder.load(place, align=_num_bytes(element))
         kind = ir.VectorType(element, LANES)
-        place = self._at(array)
         load = self._function(
             f"llvm.masked.load.{_name(element)}.p0", kind, [place.type, _I32, _TRUTHS, kind]
         )
         align = ir.Constant(_I32, _num_bytes(element))
-        none = ir.Constant(kind, None)
-        value = self.builder.call(load, [place, align, self._there.value, none])
-        return Vector(self.builder, value if element in (_FLOAT, _I32) else self.builder.sext(value, _INTS))
+        return self.builder.call(load, [place, align, self._there.value, ir.Constant(kind, None)])
 
     def store(self, vector: Vector, array: Value, mask: Vector) -> None:
-        """Numbers into an array, where `mask` holds and the array is."""
+        """Numbers into an array, where `mask` holds and the array is.
+
+        No other thread may write to its other places meanwhile.
+        """
         element, value = array.type.pointee, vector.value
         kind = ir.VectorType(element, LANES)
         if element not in (_FLOAT, _I32):
             value = self.builder.trunc(value, kind)
         place = self._at(array)
+        if self._there is None:
+            align = _num_bytes(element)
+            is_all = self.builder.icmp_unsigned("==", self._bits(mask), ir.Constant(ir.IntType(LANES), -1))
+            with self.builder.if_else(is_all, likely=True) as (then, otherwise):
+                with then:
+                    self.builder.store(value, place, align=align)
+                with otherwise:
+                    value = self.builder.select(mask.value, value, self._load(place, element))
+                    self.builder.store(value, place, align=align)
+            return
         store = self._function(
             f"llvm.masked.store.{_name(element)}.p0", ir.VoidType(), [kind, place.type, _I32, _TRUTHS]
         )
         align = ir.Constant(_I32, _num_bytes(element))
         self.builder.call(store, [value, place, align, (mask & self._there).value])
 
+    def _bits(self, mask: Vector) -> Value:
+        """An int16, one bit for each place."""
+        return self.builder.bitcast(mask.value, ir.IntType(LANES))
+
     def count(self, mask: Vector) -> Value:
         """In how many places it holds, an int64."""
-        bits = self.builder.bitcast((mask & self._there).value, ir.IntType(LANES))
+        there = mask if self._there is None else mask & self._there
+        bits = self._bits(there)
         ones = self._function(f"llvm.ctpop.i{LANES}", ir.IntType(LANES), [ir.IntType(LANES)])
         return self.builder.zext(self.builder.call(ones, [bits]), _I64)
 
@@ -245,10 +276,18 @@ def turns(
     builder: Any, count: Value, carried: Sequence[Value], body: Callable[..., Sequence[Value]]
 ) -> list[Value]:
     """`for each 16 of count: carried = body(turn, *carried)`; returns what is carried out, int64."""
-    step = ir.Constant(_I64, LANES)
+    step, none = ir.Constant(_I64, LANES), ir.Constant(_I64, 0)
     sums = [cgutils.alloca_once_value(builder, value) for value in carried]
-    with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), count, step, intp=_I64) as (first, _):
-        results = body(Turn(builder, first, count), *(builder.load(place) for place in sums))
+
+    def turn(row: Turn) -> None:
+        results = body(row, *(builder.load(place) for place in sums))
         for place, result in zip(sums, results, strict=True):
             builder.store(result, place)
+
+    whole = none if _HAS_MASKS else builder.and_(count, ir.Constant(_I64, -LANES))
+    if not _HAS_MASKS:
+        with cgutils.for_range_slice(builder, none, whole, step, intp=_I64) as (first, _):
+            turn(Turn(builder, first))
+    with cgutils.for_range_slice(builder, whole, count, step, intp=_I64) as (first, _):
+        turn(Turn(builder, first, count))
     return [builder.load(place) for place in sums]

@@ -17,18 +17,20 @@ from numba.extending import intrinsic
 
 from hopline.mesh.model.emit import FAST, FLOAT, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
 
+_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 #: Columns of a block of packed weights: two vectors.
 PANEL = 2 * LANES
-#: Rows of the larger tile of a product: as many as there are registers for their sums.
-TILE_ROWS = 12 if get_host_cpu_features().get("avx512f") else 3
+#: Rows and columns of the larger tile of a product: as many as there are registers for their sums.
+TILE_ROWS, TILE_COLUMNS = (12, PANEL) if _HAS_AVX512 else (6, LANES)
 #: Whether the processor multiplies bfloat16 numbers: two products in the time of one.
 HAS_BFLOAT16 = bool(get_host_cpu_features().get("avx512bf16"))
 #: Entries ahead of which a row is asked for. Lists have so many entries of room at their end.
 AHEAD = 6
 
 
-def _tile(rows: int, *, halves: bool = False) -> Any:
-    """One block of a product, `rows` by 32, of float32 or of pairs of bfloat16, which lie as float32 do."""
+def make_tile(rows: int, columns: int, *, halves: bool = False) -> Any:
+    """One block of a product, of float32 or of pairs of bfloat16, which lie as float32 do."""
+    vectors = range(columns // LANES)
     kind, lane = (HALVES, I32) if halves else (VECTOR, FLOAT)
 
     def tile(
@@ -42,24 +44,25 @@ def _tile(rows: int, *, halves: bool = False) -> Any:
             add_product = emit.add_pairs if halves else emit.fma
             a, a_step, depth, b, start, start_step, c, c_step, slope = args
             starts = [emit.at(start, emit.times(start_step, r)) for r in range(rows)]
-            sums = [emit.load(emit.at(s, 4 * LANES * v)) for s in starts for v in (0, 1)]
+            sums = [emit.load(emit.at(s, 4 * LANES * v)) for s in starts for v in vectors]
             lines = [emit.at(a, emit.times(a_step, r)) for r in range(rows)]
 
             def body(k: Value, *sums: Value) -> list[Value]:
                 panel = emit.at(b, emit.times(k, 4 * PANEL))
-                columns = [emit.load(emit.at(panel, 4 * LANES * v), kind) for v in (0, 1)]
+                weights = [emit.load(emit.at(panel, 4 * LANES * v), kind) for v in vectors]
                 result = []
                 for r in range(rows):
                     one = emit.splat(emit.load(emit.at(lines[r], emit.times(k, 4)), lane))
-                    result += [add_product(one, columns[v], sums[2 * r + v]) for v in (0, 1)]
+                    result += [add_product(one, weights[v], sums[len(vectors) * r + v]) for v in vectors]
                 return result
 
             sums = emit.loop(depth, sums, body)
             slopes = emit.splat(slope)
             for r in range(rows):
                 line = emit.at(c, emit.times(c_step, r))
-                for v in (0, 1):
-                    emit.store(emit.leaky(sums[2 * r + v], slopes), emit.at(line, 4 * LANES * v))
+                for v in vectors:
+                    y = emit.leaky(sums[len(vectors) * r + v], slopes)
+                    emit.store(y, emit.at(line, 4 * LANES * v))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -68,14 +71,14 @@ def _tile(rows: int, *, halves: bool = False) -> Any:
 
 
 #: `tile(a, a_step, depth, b, start, start_step, c, c_step, slope)`: c = max(y, slope * y) of
-#: y = start + a @ b, for 32 columns. `a` has rows of `a_step` bytes and `depth` columns, `b` is packed
-#: [depth, 32]; a `start_step` of 0 starts all rows with the same bias.
-many_rows = _tile(TILE_ROWS)
-one_row = _tile(1)
+#: y = start + a @ b, for `TILE_COLUMNS` columns, of a single row for 32. `a` has rows of `a_step` bytes and
+#: `depth` columns, `b` is packed [depth, 32]; a `start_step` of 0 starts all rows with the same bias.
+many_rows = make_tile(TILE_ROWS, TILE_COLUMNS)
+one_row = make_tile(1, PANEL)
 #: The same of bfloat16: `depth` counts pairs, `b` is packed [depth, 32, 2]. Where the processor has none
 #: they are compiled as something else, and not to be run.
-many_halves = _tile(TILE_ROWS, halves=HAS_BFLOAT16)
-one_half = _tile(1, halves=HAS_BFLOAT16)
+many_halves = make_tile(TILE_ROWS, TILE_COLUMNS, halves=HAS_BFLOAT16)
+one_half = make_tile(1, PANEL, halves=HAS_BFLOAT16)
 
 
 @intrinsic
@@ -99,11 +102,17 @@ def round_row(typingctx: Any, row: Any, vectors: Any, out: Any) -> Any:
     return signature, codegen
 
 
-def _attend(heads: int, channels: int) -> Any:
-    """One node's attention with up to four heads of so many channels."""
+def make_attend(heads: int, channels: int, *, all_at_once: bool = _HAS_AVX512) -> Any:
+    """One node's attention with up to four heads of so many channels.
+
+    Args:
+        all_at_once: whether there are registers for all heads; else one after the other.
+    """
     per_head = channels // LANES
     vectors = heads * per_head
     row_bytes = 4 * LANES * vectors
+    at_once = vectors if all_at_once else per_head
+    groups_of_vectors = [range(v, v + at_once) for v in range(0, vectors, at_once)]
 
     def attend(
         typingctx: Any, source: Any, target: Any, attention: Any, others: Any, edges: Any, count: Any,
@@ -135,28 +144,23 @@ def _attend(heads: int, channels: int) -> Any:
                 edge = builder.sext(emit.load(emit.at(edges, emit.times(p, 4)), I32), I64)
                 return emit.at(e, emit.times(builder.mul(edge, d_edge), 4))
 
-            def score(p: Value, highest: Value) -> list[Value]:
-                emit.prefetch(row_of(emit.at(p, AHEAD)), row_bytes)
-                emit.prefetch(numbers_of(emit.at(p, AHEAD)), 1)
-                row = row_of(p)
-                mixed = [
-                    builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
-                    for v in range(vectors)
-                ]
-                numbers = numbers_of(p)
+            def other_numbers(numbers: Value, step: Value | int) -> Value:
+                """How far four of an edge's numbers are from the usual ones."""
+                four = emit.load(emit.at(numbers, step), QUAD)
+                return builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
+
+            def add_edge(numbers: Value, held: range, mixed: Sequence[Value]) -> list[Value]:
+                """What an edge's numbers add to the vectors that are held."""
 
                 def add(number: Value, q: Value, mixed: Sequence[Value]) -> list[Value]:
                     weights = emit.at(edge_weight, emit.times(q, row_bytes))
                     return [
-                        emit.fma(number, emit.load(emit.at(weights, steps[v])), mixed[v])
-                        for v in range(vectors)
+                        emit.fma(number, emit.load(emit.at(weights, steps[v])), one)
+                        for v, one in zip(held, mixed, strict=True)
                     ]
 
                 def add_four(k: Value, *mixed: Value) -> list[Value]:
-                    step = emit.times(k, 4 * QUAD.count)
-                    other = builder.fsub(
-                        emit.load(emit.at(numbers, step), QUAD), emit.load(emit.at(usual, step), QUAD)
-                    )
+                    other = other_numbers(numbers, emit.times(k, 4 * QUAD.count))
 
                     def add_all() -> list[Value]:
                         result = list(mixed)
@@ -176,18 +180,26 @@ def _attend(heads: int, channels: int) -> Any:
                     return add(emit.splat(other), place, mixed)
 
                 mixed = emit.loop(fours, mixed, add_four)
-                mixed = emit.loop(rest, mixed, add_one)
+                return emit.loop(rest, mixed, add_one)
+
+            def score(p: Value, highest: Value) -> list[Value]:
+                emit.prefetch(row_of(emit.at(p, AHEAD)), row_bytes)
+                emit.prefetch(numbers_of(emit.at(p, AHEAD)), 1)
+                row, numbers = row_of(p), numbers_of(p)
                 parts = [emit.number(0.0)] * QUAD.count
-                for head in range(heads):
-                    part = None
-                    for v in range(head * per_head, (head + 1) * per_head):
-                        gone = emit.leaky(mixed[v], gentle)
-                        part = (
+                for held in groups_of_vectors:
+                    mixed = [
+                        builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
+                        for v in held
+                    ]
+                    mixed = add_edge(numbers, held, mixed)
+                    for v, one in zip(held, mixed, strict=True):
+                        head, gone = v // per_head, emit.leaky(one, gentle)
+                        parts[head] = (
                             builder.fmul(gone, factors[v], flags=FAST)
-                            if part is None
-                            else emit.fma(gone, factors[v], part)
+                            if v % per_head == 0
+                            else emit.fma(gone, factors[v], parts[head])
                         )
-                    parts[head] = part
                 quad = emit.four_sums(parts)
                 emit.store(quad, emit.at(scores, emit.times(p, 4 * QUAD.count)))
                 return [emit.max(highest, quad)]
@@ -211,19 +223,22 @@ def _attend(heads: int, channels: int) -> Any:
             (total16,) = emit.loop(groups, [emit.number(0.0)], exponential)
             total = emit.fold(total16)
 
-            def weigh(p: Value, *sums: Value) -> list[Value]:
-                row = row_of(p)
-                quad = emit.load(emit.at(scores, emit.times(p, 4 * QUAD.count)), QUAD)
-                result = []
-                for head in range(heads):
-                    share = emit.shuffle(quad, quad, [head] * LANES)
-                    result += [
-                        emit.fma(share, emit.load(emit.at(row, steps[v])), sums[v])
-                        for v in range(head * per_head, (head + 1) * per_head)
-                    ]
-                return result
+            sums: list[Value] = []
+            for held in groups_of_vectors:
 
-            sums = emit.loop(count, [emit.number(0.0)] * vectors, weigh)
+                def weigh(p: Value, *sums: Value, held: range = held) -> list[Value]:
+                    row = row_of(p)
+                    quad = emit.load(emit.at(scores, emit.times(p, 4 * QUAD.count)), QUAD)
+                    shares = {
+                        head: emit.shuffle(quad, quad, [head] * LANES)
+                        for head in sorted({v // per_head for v in held})
+                    }
+                    return [
+                        emit.fma(shares[v // per_head], emit.load(emit.at(row, steps[v])), one)
+                        for v, one in zip(held, sums, strict=True)
+                    ]
+
+                sums += emit.loop(count, [emit.number(0.0)] * len(held), weigh)
             inverse = builder.fdiv(emit.number(1.0, QUAD), emit.max(total, emit.number(1e-30, QUAD)))
             slopes = emit.splat(slope)
             for v in range(vectors):
@@ -243,10 +258,10 @@ def _attend(heads: int, channels: int) -> Any:
 #: `edge_start` is what an edge with the `usual` numbers adds; only other numbers are multiplied. `scores`
 #: has room for count + 3 times 4 numbers. Softmax in two passes: lists are short, rows still in the cache
 #: in the second.
-attend_4x32 = _attend(4, 32)
-attend_4x16 = _attend(4, 16)
-attend_2x32 = _attend(2, 32)
-attend_2x16 = _attend(2, 16)
+attend_4x32 = make_attend(4, 32)
+attend_4x16 = make_attend(4, 16)
+attend_2x32 = make_attend(2, 32)
+attend_2x16 = make_attend(2, 16)
 
 
 @intrinsic

@@ -20,6 +20,7 @@ from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import (
     AHEAD,
     PANEL,
+    TILE_COLUMNS,
     TILE_ROWS,
     attend_2x16,
     attend_2x32,
@@ -48,7 +49,7 @@ Plan = NDArray[np.int64]
 #: Address of row 0, and bytes of a row.
 Below = tuple[int, int]
 
-_PANEL_BYTES = 4 * PANEL
+_PANEL_BYTES, _TILE_BYTES = 4 * PANEL, 4 * TILE_COLUMNS
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
 
@@ -78,19 +79,18 @@ def multiply(
     for panel in range(columns_bytes // _PANEL_BYTES):
         shift = panel * _PANEL_BYTES
         packed = b + shift * depth
-        row = begin
-        while row + TILE_ROWS <= end:
-            many_rows(
-                a + row * a_step, a_step, depth, packed, start + shift + row * start_step, start_step,
-                c + shift + row * c_step, c_step, slope,
-            )  # fmt: skip
-            row += TILE_ROWS
-        while row < end:
+        tiled = end - (end - begin) % TILE_ROWS
+        for part in range(0, _PANEL_BYTES, _TILE_BYTES):
+            for row in range(begin, tiled, TILE_ROWS):
+                many_rows(
+                    a + row * a_step, a_step, depth, packed + part, start + shift + part + row * start_step,
+                    start_step, c + shift + part + row * c_step, c_step, slope,
+                )  # fmt: skip
+        for row in range(tiled, end):
             one_row(
                 a + row * a_step, a_step, depth, packed, start + shift + row * start_step, start_step,
                 c + shift + row * c_step, c_step, slope,
             )  # fmt: skip
-            row += 1
 
 
 @njit(nogil=True, cache=True)
@@ -113,19 +113,18 @@ def multiply_halves(
     for panel in range(columns_bytes // _PANEL_BYTES):
         shift = panel * _PANEL_BYTES
         packed = b + shift * pairs
-        row = begin
-        while row + TILE_ROWS <= end:
-            many_halves(
-                a + row * a_step, a_step, pairs, packed, start + shift + row * start_step, start_step,
-                c + shift + row * c_step, c_step, slope,
-            )  # fmt: skip
-            row += TILE_ROWS
-        while row < end:
+        tiled = end - (end - begin) % TILE_ROWS
+        for part in range(0, _PANEL_BYTES, _TILE_BYTES):
+            for row in range(begin, tiled, TILE_ROWS):
+                many_halves(
+                    a + row * a_step, a_step, pairs, packed + part, start + shift + part + row * start_step,
+                    start_step, c + shift + part + row * c_step, c_step, slope,
+                )  # fmt: skip
+        for row in range(tiled, end):
             one_half(
                 a + row * a_step, a_step, pairs, packed, start + shift + row * start_step, start_step,
                 c + shift + row * c_step, c_step, slope,
             )  # fmt: skip
-            row += 1
 
 
 @njit(nogil=True, cache=True)
