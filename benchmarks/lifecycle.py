@@ -57,8 +57,8 @@ class Effort:
     num_splits: int
 
 
-QUICK = Effort(4.0, 1.0, 9, 10)
-FULL = Effort(15.0, 5.0, 11, 10)
+QUICK = Effort(4.0, 1.0, 15, 10)
+FULL = Effort(15.0, 5.0, 15, 10)
 
 
 class Report(PhaseReport):

@@ -149,7 +149,7 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = _HAS_AVX512) -
                 four = emit.load(emit.at(numbers, step), QUAD)
                 return builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
 
-            def add_edge(numbers: Value, held: range, mixed: Sequence[Value]) -> list[Value]:
+            def add_edge(numbers: Value, held: range, mixed: Sequence[Value]) -> Sequence[Value]:
                 """What an edge's numbers add to the vectors that are held."""
 
                 def add(number: Value, q: Value, mixed: Sequence[Value]) -> list[Value]:
@@ -180,7 +180,8 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = _HAS_AVX512) -
                     return add(emit.splat(other), place, mixed)
 
                 mixed = emit.loop(fours, mixed, add_four)
-                return emit.loop(rest, mixed, add_one)
+                found: Sequence[Value] = emit.loop(rest, mixed, add_one)
+                return found
 
             def score(p: Value, highest: Value) -> list[Value]:
                 emit.prefetch(row_of(emit.at(p, AHEAD)), row_bytes)
@@ -188,12 +189,11 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = _HAS_AVX512) -
                 row, numbers = row_of(p), numbers_of(p)
                 parts = [emit.number(0.0)] * QUAD.count
                 for held in groups_of_vectors:
-                    mixed = [
+                    ends = [
                         builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
                         for v in held
                     ]
-                    mixed = add_edge(numbers, held, mixed)
-                    for v, one in zip(held, mixed, strict=True):
+                    for v, one in zip(held, add_edge(numbers, held, ends), strict=True):
                         head, gone = v // per_head, emit.leaky(one, gentle)
                         parts[head] = (
                             builder.fmul(gone, factors[v], flags=FAST)
