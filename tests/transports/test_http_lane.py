@@ -216,4 +216,6 @@ async def test_a_flood_is_refused_unread_unless_it_may_name_a_version() -> None:
     assert asked(b"/v1/models/sage/versions/1/score", SCORE) == 200
     assert asked(b"/v1/models/sage/score", b'{"nodes":[1],"version":"1"}') == 200
     assert asked(b"/v1/models/sage/score", b'{"nodes":[1],"\\u0076ersion":"1"}') == 200
-    assert asked(b"/v2/models/sage/infer", b"{no JSON") == 400
+    assert asked(b"/v2/models/sage/infer", b"{no JSON") == 429
+    assert asked(b"/v2/models/people/infer", b"{no JSON") == 400
+    assert asked(b"/v2/models/sage/versions/1/infer", b"{no JSON") == 400

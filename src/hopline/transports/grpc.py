@@ -84,6 +84,7 @@ class GrpcApp:
         self.draining = False
         self._traces = traces
         self._service = service
+        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
         self._guard = None if gate is None else GrpcGuard(gate)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
@@ -144,6 +145,8 @@ class GrpcApp:
 
     async def _infer(self, request: Any, deadline: float | None, context: Any) -> Any:
         client = None if self._guard is None else self._guard.admit("ModelInfer", request, context)
+        if self._turn_away is not None and not request.model_version:
+            self._turn_away(request.model_name)
         scoring = self._read(request, deadline)
         if client is not None:
             client.sign(scoring)

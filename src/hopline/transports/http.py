@@ -162,6 +162,8 @@ class HttpApp:
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
         headers = request.headers
+        if version is None and self._turn_away is not None:
+            self._turn_away(model)
         infer, tensors = decode_infer(request.body, headers.get(b"inference-header-content-length"))
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())
         scoring = oip.request_from_tensors(
