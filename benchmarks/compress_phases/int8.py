@@ -94,6 +94,7 @@ def _figures(
         "latency_ratio_end_to_end_1": round(whole[1].ratio, 3),
         "latency_us_end_to_end": _microseconds(whole),
         "layers": {layer.name: f"{layer.form} {layer.scheme}".strip() for layer in report.layers},
+        "weight_bits": report.weight_bits,
         "vnni": report.vnni,
         "hidden": _QUICK_HIDDEN if quick else _HIDDEN,
         "quantize_s": round(report.seconds, 1),

@@ -43,6 +43,16 @@ def quantize(
     otherwise: Annotated[
         str, typer.Option(help="How layers that int8 hurts are kept: float32, float16 or bfloat16.")
     ] = "float32",
+    weight_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Of int8 weights: 8, or 7, which is right on processors without VNNI too. "
+            "Default: 8 where this processor has it.",
+            min=7,
+            max=8,
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the new model. Default: the same.", show_default=False)
     ] = None,
@@ -109,6 +119,7 @@ def quantize(
         max_drop=max_drop,
         exclude=tuple(word.strip() for word in (exclude or "").split(",") if word.strip()),
         otherwise=otherwise,  # type: ignore[arg-type]
+        weight_bits=weight_bits,  # type: ignore[arg-type]
         overwrite=force,
         seed=seed,
     )

@@ -39,6 +39,7 @@ from hopline.rollout.unit import Unit
 from hopline.rollout.version import ServedVersion
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
+from hopline.runtimes.processor import warn_of_overflow
 from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ class Loader:
                 limits,
                 self.turnstile,
             )
+        warn_of_overflow(spec)
         ground = await self._ground(unit)
         ground.users.add(f"{model}/{unit.id}")
         near = ground.sources.near if ground.sources is not None else {}

@@ -24,6 +24,7 @@ class Forms:
 
     Args:
         folder, spec: the original.
+        weight_bits: of int8 weights.
 
     Attributes:
         files: its ONNX files.
@@ -34,8 +35,9 @@ class Forms:
         PackagingError: it is quantised already.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, weight_bits: int = 8) -> None:
         self._folder = folder
+        self._weight_bits = weight_bits
         self.spec = spec
         self.files: list[File] = files_of(spec)
         self._prepared = {file.name: prepare(folder / file.path) for file in self.files}
@@ -69,7 +71,9 @@ class Forms:
         schemes: dict[str, Scheme] = {
             layer.operator: scheme for layer in layers for scheme in SCHEMES if forms[layer.name] == scheme
         }
-        return to_int8(model, self.calls[file.name], schemes) if schemes else model
+        if not schemes:
+            return model
+        return to_int8(model, self.calls[file.name], schemes, self._weight_bits)
 
     def num_bytes(self, folder: Path) -> int:
         """Bytes of the ONNX files of a form."""

@@ -38,7 +38,7 @@ _ALPHA = 0.5
 
 
 def to_int8(
-    prepared: onnx.ModelProto, calls: list[Feeds], schemes: Mapping[str, Scheme]
+    prepared: onnx.ModelProto, calls: list[Feeds], schemes: Mapping[str, Scheme], weight_bits: int = 8
 ) -> onnx.ModelProto:
     """Quantise some operators of a file: weights int8 by output column, inputs uint8 with a fixed scale.
 
@@ -46,6 +46,8 @@ def to_int8(
         prepared: from `operators.prepare`; not changed.
         calls: what the file was fed.
         schemes: operator -> scheme; the others stay in float32.
+        weight_bits: 8, or 7: weights up to 64, whose sums are exact on every processor; see
+            `runtimes.processor.adds_in_16_bits`.
     """
     model = onnx.ModelProto()
     model.CopyFrom(prepared)
@@ -63,6 +65,7 @@ def to_int8(
             op_types_to_quantize=list(PRODUCTS),
             nodes_to_quantize=list(schemes),
             per_channel=True,
+            reduce_range=weight_bits == 7,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             extra_options={"OpTypesToExcludeOutputQuantization": list(PRODUCTS)},

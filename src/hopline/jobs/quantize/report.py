@@ -60,6 +60,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
         latency_request: whole requests through the engine, without embedding tables.
         calibration_nodes, judged_nodes: how many.
         labels: whether accuracy was measured against labels.
+        weight_bits: of int8 weights.
         vnni: whether this processor multiplies int8 in one instruction; int8 latency depends on it.
         seconds: how long it took.
     """
@@ -80,6 +81,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
     calibration_nodes: int
     judged_nodes: int
     labels: bool
+    weight_bits: int
     vnni: bool
     seconds: float
 

@@ -32,6 +32,7 @@ from hopline.jobs.quantize.record import record
 from hopline.jobs.quantize.report import Latency, LayerReport, QuantizeReport
 from hopline.jobs.quantize.search import Search
 from hopline.packaging.folder import check_place, new_version
+from hopline.runtimes.processor import adds_in_16_bits, has_vnni
 from hopline.types import ExternalIds, IdArray
 
 Target = Literal["int8", "float16", "bfloat16"]
@@ -57,6 +58,8 @@ class QuantizeOptions:
         max_drop: points that may be lost, over all nodes and in each bucket of degree.
         exclude: layers (or files: all layers of them) that stay in float32.
         otherwise: how layers that hurt are kept.
+        weight_bits: of int8 weights: 8, or 7, which is right on every processor; None = 8 where this
+            processor's sums of 8 bits are exact, else 7.
         overwrite: replace an existing version.
         seed: of all draws.
     """
@@ -69,6 +72,7 @@ class QuantizeOptions:
     max_drop: float = 0.5
     exclude: tuple[str, ...] = ()
     otherwise: Literal["float32", "float16", "bfloat16"] = "float32"
+    weight_bits: Literal[7, 8] | None = None
     overwrite: bool = False
     seed: int = 0
 
@@ -108,7 +112,8 @@ def quantize(
     path = check_place(repository, name, as_version, overwrite=options.overwrite)
     if path.exists() and path.samefile(folder):
         raise PackagingError(f"{path} is the original itself; give --as-version or --name")
-    forms = Forms(folder, spec)
+    weight_bits = options.weight_bits or (7 if adds_in_16_bits() else 8)
+    forms = Forms(folder, spec, weight_bits)
     excluded = _excluded(forms, options.exclude)
     labels = None if options.labels is None else read_labels(options.labels, spec, graph)
     seeds = _seeds(spec, graph, options, rng)
@@ -140,7 +145,7 @@ def quantize(
         model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
         with new_version(repository, name, as_version, overwrite=options.overwrite) as place:
             shutil.copytree(final, place.folder, dirs_exist_ok=True)
-            _write(folder, place.folder, spec, name, as_version, options, layers, figures)
+            _write(folder, place.folder, spec, name, as_version, options, weight_bits, layers, figures)
     return QuantizeReport(
         model=spec.name,
         version=spec.version,
@@ -158,18 +163,10 @@ def quantize(
         calibration_nodes=sum(ids.shape[0] for ids in seeds.values()),
         judged_nodes=judge.judged.nodes.shape[0],
         labels=labels is not None,
+        weight_bits=weight_bits,
         vnni=has_vnni(),
         seconds=clock() - began,
     )
-
-
-def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor multiplies and adds int8 in one instruction."""
-    try:
-        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
-    except (OSError, StopIteration):
-        return False
-    return "avx512_vnni" in flags or "avx_vnni" in flags
 
 
 def _graph_model(folder: Path) -> ModelSpec:
@@ -250,6 +247,7 @@ def _write(
     name: str,
     version: str,
     options: QuantizeOptions,
+    weight_bits: int,
     layers: tuple[LayerReport, ...],
     figures: Figures,
 ) -> None:
@@ -266,6 +264,7 @@ def _write(
             "from": f"{spec.name}/{spec.version}",
             "to": options.to,
             "max_drop": options.max_drop,
+            "weight_bits": weight_bits,
             "figures": msgspec.to_builtins(figures),
             "layers": msgspec.to_builtins(layers),
         },
