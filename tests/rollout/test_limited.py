@@ -18,9 +18,8 @@ from hopline.types import ScoreRequest, ScoreResult
 
 
 def made(limits, turnstile=None, **settings):
-    config = load_config(overrides={name.replace("__", "."): value for name, value in settings.items()})
     return ScriptedVersion(
-        "m", "1", "", config, Metrics().model("m", "1"), ThreadPoolExecutor(1),
+        "m", "1", "", load_config().replace(**settings), Metrics().model("m", "1"), ThreadPoolExecutor(1),
         limits=limits, turnstile=turnstile,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ class FakeServed:
 def settings(folder: Any, worker: int = 0, **others: Any) -> Config:
     base = {"drift.enabled": True, "drift.path": folder, "drift.reference_size": 2000}
     changes = {name.replace("__", "."): value for name, value in others.items()}
-    return load_config(overrides={**base, "worker.index": worker, **changes})
+    return load_config(overrides={**base, **changes}).replace(worker__index=worker)
 
 
 def monitor(folder: Any, clock: Clock, worker: int = 0, **others: Any) -> DriftMonitor:
