@@ -447,8 +447,8 @@ class Config:
 
     def replace(self, **settings: Any) -> Config:
         """A copy with other values; names are "section__key"."""
-        values = {name.replace("__", ".", 1): (value, "flag") for name, value in settings.items()}
-        config = _apply(self, {path: given for path, given in values.items() if given[0] is not None})
+        changes = {name.replace("__", ".", 1): value for name, value in settings.items()}
+        config = _apply(self, _flags(changes))
         _check_tls(config)
         return config
 
@@ -516,8 +516,7 @@ def load_config(
         }
         config = _apply(config, _for_people(values))
     if overrides is not None:
-        flags = {path: (value, "flag") for path, value in overrides.items() if value is not None}
-        config = _apply(config, _for_people(flags))
+        config = _apply(config, _for_people(_flags(overrides)))
     _check_tls(config)
     return config
 
@@ -584,8 +583,16 @@ def _apply(config: Config, values: Mapping[str, tuple[Any, str]]) -> Config:
     return dataclasses.replace(config, **sections)
 
 
+def _flags(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """path -> (value, source), of those that are given."""
+    return {path: (value, "flag") for path, value in values.items() if value is not None}
+
+
 def _for_people(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
-    """The same, unless Hopline alone may set one of them."""
+    """The same values.
+
+    Raises: ConfigError: Hopline alone may set one of them.
+    """
     known = _fields()
     for path, (_, source) in values.items():
         if path in known and known[path][0].metadata["internal"]:

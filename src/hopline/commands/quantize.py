@@ -100,7 +100,7 @@ def quantize(
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
-    _check_words(to, otherwise)
+    _check_words(to, otherwise, weight_bits)
     if resolved.features.store:
         raise ConfigError(
             "features.store: calibration reads the features that lie in the graph folder; build the graph "
@@ -143,11 +143,13 @@ def quantize(
         show(done, Console())
 
 
-def _check_words(to: str, otherwise: str) -> None:
+def _check_words(to: str, otherwise: str, weight_bits: int | None) -> None:
     if to not in _FORMS:
         raise BadRequest(f"--to {to!r}: one of {', '.join(_FORMS)} is right")
     if otherwise not in ("float32", "float16", "bfloat16"):
         raise BadRequest(f"--otherwise {otherwise!r}: one of float32, float16, bfloat16 is right")
+    if weight_bits is not None and to != "int8":
+        raise BadRequest(f"--weight-bits {weight_bits}: is of int8 weights; --to {to} has none")
 
 
 def _model_folder(config: Config, model: str, version: str | None) -> Path:

@@ -61,6 +61,7 @@ def test_the_newest_version_that_is_not_quantised_is_taken(hopline):
     [
         (["--to", "int4"], BadRequest, "--to 'int4': one of int8, float16, bfloat16"),
         (["--otherwise", "int8"], BadRequest, "--otherwise 'int8'"),
+        (["--to", "float16", "--weight-bits", "7"], BadRequest, "--weight-bits 7: is of int8 weights"),
         (["--version", "9"], ModelNotFound, "no version '9'.*there are: 1"),
         (["--set", "features.store=redis://localhost"], ConfigError, "lie in the graph folder"),
         (["--nodes", "absent.txt"], BadRequest, "absent.txt"),

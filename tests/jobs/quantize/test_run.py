@@ -1,15 +1,23 @@
 """Quantised versions against their originals."""
 
+import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from hopline.artifact import read_spec
+from hopline.artifact import read_spec, write_spec
+from hopline.config import load_config
 from hopline.errors import ParityError
+from hopline.jobs.batch.npy import NpyFolder
+from hopline.jobs.batch.run import BatchRun
 from hopline.jobs.quantize.forms import Forms
 from hopline.jobs.quantize.nodes import degrees
 from hopline.jobs.quantize.run import QuantizeOptions, quantize
+from hopline.runtimes import processor
+from hopline.runtimes.processor import adds_in_16_bits
+from hopline.service import Service
 from tests.jobs.quantize.conftest import N, logits
 
 #: Random models have classes close together: few nodes change, and those that do may.
@@ -38,6 +46,7 @@ def test_the_version_says_what_it_is(cases, int8):
     assert spec.levels == original.levels
     assert spec.parity["original"] == original.parity
     assert spec.parity["quantized"]["from"] == "sage/1"
+    assert spec.parity["quantized"]["weight_bits"] == int8.weight_bits == (7 if adds_in_16_bits() else 8)
     assert spec.parity["max_abs_diff"] == int8.figures.overall.max_abs_diff > 1e-4
 
 
@@ -96,6 +105,7 @@ def test_narrow_weights_halve_the_size(cases, to, tmp_path):
     report = quantize(case.folder, case.graph, tmp_path, QuantizeOptions(to=to, max_drop=LOOSE))
     weights = sum(np.prod(layer.shape) for layer in report.layers)
     assert report.bytes_after < report.bytes_before - 1.7 * weights
+    assert report.weight_bits is None
     step = 2**-8 if to == "bfloat16" else 2**-11
     assert 0 < report.figures.difference < 100 * 3 * step
 
@@ -118,3 +128,24 @@ def test_accuracy_is_judged_where_labels_are_given(cases, tmp_path):
     assert report.figures.overall.before == pytest.approx(100 * 2 / 3, abs=4)
     right = (after == labels)[labels >= 0].mean()
     assert report.figures.overall.after == pytest.approx(100 * right, abs=4)
+
+
+async def test_who_loads_weights_that_may_overflow_here_is_warned(
+    cases, int8, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(processor, "adds_in_16_bits", lambda: True)
+    folder = tmp_path / "models" / "sage" / "1-int8"
+    shutil.copytree(int8.path, folder)
+    spec = read_spec(folder)
+    told = {**spec.parity, "quantized": {**spec.parity["quantized"], "weight_bits": 8}}
+    write_spec(folder, msgspec.structs.replace(spec, parity=told))
+    graph = cases["sage"].graph.path
+
+    BatchRun(folder, graph, tmp_path / "work").run(lambda: NpyFolder(tmp_path / "out"))
+    assert caplog.text.count("int8 weights of 8 bits") == 1
+
+    config = {"models.repository": folder.parents[1], "graph.path": graph}
+    service = Service(load_config(overrides=config))
+    await service.start()
+    await service.close()
+    assert caplog.text.count("int8 weights of 8 bits") == 2

@@ -37,6 +37,7 @@ from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Shaper, Worker
 from hopline.live.snapshots import open_graph
+from hopline.runtimes.processor import warn_of_overflow
 
 __all__ = ["BatchOptions", "BatchRun"]
 
@@ -83,6 +84,7 @@ class BatchRun:
                 f"{spec.name}/{spec.version} is a table model: it scores columns of a request, and there "
                 "are no nodes to score; a batch run takes graph models"
             )
+        warn_of_overflow(spec)
         self._spec = spec
         # An interrupted run goes on with the snapshot that it began with, if that is still the newest.
         self._graph = open_graph(graph_folder, fresh=not work.exists())

@@ -60,7 +60,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
         latency_request: whole requests through the engine, without embedding tables.
         calibration_nodes, judged_nodes: how many.
         labels: whether accuracy was measured against labels.
-        weight_bits: of int8 weights.
+        weight_bits: of int8 weights; None where there are none.
         vnni: whether this processor multiplies int8 in one instruction; int8 latency depends on it.
         seconds: how long it took.
     """
@@ -81,7 +81,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
     calibration_nodes: int
     judged_nodes: int
     labels: bool
-    weight_bits: int
+    weight_bits: int | None
     vnni: bool
     seconds: float
 

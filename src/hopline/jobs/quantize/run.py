@@ -113,6 +113,7 @@ def quantize(
     if path.exists() and path.samefile(folder):
         raise PackagingError(f"{path} is the original itself; give --as-version or --name")
     weight_bits = options.weight_bits or (7 if adds_in_16_bits() else 8)
+    told_bits = weight_bits if options.to == "int8" else None
     forms = Forms(folder, spec, weight_bits)
     excluded = _excluded(forms, options.exclude)
     labels = None if options.labels is None else read_labels(options.labels, spec, graph)
@@ -145,7 +146,7 @@ def quantize(
         model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
         with new_version(repository, name, as_version, overwrite=options.overwrite) as place:
             shutil.copytree(final, place.folder, dirs_exist_ok=True)
-            _write(folder, place.folder, spec, name, as_version, options, weight_bits, layers, figures)
+            _write(folder, place.folder, spec, name, as_version, options, told_bits, layers, figures)
     return QuantizeReport(
         model=spec.name,
         version=spec.version,
@@ -163,7 +164,7 @@ def quantize(
         calibration_nodes=sum(ids.shape[0] for ids in seeds.values()),
         judged_nodes=judge.judged.nodes.shape[0],
         labels=labels is not None,
-        weight_bits=weight_bits,
+        weight_bits=told_bits,
         vnni=has_vnni(),
         seconds=clock() - began,
     )
@@ -247,7 +248,7 @@ def _write(
     name: str,
     version: str,
     options: QuantizeOptions,
-    weight_bits: int,
+    weight_bits: int | None,
     layers: tuple[LayerReport, ...],
     figures: Figures,
 ) -> None:
