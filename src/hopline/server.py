@@ -41,6 +41,8 @@ _TICK_S = 1.0
 _POLL_S = 0.005
 #: From the last accepted connection to its first request, in seconds: a round trip and some.
 _SETTLE_S = 0.1
+#: That one gRPC connection may have under way.
+_MAX_GRPC_CALLS = 512
 
 
 def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
@@ -239,6 +241,10 @@ class Server:
                 ("grpc.so_reuseport", 1),
                 # Ended in order: what is under way is finished, and the client told to connect anew.
                 ("grpc.max_connection_age_ms", round(1000 * settings.grpc_connection_age_s)),
+                # More of them wait at the client; gRPC cancels calls while 1,000 wait to be begun here.
+                ("grpc.max_concurrent_streams", _MAX_GRPC_CALLS),
+                # It would refuse new calls while answered ones are not yet forgotten.
+                ("grpc.http.overload_protection", 0),
             ]
         )
         self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())
@@ -284,7 +290,7 @@ class Server:
         if self._queue is not None:
             queue = asyncio.ensure_future(self._queue.drain(settings.drain_timeout_s))
         if self._grpc_app is not None:
-            self._grpc_app.draining = True
+            self._grpc_app.begin_drain()
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
         await self._let_grpc_go()

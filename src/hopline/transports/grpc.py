@@ -15,10 +15,12 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hopline.errors import (
     BadRequest,
     FeatureStoreUnavailable,
+    HoplineError,
     ModelNotFound,
     ModelNotReady,
     Overloaded,
@@ -29,17 +31,16 @@ from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
+from hopline.transports.grpc_stream import InferStream
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
 from hopline.transports.tensors import Tensor, decode_raw, decode_typed, encode_raw
 from hopline.transports.traces import join_trace, traceparent_of
-from hopline.types import ScoreRequest, ScoreResult
+from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
-#: Requests of one stream that are worked on at a time.
-MAX_STREAM_DEPTH = 64
 #: Methods of the published interface that there is nothing behind.
 _UNIMPLEMENTED = {
     **{
@@ -50,6 +51,8 @@ _UNIMPLEMENTED = {
     "TraceSetting": "trace settings are not supported",
     "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
 }
+#: Each of their requests is let in by itself.
+_LET_IN_BY_REQUEST = ("ModelInfer", "ModelStreamInfer")
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -74,14 +77,13 @@ class GrpcApp:
         gate: knows who asks; None lets everybody in.
         traces: whether requests belong to the trace that their call names.
 
-    Attributes:
-        draining: readiness says no, while requests are still served.
     """
 
     def __init__(
         self, service: ScoringService, gate: Gatekeeper | None = None, *, traces: bool = False
     ) -> None:
-        self.draining = False
+        self._draining = False
+        self._streams: set[InferStream] = set()
         self._traces = traces
         self._service = service
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
@@ -100,12 +102,20 @@ class GrpcApp:
             grpc.method_handlers_generic_handler(HEALTH, health),
         ]
 
+    def begin_drain(self) -> None:
+        """Say that the server is not ready, and end streams in order; calls are still served."""
+        self._draining = True
+        for stream in self._streams:
+            stream.cut_off()
+
     def _method_handler(self, method: Any, prefix: str = "") -> Any:
         behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
         request = message(method.input_type.full_name).FromString
         response = message(method.output_type.full_name).SerializeToString
         if method.name == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(behaviour, request, response)
+            return grpc.stream_stream_rpc_method_handler(
+                self._guarded(behaviour, method.name), request, response
+            )
         if method.name == "Watch":
             return grpc.unary_stream_rpc_method_handler(behaviour, request, response)
         return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour, method.name), request, response)
@@ -117,7 +127,7 @@ class GrpcApp:
 
         async def call(request: Any, context: Any) -> Any:
             try:
-                if self._guard is not None and method != "ModelInfer":  # that one lets in by itself
+                if self._guard is not None and method not in _LET_IN_BY_REQUEST:
                     self._guard.admit(method, request, context)
                 response = await behaviour(request, context)
             except Exception as error:
@@ -128,7 +138,8 @@ class GrpcApp:
                 if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
                     trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
                 await context.abort(code, str(known), tuple(trailers))
-            self._count("OK")
+            if method != "ModelStreamInfer":  # whose requests are counted one by one
+                self._count("OK")
             return response
 
         return call
@@ -141,9 +152,12 @@ class GrpcApp:
     async def _model_infer(self, request: Any, context: Any) -> Any:
         left = context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
-        return await self._infer(request, deadline, context)
+        result = await self._service.score(self._admit(request, deadline, context))
+        response = message("inference.ModelInferResponse")()
+        fill_response(response, request.id, result)
+        return response
 
-    async def _infer(self, request: Any, deadline: float | None, context: Any) -> Any:
+    def _admit(self, request: Any, deadline: float | None, context: Any) -> ScoreRequest:
         client = None if self._guard is None else self._guard.admit("ModelInfer", request, context)
         if self._turn_away is not None and not request.model_version:
             self._turn_away(request.model_name)
@@ -152,45 +166,37 @@ class GrpcApp:
             client.sign(scoring)
         if self._traces:
             join_trace(scoring, traceparent_of(context.invocation_metadata()))
-        return infer_response(request.id, await self._service.score(scoring))
+        return scoring
 
-    async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _model_stream_infer(self, requests: object, context: Any) -> None:
         """One answer for each request, in their order; a failed one does not end the stream."""
-        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(MAX_STREAM_DEPTH)
-        started: set[asyncio.Task[Any]] = set()
 
-        async def read() -> None:
-            try:
-                async for request in requests:
-                    task = asyncio.create_task(self._stream_answer(request, context))
-                    started.add(task)
-                    await answers.put(task)
-            finally:
-                await answers.put(None)
+        def submit(request: Any, deliver: Deliver) -> Ticket:
+            return self._service.submit(self._admit(request, None, context), deliver)
 
-        reader = asyncio.create_task(read())
+        stream = InferStream(context, submit, self._stream_response)
+        self._streams.add(stream)
+        if self._draining:
+            stream.cut_off()
         try:
-            while (task := await answers.get()) is not None:
-                yield await task
-                started.discard(task)
+            await stream.run()
+        except DecodeError as error:
+            raise BadRequest(f"a message of the stream is no ModelInferRequest: {error}") from None
         finally:
-            reader.cancel()
-            for task in started:
-                task.cancel()
+            self._streams.discard(stream)
 
-    async def _stream_answer(self, request: Any, context: Any) -> Any:
-        response = message("inference.ModelStreamInferResponse")
-        try:
-            answer = await self._infer(request, None, context)
-        except Exception as error:
-            known = as_hopline_error(error, request.id)
-            self._count(grpc_code(known).name)
-            failed = response(error_message=str(known))
-            failed.infer_response.id = request.id
-            failed.infer_response.model_name = request.model_name
-            return failed
-        self._count("OK")
-        return response(infer_response=answer)
+    def _stream_response(self, request: Any, outcome: ScoreResult | HoplineError) -> Any:
+        response = message("inference.ModelStreamInferResponse")()
+        answer = response.infer_response
+        if isinstance(outcome, HoplineError):
+            self._count(grpc_code(outcome).name)
+            response.error_message = str(outcome)
+            answer.id = request.id
+            answer.model_name = request.model_name
+        else:
+            self._count("OK")
+            fill_response(answer, request.id, outcome)
+        return response
 
     def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
         for item in (*request.inputs, *request.outputs):
@@ -216,7 +222,7 @@ class GrpcApp:
 
     async def _model_ready(self, request: Any, context: Any) -> Any:
         ready = oip.model_is_ready(self._service, request.name, request.version or None)
-        return message("inference.ModelReadyResponse")(ready=ready and not self.draining)
+        return message("inference.ModelReadyResponse")(ready=ready and not self._draining)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
         return message("inference.ServerMetadataResponse")(**oip.server_metadata())
@@ -280,6 +286,8 @@ class GrpcApp:
             if status != last:
                 last = status
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
+            if self._draining:  # its connection could not end otherwise
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
             await asyncio.sleep(0.5)
 
     def _health_status(self, name: str) -> int:
@@ -288,7 +296,7 @@ class GrpcApp:
         return _SERVING if self._is_ready() else _NOT_SERVING
 
     def _is_ready(self) -> bool:
-        return self._service.ready() and not self.draining
+        return self._service.ready() and not self._draining
 
 
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
@@ -318,17 +326,16 @@ def read_tensors(request: Any) -> list[Tensor]:
     return tensors
 
 
-def infer_response(request_id: str, result: ScoreResult) -> Any:
-    """ModelInferResponse with raw contents."""
-    response = message("inference.ModelInferResponse")(
-        model_name=result.model, model_version=result.version, id=request_id
-    )
+def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
+    """Write a result into an empty ModelInferResponse, with raw contents."""
+    response.model_name = result.model
+    response.model_version = result.version
+    response.id = request_id
     for name, value in oip.answer_parameters(result).items():
         response.parameters[name].string_param = value
     for tensor in oip.tensors_from_result(result):
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         response.raw_output_contents.append(encode_raw(tensor))
-    return response
 
 
 def _parameters(parameters: Any) -> dict[str, Any]:
