@@ -17,7 +17,6 @@ Set PyG up with `benchmarks/setup`. Prints figures; the last line is one JSON ob
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 
 from benchmarks import hopline_server, workload
 from benchmarks.batch_phases import command, exact, lookup, resume, speed
-from benchmarks.machine import commit, machine
+from benchmarks.machine import machine
 from benchmarks.phases import PhaseReport
 
 FIGURES = (
@@ -92,8 +91,7 @@ def main() -> int:
 
             report.attempt(phase, measure)
     config = {"workload": sizes.name, "quick": args.quick, "phases": wanted, "fanouts": workload.FANOUTS}
-    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
-    print(json.dumps(report.figures | told))
+    print(report.last_line(config, at_start))
     return 1 if report.failed else 0
 
 

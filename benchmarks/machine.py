@@ -28,6 +28,15 @@ def machine() -> dict[str, str | int | float]:
     }
 
 
+def stolen_s() -> float:
+    """Seconds that a hypervisor gave to others while this machine wanted them, all processors together."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:  # not Linux
+        return 0.0
+    return int(first[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def commit() -> str:
     """The commit measured, `+dirty` where the tree differs from it; `none` outside git."""
     root = Path(__file__).resolve().parents[1]

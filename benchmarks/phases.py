@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.machine import commit, machine
+from benchmarks.machine import commit, machine, stolen_s
 
 
 class PhaseReport:
@@ -21,22 +21,36 @@ class PhaseReport:
     Attributes:
         figures: by their names in the JSON line.
         failed: phase -> why it has no figures.
+        stolen_s: phase -> seconds of the processors that a hypervisor gave to others meanwhile.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.figures: dict[str, Any] = dict.fromkeys(names)
         self.failed: dict[str, str] = {}
+        self.stolen_s: dict[str, float] = {}
 
     def attempt(self, phase: str, measure: Callable[[], None]) -> None:
         """Run a phase; its failure is a line of the report, and the others still count."""
-        began = time.perf_counter()
+        began, stolen_before = time.perf_counter(), stolen_s()
         print(phase, flush=True)
         try:
             measure()
         except Exception as error:  # the boundary of a phase
             self.failed[phase] = f"{type(error).__name__}: {error}"
             print(f"  failed: {self.failed[phase]}", flush=True)
-        print(f"    ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+        self.stolen_s[phase] = stolen = round(stolen_s() - stolen_before, 2)
+        took = f"{time.perf_counter() - began:.0f} s"
+        told = took if stolen < 0.1 else f"{took}; {stolen} s of the processors were given to others"
+        print(f"    ({told})", file=sys.stderr, flush=True)
+
+    def last_line(self, config: dict[str, Any], at_start: dict[str, Any]) -> str:
+        """All figures and what they are of, as one JSON object.
+
+        Args:
+            config: of this run. at_start: `machine()` before it.
+        """
+        ran = {"failed": self.failed, "stolen_s": self.stolen_s, "config": config}
+        return json.dumps(self.figures | ran | {"machine": at_start, "commit": commit()})
 
 
 def chosen(parser: argparse.ArgumentParser, phases: str, known: Sequence[str]) -> list[str]:
@@ -77,6 +91,5 @@ def run_modules(
 
         report.attempt(phase, measure)
     config = {"quick": quick, "phases": wanted}
-    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
-    print(json.dumps(report.figures | told))
+    print(report.last_line(config, at_start))
     return 1 if report.failed else 0

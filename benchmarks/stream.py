@@ -17,7 +17,6 @@ and `failed` says why. Wants a quiet machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
-from benchmarks.machine import commit, machine
+from benchmarks.machine import machine
 from benchmarks.phases import PhaseReport
 from benchmarks.stream_phases import worker
 from benchmarks.stream_phases.place import HUBS, MAIN, SMALL, SMALL_HUBS, Place
@@ -197,8 +196,7 @@ def main() -> int:
         for name in wanted:
             report.attempt(name, known[name])
     config = {"place": place.name, "quick": args.quick, "phases": wanted}
-    told = {"failed": report.failed, "config": config, "machine": at_start, "commit": commit()}
-    print(json.dumps(report.figures | told))
+    print(report.last_line(config, at_start))
     return 1 if report.failed else 0
 
 
