@@ -74,3 +74,11 @@ def test_health_checking_protocol(server: RunningServer) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             check(request(service="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_what_we_read_a_request_as_has_its_fields() -> None:
+    ours = pool().FindMessageTypeByName("hopline.oip.v1.OuterInferRequest").fields_by_name
+    theirs = pool().FindMessageTypeByName("inference.ModelInferRequest").fields_by_name
+    assert {name: field.number for name, field in ours.items()} == {
+        name: field.number for name, field in theirs.items()
+    }

@@ -7,6 +7,7 @@ import pytest
 from hopline.config import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp
+from hopline.transports.grpc_request import OUTER
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
 from hopline.transports.proto import message
@@ -64,6 +65,6 @@ async def test_grpc_calls_belong_to_the_trace_of_their_metadata(traces):
     call = message("inference.ModelInferRequest")(model_name="sage")
     item = call.inputs.add(name="node_ids", datatype="INT64", shape=[1])
     item.contents.int64_contents.append(1)
-    answer = await app._model_infer(call, context)
+    answer = await app._model_infer(message(OUTER).FromString(call.SerializeToString()), context)
     assert answer.model_name == "sage"
     assert service.requests[0].traceparent == (PARENT if traces else "")

@@ -31,11 +31,12 @@ from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
+from hopline.transports.grpc_request import OUTER, RequestReader, parameters_of
 from hopline.transports.grpc_stream import InferStream
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
-from hopline.transports.tensors import Tensor, decode_raw, decode_typed, encode_raw
+from hopline.transports.tensors import encode_raw
 from hopline.transports.traces import join_trace, traceparent_of
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
@@ -51,22 +52,8 @@ _UNIMPLEMENTED = {
     "TraceSetting": "trace settings are not supported",
     "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
 }
-#: Each of their requests is let in by itself.
-_LET_IN_BY_REQUEST = ("ModelInfer", "ModelStreamInfer")
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
+#: Methods whose requests are let in one by one, and read by `grpc_request.py`.
+_SCORING = ("ModelInfer", "ModelStreamInfer")
 
 
 class GrpcApp:
@@ -84,6 +71,7 @@ class GrpcApp:
     ) -> None:
         self._draining = False
         self._streams: set[InferStream] = set()
+        self._reader = RequestReader()
         self._traces = traces
         self._service = service
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
@@ -110,7 +98,8 @@ class GrpcApp:
 
     def _method_handler(self, method: Any, prefix: str = "") -> Any:
         behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
-        request = message(method.input_type.full_name).FromString
+        requests = OUTER if method.name in _SCORING else method.input_type.full_name
+        request = message(requests).FromString
         response = message(method.output_type.full_name).SerializeToString
         if method.name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(
@@ -127,7 +116,7 @@ class GrpcApp:
 
         async def call(request: Any, context: Any) -> Any:
             try:
-                if self._guard is not None and method not in _LET_IN_BY_REQUEST:
+                if self._guard is not None and method not in _SCORING:
                     self._guard.admit(method, request, context)
                 response = await behaviour(request, context)
             except Exception as error:
@@ -199,15 +188,12 @@ class GrpcApp:
         return response
 
     def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
-        for item in (*request.inputs, *request.outputs):
-            if item.parameters:
-                oip.check_parameters(_parameters(item.parameters))
         return oip.request_from_tensors(
             request.model_name,
             request.model_version,
-            read_tensors(request),
-            [output.name for output in request.outputs],
-            _parameters(request.parameters),
+            self._reader.tensors(request),
+            self._reader.outputs(request),
+            parameters_of(request.parameters),
             request.id or f"{self._id_prefix}-{next(self._ids):x}",
             deadline,
         )
@@ -266,10 +252,7 @@ class GrpcApp:
         change: Callable[..., Awaitable[object]] | None = getattr(self._service, verb, None)
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
-        parameters = {}
-        for name, value in request.parameters.items():
-            kind = value.WhichOneof("parameter_choice")
-            parameters[name] = None if kind is None else getattr(value, kind)
+        parameters = parameters_of(request.parameters)
         await change(request.model_name, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, context: Any) -> Any:
@@ -302,30 +285,6 @@ class GrpcApp:
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
-def read_tensors(request: Any) -> list[Tensor]:
-    """The inputs of a ModelInferRequest, from raw or typed contents.
-
-    Raises: BadRequest: both forms at once, or contents that do not match.
-    """
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise BadRequest(f"{len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
-    tensors = []
-    for index, item in enumerate(request.inputs):
-        if raw:
-            if item.HasField("contents"):
-                raise BadRequest(f"input {item.name!r} has contents beside raw_input_contents")
-            tensors.append(decode_raw(item.name, item.datatype, item.shape, raw[index]))
-            continue
-        datatype = item.datatype
-        field = _CONTENTS.get(datatype)
-        if field is None:
-            raise BadRequest(f"input {item.name!r}: {datatype!r} needs raw_input_contents or is unknown")
-        values = getattr(item.contents, field)[:]
-        tensors.append(decode_typed(item.name, datatype, item.shape, values))
-    return tensors
-
-
 def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
     """Write a result into an empty ModelInferResponse, with raw contents."""
     response.model_name = result.model
@@ -336,14 +295,6 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
     for tensor in oip.tensors_from_result(result):
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         response.raw_output_contents.append(encode_raw(tensor))
-
-
-def _parameters(parameters: Any) -> dict[str, Any]:
-    values = {}
-    for name, value in parameters.items():
-        choice = value.WhichOneof("parameter_choice")
-        values[name] = None if choice is None else getattr(value, choice)
-    return values
 
 
 def _unimplemented(text: str) -> Callable[[Any, Any], Awaitable[Any]]:

@@ -143,21 +143,52 @@ def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
     return tuple(shape), math.prod(shape)
 
 
+class TensorHead(msgspec.Struct, frozen=True, eq=False):
+    """What a tensor is, without its values: checked once for all tensors that look alike.
+
+    Attributes:
+        datatype: protocol name.
+        shape: as sent; `count` elements.
+        dtype: None for BYTES.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    count: int
+    dtype: np.dtype[Any] | None
+
+    def decode(self, data: bytes | memoryview) -> Tensor:
+        """The tensor with values from binary data.
+
+        Raises: BadRequest: the bytes do not match the shape.
+        """
+        dtype = self.dtype
+        if dtype is None:
+            return Tensor(self.name, self.datatype, self.shape, _split_bytes(self.name, self.count, data))
+        if len(data) != self.count * dtype.itemsize:
+            raise BadRequest(
+                f"tensor {self.name!r} {self.datatype}{list(self.shape)} needs "
+                f"{self.count * dtype.itemsize} bytes, {len(data)} were sent"
+            )
+        return Tensor(self.name, self.datatype, self.shape, np.frombuffer(data, dtype))
+
+
+def tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
+    """A head from what a request says.
+
+    Raises: BadRequest: unknown datatype, no dimension, or a negative one.
+    """
+    dims, count = checked_shape(name, shape)
+    return TensorHead(name, datatype, dims, count, None if datatype == "BYTES" else _dtype(name, datatype))
+
+
 def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
     """A tensor from binary data.
 
     Raises: BadRequest: unknown datatype, or the bytes do not match the shape.
     """
-    dims, count = checked_shape(name, shape)
-    if datatype == "BYTES":
-        return Tensor(name, datatype, dims, _split_bytes(name, count, data))
-    dtype = _dtype(name, datatype)
-    if len(data) != count * dtype.itemsize:
-        raise BadRequest(
-            f"tensor {name!r} {datatype}{list(dims)} needs {count * dtype.itemsize} bytes, "
-            f"{len(data)} were sent"
-        )
-    return Tensor(name, datatype, dims, np.frombuffer(data, dtype=dtype))
+    return tensor_head(name, datatype, shape).decode(data)
 
 
 def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
@@ -220,6 +251,8 @@ def _dtype(name: str, datatype: str) -> np.dtype[Any]:
 
 
 def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]:
+    if count == 1 and len(data) >= 4 and int.from_bytes(data[:4], "little") == len(data) - 4:  # mostly
+        return [bytes(data[4:])]
     values: list[bytes] = []
     view, at, end = memoryview(data), 0, len(data)
     while at < end:

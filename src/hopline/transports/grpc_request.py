@@ -1,0 +1,115 @@
+"""What is in a ModelInferRequest. What is alike in one request after another is read once.
+
+A caller names the same inputs, with the same types and shapes, again and again, and only raw contents
+change. So a request comes as an `OuterInferRequest` (outer.proto), whose inputs are bytes still: those that
+were seen before are known, and reading a dozen of them takes a third of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from hopline.errors import BadRequest
+from hopline.transports import oip
+from hopline.transports.proto import message
+from hopline.transports.tensors import Tensor, TensorHead, decode_typed, tensor_head
+
+OUTER = "hopline.oip.v1.OuterInferRequest"
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+#: Kinds of requests that are remembered, and bytes of one of them; beyond that all are forgotten.
+_MAX_KNOWN, _MAX_BYTES = 256, 4096
+
+
+class RequestReader:
+    """Reads requests, and remembers how their inputs look."""
+
+    def __init__(self) -> None:
+        self._input = message("inference.ModelInferRequest.InferInputTensor")
+        self._output = message("inference.ModelInferRequest.InferRequestedOutputTensor")
+        self._known: dict[tuple[bytes, ...], list[TensorHead]] = {}
+
+    def tensors(self, request: Any) -> list[Tensor]:
+        """The inputs, from raw or typed contents.
+
+        Args:
+            request: an OuterInferRequest.
+
+        Raises:
+            BadRequest: both forms at once, contents that do not match, parameters that are not known, or
+                what is no input.
+        """
+        inputs, raw = request.inputs, request.raw_input_contents
+        if not raw:
+            return [_from_contents(item) for item in self._parsed(self._input, "input", inputs)]
+        if len(raw) != len(inputs):
+            raise BadRequest(f"{len(inputs)} inputs, but {len(raw)} raw_input_contents")
+        key = tuple(inputs)
+        heads = self._known.get(key)
+        if heads is None:
+            heads = [_head(item) for item in self._parsed(self._input, "input", inputs)]
+            self._remember(key, heads)
+        return [head.decode(data) for head, data in zip(heads, raw, strict=True)]
+
+    def outputs(self, request: Any) -> list[str]:
+        """Names of the outputs that are asked for.
+
+        Raises: BadRequest: parameters that are not known, or what is no output.
+        """
+        return [item.name for item in self._parsed(self._output, "output", request.outputs)]
+
+    def _parsed(self, kind: Any, what: str, parts: Sequence[bytes]) -> list[Any]:
+        found = []
+        for number, part in enumerate(parts):
+            try:
+                item = kind.FromString(part)
+            except DecodeError as error:
+                raise BadRequest(f"{what} {number} of the request cannot be read: {error}") from None
+            if item.parameters:
+                oip.check_parameters(parameters_of(item.parameters))
+            found.append(item)
+        return found
+
+    def _remember(self, key: tuple[bytes, ...], heads: list[TensorHead]) -> None:
+        if sum(map(len, key)) > _MAX_BYTES:
+            return
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = heads
+
+
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of protobuf parameters by name; None for one without a value."""
+    values = {}
+    for name, value in parameters.items():
+        choice = value.WhichOneof("parameter_choice")
+        values[name] = None if choice is None else getattr(value, choice)
+    return values
+
+
+def _head(item: Any) -> TensorHead:
+    if item.HasField("contents"):
+        raise BadRequest(f"input {item.name!r} has contents beside raw_input_contents")
+    return tensor_head(item.name, item.datatype, item.shape)
+
+
+def _from_contents(item: Any) -> Tensor:
+    field = _CONTENTS.get(item.datatype)
+    if field is None:
+        raise BadRequest(f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown")
+    return decode_typed(item.name, item.datatype, item.shape, getattr(item.contents, field)[:])
