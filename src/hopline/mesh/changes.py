@@ -5,7 +5,7 @@ Both come from Kubernetes, or from a folder of snapshots. Knows no source.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -58,3 +58,18 @@ class Context(msgspec.Struct, frozen=True):
 
     changes: tuple[Change, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+
+    def moved(self, by_s: float) -> Context:
+        """The same, so many seconds later."""
+        return Context(
+            tuple(_moved(each, by_s) for each in self.changes),
+            tuple(_moved(each, by_s) for each in self.troubles),
+        )
+
+
+_Item = TypeVar("_Item", Change, Trouble)
+
+
+def _moved(item: _Item, by_s: float) -> _Item:
+    end_s = None if item.end_s is None else item.end_s + by_s
+    return msgspec.structs.replace(item, start_s=item.start_s + by_s, end_s=end_s)

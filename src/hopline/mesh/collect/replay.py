@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from hopline.errors import SnapshotInvalid
-from hopline.mesh.changes import Change, Context, Trouble
+from hopline.mesh.changes import Context
 from hopline.mesh.evaluate.folder import read_folder
 from hopline.mesh.evaluate.recording import Recording
 from hopline.mesh.roster import Roster
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Gap, Snapshot
-
-_Item = TypeVar("_Item", Change, Trouble)
 
 
 class Replay:
@@ -82,11 +77,4 @@ class Replay:
         Args:
             now_s: not needed here; as for a watch of Kubernetes.
         """
-        context = self._recording.contexts[max(0, self._next - 1)]
-        changes = tuple(self._now(each) for each in context.changes)
-        troubles = tuple(self._now(each) for each in context.troubles)
-        return Context(changes, troubles), ()
-
-    def _now(self, item: _Item) -> _Item:
-        end_s = None if item.end_s is None else item.end_s + self._moved_s
-        return msgspec.structs.replace(item, start_s=item.start_s + self._moved_s, end_s=end_s)
+        return self._recording.contexts[max(0, self._next - 1)].moved(self._moved_s), ()

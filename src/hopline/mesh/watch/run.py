@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,20 +14,22 @@ from functools import partial
 from hopline.config import LogConfig
 from hopline.errors import HoplineError
 from hopline.mesh.changes import Context
+from hopline.mesh.collect import QuerySet
 from hopline.mesh.kubernetes.connect import kubernetes_watch
-from hopline.mesh.kubernetes.watcher import KubernetesWatch
 from hopline.mesh.model.device import check_device
 from hopline.mesh.out.alerts import alerts_of
 from hopline.mesh.out.board import Board
 from hopline.mesh.out.metrics import MeshMetrics
 from hopline.mesh.out.serve import Outputs
+from hopline.mesh.roster import Roster
 from hopline.mesh.settings import MeshSettings
 from hopline.mesh.snapshot import Gap
 from hopline.mesh.state.keeper import Keeper
 from hopline.mesh.tagae import Tagae
 from hopline.mesh.watch import parts
+from hopline.mesh.watch.feed import Feed, FeedTicks
 from hopline.mesh.watch.judge import Judge
-from hopline.mesh.watch.loop import Watch
+from hopline.mesh.watch.loop import Source, Watch
 from hopline.mesh.watch.resume import resume
 from hopline.mesh.watch.ticks import Ticks
 from hopline.mesh.watch.trainer import Trainer
@@ -51,20 +54,27 @@ class Started:
     page: str
 
 
-def run(settings: MeshSettings, started: Callable[[Started], None] = lambda started: None) -> None:
+def run(
+    settings: MeshSettings,
+    started: Callable[[Started], None] = lambda started: None,
+    feed: Feed | None = None,
+) -> None:
     """Watch until SIGTERM or SIGINT.
 
     Args:
         started: is told once all is open.
+        feed: what is watched; None: what Prometheus and Kubernetes know.
 
     Raises:
         HoplineError: it cannot start; the message says what is wrong.
     """
     configure_logs(LogConfig(level=settings.log.log_level, format=settings.log.log_format))
-    asyncio.run(watch(settings, started))
+    asyncio.run(watch(settings, started, feed))
 
 
-async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> None:
+async def watch(
+    settings: MeshSettings, started: Callable[[Started], None], feed: Feed | None = None
+) -> None:
     """See `run`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -74,18 +84,17 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
     check_device(settings.detector.device)
     async with contextlib.AsyncExitStack() as stack:
         queries = parts.queries_of(settings)
-        schema = queries.schema()
+        schema = queries.schema() if feed is None else feed.schema
         shape = parts.shape_of(settings, schema)
         detector = parts.detector_settings(settings)
         metrics = MeshMetrics()
-        board = Board(interval_s=interval_s, metrics=metrics)
+        clock = time.time if feed is None else feed.clock
+        board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
         restore = partial(Tagae.restore, machine=detector)
-        resumed = resume(folder, partial(Tagae, detector), restore, schema=schema, shape=shape, board=board)
-        client = parts.prometheus_of(settings)
-        stack.push_async_callback(client.close)
-        collector = parts.collector_of(settings, client, queries, resumed.roster, told=metrics.collected)
+        fresh = partial(Tagae if feed is None else feed.detector, detector)
+        resumed = resume(folder, fresh, restore, schema=schema, shape=shape, board=board)
         outputs = Outputs(board, settings.serve)
         await outputs.start()
         stack.push_async_callback(outputs.stop)
@@ -96,8 +105,6 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
                 alerts.restore(resumed.note["alerts"])
             except HoplineError as error:
                 logger.warning("state: %s", error)
-        cluster = await stack.enter_async_context(kubernetes_watch(settings))
-        await cluster.wait_listed(_LISTED_S)
         keeper = Keeper(folder, why_not)
         trainer = Trainer(
             folder.folder,
@@ -114,38 +121,70 @@ async def watch(settings: MeshSettings, started: Callable[[Started], None]) -> N
             learning=trainer,
             shown=board.export,
         )
-        collector.answered = judge.rouse
         metrics.thresholds = lambda: judge.detector.thresholds
+        source: Source
+        if feed is None:
+            source, context = await _measured(
+                settings, queries, resumed.roster, metrics, judge.rouse, stack
+            )
+        else:
+            source, context = feed, feed.context
         one = Watch(
             judge,
-            collector,
-            _known(cluster),
+            source,
+            context,
             board,
             alerts,
             keeper,
             longest_s=parts.deadline_s(settings) + max(1.0, interval_s),
         )
         board.live = one.live
-        started(_started(settings, resumed.said, outputs, why_not))
+        started(_started(settings, feed, resumed.said, outputs, why_not))
+        if feed is not None:
+            telling = asyncio.create_task(_tell(feed, board, stop))
+            stack.callback(telling.cancel)
+        ticks = Ticks(interval_s, resumed.last_s) if feed is None else FeedTicks(feed, interval_s)
         try:
-            await one.run(Ticks(interval_s, resumed.last_s), stop)
+            await one.run(ticks, stop)
         finally:
             await one.close()
 
 
-def _known(
-    cluster: KubernetesWatch,
-) -> Callable[[float], tuple[Context, tuple[Gap, ...]]]:
-    """What is known of planned changes at a time, and what is not."""
-    return lambda now_s: (cluster.context(now_s), cluster.gaps())
+async def _measured(
+    settings: MeshSettings,
+    queries: QuerySet,
+    roster: Roster,
+    metrics: MeshMetrics,
+    answered: Callable[[], None],
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Source, Callable[[float], tuple[Context, tuple[Gap, ...]]]]:
+    """Snapshots by Prometheus, and what Kubernetes knows of planned changes at a time."""
+    client = parts.prometheus_of(settings)
+    stack.push_async_callback(client.close)
+    collector = parts.collector_of(settings, client, queries, roster, told=metrics.collected)
+    collector.answered = answered
+    cluster = await stack.enter_async_context(kubernetes_watch(settings))
+    await cluster.wait_listed(_LISTED_S)
+    return collector, lambda now_s: (cluster.context(now_s), cluster.gaps())
 
 
-def _started(settings: MeshSettings, said: str, outputs: Outputs, why_not: str) -> Started:
+async def _tell(feed: Feed, board: Board, stop: asyncio.Event) -> None:
+    with contextlib.closing(board.subscribe()) as verdicts:
+        while True:
+            verdict, _ = await verdicts.get()
+            if feed.told(verdict):
+                stop.set()
+
+
+def _started(
+    settings: MeshSettings, feed: Feed | None, said: str, outputs: Outputs, why_not: str
+) -> Started:
     source = settings.source
     where = ", ".join(source.namespaces) or "all namespaces"
     told = ", ".join(settings.alerts.alertmanager_urls) or "nobody: no Alertmanager is set"
+    watched = f"{source.mesh} in {where}, by {source.prometheus_url}" if feed is None else feed.name
     lines = [
-        f"watching {source.mesh} in {where}, by {source.prometheus_url}, every {source.interval_s:g} s",
+        f"watching {watched}, every {source.interval_s:g} s",
         f"page     {outputs.url or 'off'}",
         f"gRPC     {settings.serve.host}:{outputs.grpc_port}" if outputs.grpc_port else "gRPC     off",
         f"alerts   to {told}",
