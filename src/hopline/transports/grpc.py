@@ -269,9 +269,9 @@ class GrpcApp:
             if status != last:
                 last = status
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
-            if self._draining:  # its connection could not end otherwise
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
             await asyncio.sleep(0.5)
+            if self._draining and last != _SERVING:  # its connection could not end otherwise
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
 
     def _health_status(self, name: str) -> int:
         if name not in ("", INFERENCE):

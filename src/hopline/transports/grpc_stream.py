@@ -21,6 +21,8 @@ from hopline.types import Deliver, ScoreResult, Ticket
 
 #: Requests of one stream that are worked on at a time; the next one is read when the first is answered.
 MAX_DEPTH = 64
+#: From the last answer to the end of a stream that is cut off: grpc.aio's clients read no answer behind it.
+_READING_S = 0.2
 CUT_OFF = "the server is shutting down; what was not answered has to be asked again, over another stream"
 
 
@@ -87,6 +89,7 @@ class InferStream:
                     place.ticket.cancel()
             _wake(self._wakes_reader)
         if self._cut:
+            await asyncio.sleep(_READING_S)
             raise Unavailable(CUT_OFF)
         await reader
         if self._failure is not None:
