@@ -192,8 +192,8 @@ def isolation_phase(report: Report, places: Places, effort: Effort) -> None:
     report.line(
         "p99 of eight beside three that misbehave, ratio", found["isolation_p99_ratio"], "goal ≤ 1.2"
     )
-    told = f"{len(found['counted'])} of {len(found['alone_p99_ms'])}"
-    report.line("  turns that the machine was ours in", told)
+    told = f"{found['calm_turns']} of {len(found['alone_p99_ms'])}"
+    report.line("  turns in which the processors were ours", told)
     report.line("  ratio of all turns", found["ratio_of_all"])
     report.line("  errors of the eight", found["errors_of_the_eight"], "goal 0")
     report.line("  restarts of the others", sum(found["restarts"].values()))

@@ -1,9 +1,9 @@
 """Models in one server: eight asked as usual, one that is flooded, one that crashes, one that leaks.
 
 The two faulty ones have processes of their own, the flooded one a limit of its rate.
-Turn by turn the eight are asked alone, and while the others misbehave; the ratio of the medians of p99. A turn
-in which a hypervisor gave the processors to somebody else tells of that, and is asked again; `ratio_of_all`
-has it too.
+Turn by turn the eight are asked alone, and while the others misbehave; the ratio of the medians of p99.
+A turn in which a hypervisor gave the processors to somebody else tells of that, and is asked again;
+`ratio_of_all` has it too.
 
 Those who flood, and who ask the faulty ones, would be on other machines: here they take only what the
 server and the callers of the eight leave of the processors. `answers_of_the_others` shows that they still
@@ -108,7 +108,8 @@ def measure(
     return {
         "isolation_p99_ratio": round(ratio, 3),
         "ratio_of_all": round(median(beside) / median(alone), 3),
-        "counted": counted,
+        "calm_turns": sum(calm),
+        "counted_turns": counted,
         "alone_p99_ms": alone,
         "beside_p99_ms": beside,
         "errors_of_the_eight": errors,
