@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 #: Incidents that a check waits for, and how fast it plays.
-_CHECKED, _CHECK_SPEED = 2, 100.0
+_CHECKED, _CHECK_SPEED = 2, 60.0
 
 
 def demo(
