@@ -38,4 +38,4 @@ def demo(
     if missed or feed.false:
         typer.echo(f"not found: {missed or 'none'}; incidents for nothing: {feed.false}", err=True)
         raise typer.Exit(1)
-    typer.echo("each fault was one incident, which named it first or second")
+    typer.echo("each fault was named first or second, and there was no incident for nothing")

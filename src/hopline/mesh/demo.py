@@ -106,12 +106,7 @@ class SimulatedFeed:
         pair = next(self._pairs, None)
         if pair is None:
             assert self._last is not None
-            last = self._last[0]
-            nothing = (last.node_features * float("nan"), last.edge_features * float("nan"))
-            gap = Gap("demo", "the simulated day is over")
-            return dataclasses.replace(
-                last, time_s=now_s, node_features=nothing[0], edge_features=nothing[1], gaps=(gap,)
-            )
+            return self._last[0].unmeasured(now_s, Gap("demo", "the simulated day is over"))
         before_s = -1.0 if self._last is None else self._last[0].time_s
         self._last = pair
         snapshot = pair[0]
@@ -154,7 +149,7 @@ class SimulatedFeed:
         told = ", ".join(_suspect(each) for each in incident.suspects[:2])
         for fault in self.found:
             if fault.start_s <= now_s <= fault.end_s + _LATE_S:
-                self.found[fault] = any(each.service in fault.roots for each in incident.suspects[:2])
+                self.found[fault] |= any(each.service in fault.roots for each in incident.suspects[:2])
                 self._say(
                     f"{_time(time_s)}    the watch: incident after {now_s - fault.start_s:.0f} s: {told}"
                 )

@@ -5,7 +5,7 @@ Knows arrays; nothing of Prometheus, files or models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,16 @@ class Snapshot:
     edge_dst: SlotArray
     edge_features: FloatArray
     gaps: tuple[Gap, ...] = field(default=())
+
+    def unmeasured(self, time_s: float, gap: Gap) -> Snapshot:
+        """The same services and call paths in a later interval of which nothing is known."""
+        return replace(
+            self,
+            time_s=time_s,
+            node_features=np.full_like(self.node_features, np.nan),
+            edge_features=np.full_like(self.edge_features, np.nan),
+            gaps=(gap,),
+        )
 
     def check(self) -> None:
         """Compare the arrays with what the attributes promise.

@@ -1,6 +1,6 @@
 """One `ModelStreamInfer` call: many requests are worked on at a time and answered in their order.
 
-A request of a stream costs about half of what a call costs: no call is begun or ended for it, and it has
+A request of a stream costs about a quarter less than a call: no call is begun or ended for it, and it has
 no task of its own. Two coroutines share the work, one that reads and one that writes.
 """
 
@@ -126,7 +126,7 @@ class InferStream:
 
         try:
             place.ticket = self._submit(request, deliver)
-        except Exception as error:
+        except Exception as error:  # the boundary of a request: the others of the stream go on
             deliver(as_hopline_error(error, request.id or "(none)"))
 
     def _end(self) -> None:

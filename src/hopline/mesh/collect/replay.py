@@ -60,12 +60,8 @@ class Replay:
             now_s: our clock, Unix seconds.
         """
         if not self.left:
-            last = self._recording.snapshots[-1]
-            nothing = (last.node_features * float("nan"), last.edge_features * float("nan"))
             gap = Gap("recording", f"{self._recording.name} is over")
-            return dataclasses.replace(
-                last, time_s=now_s, node_features=nothing[0], edge_features=nothing[1], gaps=(gap,)
-            )
+            return self._recording.snapshots[-1].unmeasured(now_s, gap)
         snapshot = self._recording.snapshots[self._next]
         self._next += 1
         self._moved_s = now_s - snapshot.time_s
