@@ -142,6 +142,10 @@ def show(learned: Learned, console: Console) -> None:
     ):
         if count:
             say(f"{count:,} intervals left out, {what}", "yellow")
+    for out in learned.abnormal[:_NAMED]:
+        say(f"not learned from, since it was no normal time: {out.told()}", "yellow")
+    if more := len(learned.abnormal[_NAMED:]):
+        say(f"and {more} more of such times", "yellow")
     if rare := learned.rare_services:
         few = ", ".join(rare[:_NAMED]) + (", …" if len(rare) > _NAMED else "")
         say(f"too rarely seen to learn of: {few}", "yellow")

@@ -7,10 +7,13 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hopline.commands import mesh
+from hopline.commands.mesh_train import show
 from hopline.errors import BadRequest, MeshError, QueryFailed, SnapshotInvalid, SourceUnavailable
+from hopline.mesh.changes import Context
 from hopline.mesh.collect import CollectOptions, Collector, Prometheus, queries_for
 from hopline.mesh.collect.past import Past
 from hopline.mesh.collect.prometheus import Reply
@@ -20,12 +23,13 @@ from hopline.mesh.roster import Roster
 from hopline.mesh.settings import load_settings
 from hopline.mesh.simulate import MeshPlan, simulate
 from hopline.mesh.simulate.truth import write
-from hopline.mesh.state import StateFolder
+from hopline.mesh.state import Seen, StateFolder
 from hopline.mesh.state.keeper import Keeper
 from hopline.mesh.state.lock import only_writer
 from hopline.mesh.tagae import Tagae
 from hopline.mesh.watch import parts
 from hopline.mesh.watch.judge import Judge
+from hopline.mesh.watch.learn import Home, learn
 from hopline.mesh.watch.resume import resume
 from tests.mesh.collect.history import History, istio_call
 from tests.prometheus_server import prometheus
@@ -124,7 +128,7 @@ def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded
     assert found.last_s == learned[-1].time_s
     oracle = Tagae(judge.detector.settings)
     mine = [in_roster(each, found.roster) for each in learned]
-    oracle.fit(mine, [None] * len(mine))
+    oracle.fit(mine, [Context()] * len(mine))
     for snapshot, context in list(zip(*recording.testing(), strict=True))[:5]:
         verdict = judge.judge(in_roster(snapshot, found.roster), context).verdict
         assert verdict.state == "normal"
@@ -167,6 +171,35 @@ def test_what_is_excepted_is_not_learned_from(recorded, tmp_path):
     state = StateFolder.to_read(tmp_path / "state")
     times = [seen.snapshot.time_s for seen in state.history(Roster())]
     assert not [moment for moment in times if start_s <= moment < end_s]
+
+
+def test_an_incident_among_what_is_learned_from_is_left_out_and_said(tmp_path):
+    plan = MeshPlan(services=5, hours=400 * 15 / 3600, autoscale=False, bursts_per_hour=0.0)
+
+    def with_an_incident():
+        for number, (snapshot, context) in enumerate(simulate(plan, 3)):
+            nodes, edges = snapshot.node_features.copy(), snapshot.edge_features.copy()
+            if 60 <= number < 75:
+                nodes[2, snapshot.schema.node_features.index("error_share")] = 0.6
+                called = snapshot.edge_dst == snapshot.nodes[2]
+                edges[called, snapshot.schema.edge_features.index("error_share")] = 0.6
+            yield dataclasses.replace(snapshot, node_features=nodes, edge_features=edges), context
+
+    seen = [Seen(*each) for each in with_an_incident()]
+    settings = load_settings(flags={"state_dir": tmp_path / "state", "window_size": 40})
+    with Home(settings, replace=False) as home:
+        learned = learn(seen, settings, home, source="here")
+    service = seen[0].snapshot.roster.name(int(seen[0].snapshot.nodes[2]))
+    (out,) = learned.abnormal
+    assert f"{service} error_share" in out.series
+    assert all(series.endswith(f"{service} error_share") for series in out.series)
+    times = [each.snapshot.time_s for each in seen]
+    assert times[56] <= out.since_s <= times[60]
+    assert times[74] <= out.until_s <= times[84]
+    assert learned.intervals == sum(not out.since_s <= time_s <= out.until_s for time_s in times)
+    console = Console(record=True, width=200)
+    show(learned, console)
+    assert f"not learned from, since it was no normal time: {out.told()}" in console.export_text()
 
 
 async def test_the_past_is_what_a_collector_would_have_collected(url, now_s):

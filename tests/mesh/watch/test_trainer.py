@@ -1,6 +1,7 @@
 """Training beside the loop: a process learns from the history; what it learned takes over, or nothing."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,35 @@ def test_times_of_trouble_are_not_learned_from(folder, played):
         go(one, seen, [gone] if number == 26 else [])
     assert one._task.without == [(start_s - 60, end_s + 60)]
     one.close()
+
+
+def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):
+    state = StateFolder(tmp_path / "state", 2**24, 1e9)
+    plan = MeshPlan(services=6, hours=300 * 15 / 3600, autoscale=False, bursts_per_hour=0.0)
+    seen = [failing(Seen(*each)) if 100 <= number < 115 else Seen(*each)
+            for number, each in enumerate(simulate(plan, 2))]  # fmt: skip
+    for each in seen:
+        state.append(each.snapshot, each.context)
+    one = Trainer(state.folder, SETTINGS, Schedule(first=300, hours=6), trained=False, outcome=list)
+    for each in seen:
+        go(one, each)
+    until_done(one)
+    with caplog.at_level("WARNING"):
+        while one._process is not None:
+            go(one, seen[-1])
+    state.close()
+    assert "not learned from, since it was no normal time: " in caplog.text
+    assert "error_share" in caplog.text
+
+
+def failing(seen):
+    """The same, with a service of which most requests fail."""
+    snapshot = seen.snapshot
+    nodes, edges = snapshot.node_features.copy(), snapshot.edge_features.copy()
+    nodes[2, snapshot.schema.node_features.index("error_share")] = 0.6
+    called = snapshot.edge_dst == snapshot.nodes[2]
+    edges[called, snapshot.schema.edge_features.index("error_share")] = 0.6
+    return Seen(replace(snapshot, node_features=nodes, edge_features=edges), seen.context)
 
 
 def test_a_training_that_fails_or_hangs_changes_nothing(folder, played, monkeypatch, caplog):

@@ -5,6 +5,9 @@ Knows arrays over time; nothing of steps. Medians and quantiles, so that single 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import NormalDist
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +16,9 @@ from hopline.mesh.tagae.series import SeriesTable
 
 #: Values that a series must have in the time that is learnt from, to have a level and spread of its own.
 _FEWEST = 20
+#: Share of a series' values beyond which nothing counts for its spread, and by how much further out than
+#: normally distributed ones those before may be.
+TAIL, _OUTER = 0.01, 3.0 / 2.5758
 #: Share of a series' variance that its load must explain before the load is taken out.
 _FOLLOWS = 0.1
 #: Thresholds in spreads: no lower, no higher, and before anything is known.
@@ -27,16 +33,19 @@ _HALF_KNOWN = 60.0
 _CAUTION = 20.0
 #: A series' own threshold, as a multiple of its largest deviation in normal time.
 _OWN = 1.2
+#: Deviations below it need no explanation: no threshold is as low, and no series' own is set by them.
+LEAST_COUNTED = LOWEST / _OWN
 #: Exceedances follow each other; so many are one false alarm.
 _RUN = 2.0
 
 
-def learn_scales(table: SeriesTable, history: NDArray[np.float32]) -> None:
+def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float = TAIL) -> None:
     """Set offset, level, spread and slope of each series from normal time.
 
     Args:
         table: has at least as many slots as `history`.
         history: float32 [T, slots, F], as measured; NaN = not measured. Overwritten.
+        tail: share of the values that may be any way out without a wider spread.
     """
     size, width = history.shape[1:]
     pooled = table.least_spread.copy()
@@ -61,7 +70,8 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32]) -> None:
         history[:, own, f] = values
         level = np.nanmedian(values, axis=0)
         away = np.abs(values - level)
-        spread = np.maximum(1.4826 * np.nanmedian(away, axis=0), np.nanquantile(away, 0.99, axis=0) / 3.0)
+        outer = np.nanquantile(away, 1 - tail, axis=0) / (_OUTER * NormalDist().inv_cdf(1 - tail / 2))
+        spread = np.maximum(1.4826 * np.nanmedian(away, axis=0), outer)
         pooled[f] = max(pooled[f], float(np.median(spread)))
         table.level[own, f] = table.anchor[own, f] = level
         table.spread[own, f] = np.maximum(spread, max(table.least_spread[f], 0.25 * pooled[f]))
@@ -98,6 +108,47 @@ def _slopes(
         usable = enough[:, f] & enough[:, table.load] & (explained > _FOLLOWS)
         slope[:, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
     return slope
+
+
+def discount(
+    table: SeriesTable,
+    found: Sequence[tuple[int, int, float]],
+    peak: NDArray[np.float32],
+    step: int,
+    hold: int,
+) -> None:
+    """Count what was found in an interval by what is left of it once it is explained as far as it can be.
+
+    Args:
+        table: whose `histogram` has it as it was measured.
+        found: slots, columns, and the shares that are left.
+        peak: float32 [slots, F], what is left at most; result.
+        step: number of the interval; hold: intervals that a deviation has to last.
+    """
+    if not found:
+        return
+    slots, columns = (np.array(each) for each in list(zip(*found, strict=True))[:2])
+    share = np.array([each[2] for each in found])
+    lasting = _lasting(table.held, slots, columns, step, hold)
+    left = lasting * share
+    np.subtract.at(table.histogram, (columns, np.minimum(lasting.astype(int), kernels.BINS - 1)), 1)
+    np.add.at(table.histogram, (columns, np.minimum(left.astype(int), kernels.BINS - 1)), 1)
+    np.maximum.at(peak, (slots, columns), left / 4.0)
+
+
+def _lasting(
+    held: NDArray[np.int8], slots: NDArray[np.int64], columns: NDArray[np.int64], step: int, hold: int
+) -> NDArray[np.float64]:
+    """How large deviations are that last, as `kernels.judge` has counted them, in quarters of a spread.
+
+    Args:
+        held: int8 [HOLD, slots, F], the last deviations.
+    """
+    last = held[[(step - k) % kernels.HOLD for k in range(hold)]][:, slots, columns].astype(np.float64)
+    sizes = np.where(np.sign(last) == np.sign(last[0]), np.abs(last), 0.0)
+    least = np.partition(sizes, 1, axis=0)[1] if hold >= 4 else sizes.min(axis=0)
+    result: NDArray[np.float64] = np.minimum(sizes.mean(axis=0), kernels.UNEVEN * least)
+    return result
 
 
 def set_thresholds(

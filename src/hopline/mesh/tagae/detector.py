@@ -26,6 +26,7 @@ from hopline.mesh.model.weights import Weights
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Gap, Snapshot
 from hopline.mesh.tagae import calibrate, expect, expected, kernels, rows
+from hopline.mesh.tagae.abnormal import MOST, Stretch, stretches
 from hopline.mesh.tagae.clues import Clue, Key, together
 from hopline.mesh.tagae.cut import Cut
 from hopline.mesh.tagae.live import LiveState
@@ -85,7 +86,11 @@ _BLIND = 0.5
 
 
 class Tagae:
-    """Watches one mesh; implements `hopline.mesh.detector.Detector`."""
+    """Watches one mesh; implements `hopline.mesh.detector.Detector`.
+
+    Attributes:
+        left_out: times that the last `fit` did not learn from, since they were no normal ones.
+    """
 
     def __init__(self, settings: TagaeSettings | None = None) -> None:
         self.settings = settings or TagaeSettings()
@@ -96,6 +101,7 @@ class Tagae:
         self._tracker = Tracker()
         self._expectation: expect.Expectation | None = None
         self._learnt = 0
+        self.left_out: list[Stretch] = []
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -113,11 +119,53 @@ class Tagae:
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """Learn from intervals that are taken as normal, oldest first; replaces what was learned before.
 
+        What among them would be an incident whatever is learned is not learned from: see `left_out`.
+
         Raises:
             SnapshotInvalid: there are none.
         """
         if not snapshots:
             raise SnapshotInvalid("nothing to learn from: fit was given no snapshot")
+        left_out = self._abnormal(snapshots, contexts)
+        if left_out:
+            snapshots = [
+                snapshot
+                for snapshot in snapshots
+                if not any(snapshot.time_s in stretch for stretch in left_out)
+            ]
+        self._prepare(snapshots)
+        self.left_out = left_out
+        self._learn_scales(snapshots, calibrate.TAIL)
+        if self.settings.model != "none":
+            self._learn_model(snapshots)
+        self._count(snapshots)
+        self._learnt = len(snapshots)
+        self._fitted = True
+        self._set_thresholds()
+        self._last_s = snapshots[-1].time_s
+
+    def _abnormal(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> list[Stretch]:
+        """Times with what would be an incident whatever is learned of the others.
+
+        Series alone are asked, as the graph model is learned from what is left.
+        """
+        scout = Tagae(replace(self.settings, model="none"))
+        scout._prepare(snapshots)
+        scout._learn_scales(snapshots, MOST)
+        for table in scout._tables:
+            table.threshold[:] = calibrate.HIGHEST
+        beyond: list[list[Clue]] = []
+        for snapshot, context in zip(snapshots, contexts, strict=True):
+            scout._observe(snapshot)
+            scout._excuse(expected.under_way(context, snapshot.time_s, scout.interval_s), snapshot)
+            found, _ = scout._judge(snapshot, kernels.NOTHING)
+            scout.steps += 1
+            beyond.append(scout._witness.firm(snapshot, found))
+        times_s = [snapshot.time_s for snapshot in snapshots]
+        return stretches(times_s, beyond, before=scout._hold - 1, apart=scout._patience)
+
+    def _prepare(self, snapshots: Sequence[Snapshot]) -> None:
+        """Begin anew, with room for all that is in them."""
         self._begin(snapshots[0].schema)
         gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(snapshots)]
         self.interval_s = float(np.median(gaps)) if gaps else 0.0
@@ -125,6 +173,8 @@ class Tagae:
             self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
         self._nodes.grow(len(snapshots[0].roster))
         self._edges.grow(len(self._pairs))
+
+    def _learn_scales(self, snapshots: Sequence[Snapshot], tail: float) -> None:
         for number, table in enumerate(self._tables):
             width = len(table.columns)
             every = max(1, -(-len(snapshots) * table.size * width // _LEARN_VALUES))
@@ -136,17 +186,27 @@ class Tagae:
                 else:
                     slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
                     history[t, slots] = snapshot.edge_features
-            calibrate.learn_scales(table, history)
-        if self.settings.model != "none":
-            self._learn_model(snapshots)
+            calibrate.learn_scales(table, history, tail)
+
+    def _count(self, snapshots: Sequence[Snapshot]) -> None:
+        """Play normal time, and count by how much it is out of bounds that nothing explains."""
+        for table in self._tables:
+            table.threshold[:] = calibrate.LEAST_COUNTED
+        peaks = [np.zeros_like(table.peak) for table in self._tables]
         for snapshot in snapshots:
             self._observe(snapshot)
-            self._judge(snapshot, kernels.ALL)
+            found, _ = self._judge(snapshot, kernels.ALL)
+            shares = self._witness.shares(snapshot, found)
+            for number, table in enumerate(self._tables):
+                left = [
+                    (slot, column, share)
+                    for (of, slot, column), share in zip(found, shares, strict=True)
+                    if of == number
+                ]
+                calibrate.discount(table, left, peaks[number], self.steps, self._hold)
             self.steps += 1
-        self._learnt = len(snapshots)
-        self._fitted = True
-        self._set_thresholds()
-        self._last_s = snapshots[-1].time_s
+        for table, peak in zip(self._tables, peaks, strict=True):
+            table.peak[:] = peak
 
     def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
         """Play the intervals once for what the model reads, and train it; windows are empty again after."""
@@ -207,6 +267,7 @@ class Tagae:
         self._excused_at = 0
         self._reported: dict[Key, float] = {}
         self._absent = np.zeros(0, np.int32)
+        self.left_out = []
         self.steps = 0
         self._learnt = 0
         self.schema = schema  # last: metrics are read on another thread, and ask whether there is one

@@ -46,7 +46,7 @@ class Witness:
     def firm(self, snapshot: Snapshot, found: Sequence[Place]) -> list[Clue]:
         """Clues of what lasted, but for those that more load explains."""
         clues = [self._clue(*where, is_firm=True) for where in found]
-        return [clue for clue in clues if self._counts(clue, snapshot)]
+        return [clue for clue in clues if clue.score * self._share(clue, snapshot) >= 1.0]
 
     def supporting(self, snapshot: Snapshot, found: Sequence[Place], also: Sequence[int]) -> list[Clue]:
         """Clues of this interval alone at the services in question and their neighbours.
@@ -74,23 +74,27 @@ class Witness:
         away = kernels.nearer(float(table.slow[slot, table.load]), float(table.near[slot, table.load]))
         return max(0.0, float(away) * float(table.spread[slot, table.load])) if away == away else 0.0
 
-    def _counts(self, clue: Clue, snapshot: Snapshot) -> bool:
-        """Whether more load explains less of a clue than would leave it within bounds.
+    def shares(self, snapshot: Snapshot, found: Sequence[Place]) -> list[float]:
+        """How much of each deviation more load leaves to be explained, 0 to 1."""
+        return [self._share(self._clue(*where, is_firm=True), snapshot) for where in found]
+
+    def _share(self, clue: Clue, snapshot: Snapshot) -> float:
+        """What a clue's score is multiplied by since there is more load.
 
         More load comes from callers who have more, or from outside; a caller that sends more than it gets
         more is not explained. What a service uses, and how long it takes, may rise with its load.
         """
         if not clue.is_up or clue.role in ("errors", "trouble"):
-            return True
+            return 1.0
         rise = np.log(max(clue.seen or 0.0, 1e-9) / max(clue.expected or 0.0, 1e-9))
         if clue.role == "load":
             if clue.caller >= 0:
-                return bool(rise > _AMPLIFIED * self._surge(clue.caller) + _NOISE)
-            return bool(rise > 1.15 * self._usual_surge(clue.service, snapshot) + _NOISE)
+                return float(rise > _AMPLIFIED * self._surge(clue.caller) + _NOISE)
+            return float(rise > 1.15 * self._usual_surge(clue.service, snapshot) + _NOISE)
         surge = self._usual_surge(clue.service, snapshot)
         if clue.role in ("resource", "traffic") and rise <= _AMPLIFIED * surge:
-            return False
-        return clue.score / (1.0 + surge / _DOUBLING) >= 1.0
+            return 0.0
+        return 1.0 / (1.0 + surge / _DOUBLING)
 
     def _usual_surge(self, slot: int, snapshot: Snapshot) -> float:
         """How much of `_surge` callers, or those outside, account for."""

@@ -20,6 +20,7 @@ from hopline.mesh.schema import Schema
 from hopline.mesh.state import Seen, StateFolder
 from hopline.mesh.state.checkpoint import write_checkpoint
 from hopline.mesh.tagae import Tagae, TagaeSettings
+from hopline.mesh.watch.learned import abnormal_of
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -76,7 +77,12 @@ def train(task: Task) -> int:
     detector = Tagae(settings)
     detector.fit([seen.snapshot for seen in history], [seen.context for seen in history])
     meta, arrays = detector.export()
-    header = {"meta": meta, "time_s": history[-1].snapshot.time_s, "names": list(roster.names)}
+    header = {
+        "meta": meta,
+        "time_s": history[-1].snapshot.time_s,
+        "names": list(roster.names),
+        "abnormal": [out.told() for out in abnormal_of(detector, roster)],
+    }
     write_checkpoint(Path(task.out), header, arrays)
     return len(history)
 

@@ -138,18 +138,21 @@ def learn(
     detector = Tagae(asked)
     detector.fit(snapshots, [each.context for each in kept])
     schema = snapshots[0].schema
+    abnormal = learned.abnormal_of(detector, snapshots[0].roster)
+    snapshots = [each for each in snapshots if not any(each.time_s in out for out in detector.left_out)]
     _, arrays = detector.export()
     columns = learned.columns_of(schema, arrays, snapshots, interval_s, asked.anomaly_percentile)
     home.write(detector, kept, schema)
     return Learned(
         source=source,
         state_dir=str(settings.state.state_dir),
-        intervals=len(kept),
+        intervals=len(snapshots),
         not_measured=len(seen) - len(measured),
         excepted=len(measured) - len(kept),
+        abnormal=abnormal,
         interval_s=interval_s,
-        since_s=snapshots[0].time_s,
-        until_s=snapshots[-1].time_s,
+        since_s=kept[0].snapshot.time_s,
+        until_s=kept[-1].snapshot.time_s,
         services=learned.services(snapshots),
         call_paths=learned.call_paths(snapshots),
         columns=columns,

@@ -1,4 +1,4 @@
-"""What a detector has learned, as numbers for people: of its export alone."""
+"""What a detector has learned, as numbers for people."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.mesh.evaluate.times import clock
+from hopline.mesh.roster import Roster
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Snapshot
+from hopline.mesh.tagae import Tagae
 from hopline.mesh.tagae.calibrate import tail_level
 
 #: Exceedances of a threshold follow each other; so many are one false alarm, as thresholds are set.
 _RUN = 2.0
 #: Bisections of a logarithm.
 _HALVINGS = 40
+#: Series that are told of a time that was not learned from.
+_NAMED = 4
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -38,6 +43,24 @@ class Column(msgspec.Struct, frozen=True):
     false_alarms_per_day: float
 
 
+class Abnormal(msgspec.Struct, frozen=True):
+    """A time that was not learned from, since it would be an incident whatever is learned.
+
+    Attributes:
+        since_s, until_s: of its first and last interval, Unix seconds.
+        series: what was so far out, such as "shop/pay p99_ms" and "shop/pay → shop/db client_ms".
+    """
+
+    since_s: float
+    until_s: float
+    series: tuple[str, ...]
+
+    def told(self) -> str:
+        """One line for people."""
+        few = ", ".join(self.series[:_NAMED]) + (", …" if len(self.series) > _NAMED else "")
+        return f"{clock(self.since_s)} to {clock(self.until_s)} UTC: {few}"
+
+
 class Learned(msgspec.Struct, frozen=True):
     """What there is to say after a training.
 
@@ -47,6 +70,7 @@ class Learned(msgspec.Struct, frozen=True):
         intervals: that were learned from.
         not_measured: intervals in which nothing was, and that were left out.
         excepted: intervals that were left out as asked.
+        abnormal: times that were left out, since they were no normal ones.
         interval_s: seconds of one.
         since_s, until_s: times of the first and last one, Unix seconds.
         services, call_paths: of which there was anything.
@@ -63,6 +87,7 @@ class Learned(msgspec.Struct, frozen=True):
     intervals: int
     not_measured: int
     excepted: int
+    abnormal: tuple[Abnormal, ...]
     interval_s: float
     since_s: float
     until_s: float
@@ -74,6 +99,19 @@ class Learned(msgspec.Struct, frozen=True):
     model: bool
     rare_services: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def abnormal_of(detector: Tagae, roster: Roster) -> tuple[Abnormal, ...]:
+    """The times that a detector was given and did not learn from, with names."""
+
+    def name(caller: int, service: int, feature: str) -> str:
+        path = f"{roster.name(caller)} → " if caller >= 0 else ""
+        return f"{path}{roster.name(service)} {feature}"
+
+    return tuple(
+        Abnormal(out.since_s, out.until_s, tuple(sorted(name(*key) for key in out.series)))
+        for out in detector.left_out
+    )
 
 
 def columns_of(

@@ -183,6 +183,8 @@ class Trainer:
             self._fail(str(error))
         else:
             Path(task.out).unlink(missing_ok=True)
+            for told in header["abnormal"]:
+                logger.warning("training: not learned from, since it was no normal time: %s", told)
 
     def _restored(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tagae:
         detector = Tagae.restore(header["meta"], arrays, self._settings)
