@@ -25,9 +25,9 @@ def clues(service: int) -> list[Clue]:
     return [Clue(service, caller, "error_share", "errors", 2.0, True, True, 0.0, 1.0) for caller in (-1, 9)]
 
 
-def learned(edit=None, context=None) -> Tagae:
+def learned(edit=None, context=None, count: int = COUNT) -> Tagae:
     detector = Tagae(TagaeSettings(model="none"))
-    detector.fit(list(play(COUNT, edit)), [context or Context()] * COUNT)
+    detector.fit(list(play(count, edit)), [context or Context()] * count)
     return detector
 
 
@@ -130,6 +130,21 @@ def test_thresholds_are_not_raised_by_what_more_load_explains():
     assert not other.left_out
     for column in ("node.p99_ms", "node.cpu_cores", "node.request_rate", "edge.request_rate"):
         assert other.thresholds[column] <= 1.35 * calm.thresholds[column], column
+
+
+def test_thresholds_are_not_raised_by_what_was_planned():
+    begin_s = START_S + 295 * INTERVAL_S
+
+    def uses_more(number, nodes, edges):
+        if 300 <= number < 310:  # of so many, that spreads stay what they are
+            nodes[STORE, node("cpu_cores")] *= 3.0
+
+    planned = Context(changes=(Change("scale", "store", begin_s, begin_s + 15 * INTERVAL_S),))
+    calm = learned(count=1200).thresholds
+    assert learned(uses_more, planned, count=1200).thresholds == pytest.approx(calm, rel=0.05)
+    raised = learned(uses_more, count=1200)
+    assert not raised.left_out  # of one series alone
+    assert raised.thresholds["node.cpu_cores"] > 1.5 * calm["node.cpu_cores"]
 
 
 @pytest.mark.parametrize("edit", [None, failing(150, 300, 450), busy(300)])

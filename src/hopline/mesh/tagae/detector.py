@@ -37,7 +37,7 @@ from hopline.mesh.tagae.series import SeriesTable
 from hopline.mesh.tagae.sweep import Sweep, Taken
 from hopline.mesh.tagae.telling import told
 from hopline.mesh.tagae.tracker import Tracker, Trouble
-from hopline.mesh.tagae.witness import Witness
+from hopline.mesh.tagae.witness import Place, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +128,15 @@ class Tagae:
             raise SnapshotInvalid("nothing to learn from: fit was given no snapshot")
         left_out = self._abnormal(snapshots, contexts)
         if left_out:
-            snapshots = [
-                snapshot
-                for snapshot in snapshots
-                if not any(snapshot.time_s in stretch for stretch in left_out)
-            ]
+            kept = [not any(each.time_s in stretch for stretch in left_out) for each in snapshots]
+            snapshots = list(itertools.compress(snapshots, kept))
+            contexts = list(itertools.compress(contexts, kept))
         self._prepare(snapshots)
         self.left_out = left_out
         self._learn_scales(snapshots, calibrate.TAIL)
         if self.settings.model != "none":
             self._learn_model(snapshots)
-        self._count(snapshots)
+        self._count(snapshots, contexts)
         self._learnt = len(snapshots)
         self._fitted = True
         self._set_thresholds()
@@ -188,25 +186,37 @@ class Tagae:
                     history[t, slots] = snapshot.edge_features
             calibrate.learn_scales(table, history, tail)
 
-    def _count(self, snapshots: Sequence[Snapshot]) -> None:
+    def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """Play normal time, and count by how much it is out of bounds that nothing explains."""
         for table in self._tables:
             table.threshold[:] = calibrate.LEAST_COUNTED
         peaks = [np.zeros_like(table.peak) for table in self._tables]
-        for snapshot in snapshots:
+        for snapshot, context in zip(snapshots, contexts, strict=True):
             self._observe(snapshot)
             found, _ = self._judge(snapshot, kernels.ALL)
-            shares = self._witness.shares(snapshot, found)
+            left = self._unexplained(snapshot, context, found)
             for number, table in enumerate(self._tables):
-                left = [
-                    (slot, column, share)
-                    for (of, slot, column), share in zip(found, shares, strict=True)
-                    if of == number
-                ]
-                calibrate.discount(table, left, peaks[number], self.steps, self._hold)
+                mine = [(slot, column, share) for (of, slot, column), share in left if of == number]
+                calibrate.discount(table, mine, peaks[number], self.steps, self._hold)
             self.steps += 1
         for table, peak in zip(self._tables, peaks, strict=True):
             table.peak[:] = peak
+
+    def _unexplained(
+        self, snapshot: Snapshot, context: Context, found: Sequence[Place]
+    ) -> list[tuple[Place, float]]:
+        """What was found, with the share of it that neither more load nor a planned change explains."""
+        if not found:
+            return []
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s)
+        quiet = [expected.shares(changes, snapshot.roster, roles) for roles in self._roles]
+        left = []
+        for place, share in zip(found, self._witness.shares(snapshot, found), strict=True):
+            number, slot, column = place
+            ends = (slot,) if number == 0 else (int(self._pairs.src[slot]), int(self._pairs.dst[slot]))
+            excused = min((quiet[number][end][column] for end in ends if end in quiet[number]), default=1.0)
+            left.append((place, share * float(excused)))
+        return left
 
     def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
         """Play the intervals once for what the model reads, and train it; windows are empty again after."""
