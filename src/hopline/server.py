@@ -43,6 +43,8 @@ _POLL_S = 0.005
 _SETTLE_S = 0.1
 #: That one gRPC connection may have under way.
 _MAX_GRPC_CALLS = 512
+#: gRPC's options are 32 bits wide.
+_ANY_NUMBER = 2**31 - 1
 
 
 def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
@@ -241,10 +243,14 @@ class Server:
                 ("grpc.so_reuseport", 1),
                 # Ended in order: what is under way is finished, and the client told to connect anew.
                 ("grpc.max_connection_age_ms", round(1000 * settings.grpc_connection_age_s)),
-                # More of them wait at the client; gRPC cancels calls while 1,000 wait to be begun here.
+                # More of them wait at the client.
                 ("grpc.max_concurrent_streams", _MAX_GRPC_CALLS),
                 # It would refuse new calls while answered ones are not yet forgotten.
                 ("grpc.http.overload_protection", 0),
+                # It would cancel calls at random from 1,000 on that wait to be begun, of all connections
+                # together; our queue answers each, if only that it is full.
+                ("grpc.server.max_pending_requests", _ANY_NUMBER),
+                ("grpc.server.max_pending_requests_hard_limit", _ANY_NUMBER),
             ]
         )
         self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from typing import Any
 
 import grpc
+import pytest
 
 from hopline.transports.grpc import HEALTH, INFERENCE
 from hopline.transports.proto import message
@@ -110,19 +112,33 @@ async def test_what_is_no_request_ends_a_stream_with_the_reason() -> None:
             assert "no ModelInferRequest" in await stream.details()
 
 
-async def test_a_burst_over_one_connection_is_answered_whole() -> None:
-    # gRPC itself cancels calls while more than 1,000 wait to be begun.
+@pytest.mark.parametrize("num_connections", [1, 8])
+async def test_a_burst_is_answered_whole(num_connections: int) -> None:
+    """gRPC itself cancels calls while more than 1,000 wait to be begun, whichever connections they are of.
+
+    One connection is more than one while it comes of age: the calls under way end on the old one.
+    """
     infer_response = message("inference.ModelInferResponse")
     with running() as server:
-        async with grpc.aio.insecure_channel(server.grpc) as channel:
-            infer = channel.unary_unary(
-                f"/{INFERENCE}/ModelInfer",
-                message("inference.ModelInferRequest").SerializeToString,
-                infer_response.FromString,
-            )
-            calls = [infer(request_of(number), timeout=60) for number in range(5_000)]
+        async with contextlib.AsyncExitStack() as stack:
+            infers = []
+            for _ in range(num_connections):
+                channel = grpc.aio.insecure_channel(
+                    server.grpc, options=[("grpc.use_local_subchannel_pool", 1)]
+                )
+                await stack.enter_async_context(channel)
+                infers.append(
+                    channel.unary_unary(
+                        f"/{INFERENCE}/ModelInfer",
+                        message("inference.ModelInferRequest").SerializeToString,
+                        infer_response.FromString,
+                    )
+                )
+            calls = [
+                infers[number % num_connections](request_of(number), timeout=60) for number in range(5_000)
+            ]
             answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [getattr(answer, "id", answer) for answer in answers] == list(map(str, range(5_000)))
+    assert [str(getattr(answer, "id", answer)) for answer in answers] == list(map(str, range(5_000)))
 
 
 def wait_for_none(server: RunningServer) -> None:
