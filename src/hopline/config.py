@@ -49,8 +49,7 @@ class ServerConfig:
     drain_timeout_s: float = setting(30.0, "then: how long admitted requests may take to finish", minimum=0)
     grpc_connection_age_s: float = setting(
         10.0,
-        "a gRPC client is told to connect anew after this, with which it may meet another worker; a server "
-        "that stops waits as long for those that it has",
+        "a gRPC client is told to connect anew after this, with which it may meet another worker",
         minimum=0.1,
     )
     backlog: int = setting(2048, "connections that may wait to be accepted", minimum=1)

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config import Config, needed_folder
-from hopline.errors import ConfigError
 from hopline.ingress.exposure import check_exposure
-from hopline.sockets import OwnSockets, hold_new_connections, join, reserve, tls_context, tls_pair, url_host
+from hopline.sockets import hold_new_connections, join, reserve, tls_context, url_host
 from hopline.time_slice import SHORT_S, want_slices
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
     from hopline.transports.grpc import GrpcApp
+    from hopline.transports.grpc_endpoint import GrpcEndpoint
     from hopline.transports.http import HttpApp
     from hopline.transports.http_endpoint import HttpEndpoint
     from hopline.transports.queue import QueueServer
@@ -41,10 +41,8 @@ _TICK_S = 1.0
 _POLL_S = 0.005
 #: From the last accepted connection to its first request, in seconds: a round trip and some.
 _SETTLE_S = 0.1
-#: That one gRPC connection may have under way.
-_MAX_GRPC_CALLS = 512
-#: gRPC's options are 32 bits wide.
-_ANY_NUMBER = 2**31 - 1
+#: A client that has not confirmed by then that it heard of the end is not waited for, in seconds.
+_HEARD_S = 2.0
 
 
 def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
@@ -139,10 +137,12 @@ class Server:
         self._service: Any = None
         self._listener: asyncio.Server | None = None
         self._http_socket: socket.socket | None = None
-        self._grpc: Any = None
+        self._grpc_listener: asyncio.Server | None = None
+        self._grpc_socket: socket.socket | None = None
         self._http_app: HttpApp | None = None
         self._grpc_app: GrpcApp | None = None
         self._endpoint: HttpEndpoint | None = None
+        self._grpc_endpoint: GrpcEndpoint | None = None
         self._gate: Gatekeeper | None = None
         self._queue: QueueServer | None = None
 
@@ -171,7 +171,7 @@ class Server:
         grpc_socket = None
         if self.config.server.grpc_port >= 0:
             grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
-        tls = tls_context(self.config.tls)
+        tls = tls_context(self.config.tls, "http/1.1")
         self._gate = open_gate(self.config)
         self._service = load(self._service_name)(self.config)
         if self.config.queues.requests:
@@ -185,7 +185,7 @@ class Server:
         if grpc_socket is not None:
             # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
             await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
-            await self._open_grpc(grpc_socket)
+            await self._open_grpc(grpc_socket, tls_context(self.config.tls, "h2"))
         if hasattr(self._service, "rehearsing"):
             from hopline.transports.rehearsal import rehearse
 
@@ -229,46 +229,26 @@ class Server:
             self._endpoint, sock=bound, backlog=settings.backlog, ssl=tls
         )
 
-    async def _open_grpc(self, bound: socket.socket) -> None:
-        import grpc
-
+    async def _open_grpc(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.grpc import GrpcApp
+        from hopline.transports.grpc_endpoint import GrpcEndpoint
 
         settings = self.config.server
         self._grpc_app = GrpcApp(self._service, self._gate, traces=bool(self.config.tracing.endpoint))
-        self._grpc = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", settings.max_body_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 1),
-                # Ended in order: what is under way is finished, and the client told to connect anew.
-                ("grpc.max_connection_age_ms", round(1000 * settings.grpc_connection_age_s)),
-                # More of them wait at the client.
-                ("grpc.max_concurrent_streams", _MAX_GRPC_CALLS),
-                # It would refuse new calls while answered ones are not yet forgotten.
-                ("grpc.http.overload_protection", 0),
-                # It would cancel calls at random from 1,000 on that wait to be begun, of all connections
-                # together; our queue answers each, if only that it is full.
-                ("grpc.server.max_pending_requests", _ANY_NUMBER),
-                ("grpc.server.max_pending_requests_hard_limit", _ANY_NUMBER),
-            ]
+        self._grpc_endpoint = GrpcEndpoint(
+            self._grpc_app.methods(),
+            self._grpc_app.fail,
+            max_message_bytes=settings.max_body_bytes,
+            connection_age_s=settings.grpc_connection_age_s,
+            read_timeout_s=settings.read_timeout_s,
         )
-        self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())
-        port = bound.getsockname()[1]
-        address = f"{url_host(settings.host)}:{port}"
-        pair = tls_pair(self.config.tls)
-        try:
-            if pair is None:
-                self.grpc_port = self._grpc.add_insecure_port(address)
-            else:
-                credentials = grpc.ssl_server_credentials([pair])
-                self.grpc_port = self._grpc.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise ConfigError(f"server.grpc_port: cannot listen on {address}: {error}") from None
-        finally:
-            # It only held the port until gRPC's own socket had it.
-            bound.close()
-        await self._grpc.start()
+        loop = asyncio.get_running_loop()
+        self._grpc_endpoint.tick(loop.time())
+        self._grpc_socket = bound
+        self.grpc_port = bound.getsockname()[1]
+        self._grpc_listener = await loop.create_server(
+            self._grpc_endpoint, sock=bound, backlog=settings.backlog, ssl=tls
+        )
 
     async def _main_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -279,6 +259,8 @@ class Server:
     def _on_tick(self, now: float) -> None:
         assert self._endpoint is not None
         self._endpoint.tick(now)
+        if self._grpc_endpoint is not None:
+            self._grpc_endpoint.tick(now)
         if self._gate is not None:
             self._gate.tick()
         self._service.metrics.flush()
@@ -299,40 +281,45 @@ class Server:
             self._grpc_app.begin_drain()
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
-        await self._let_grpc_go()
         # Take whom the kernel has already let in, and what they ask, before closing the door on them.
         assert self._http_socket is not None
         hold_new_connections(self._http_socket)
+        grpc_told = asyncio.ensure_future(self._tell_grpc())
         await _wait_for(self._cut, _SETTLE_S)
+        await grpc_told
         self._listener.close()
+        if self._grpc_listener is not None:
+            self._grpc_listener.close()
         self._endpoint.close_idle()
         queue_drained = queue is None or bool(await self._unless_cut(queue))
         self._service.begin_drain()
         end = time.monotonic() + settings.drain_timeout_s
-        grpc_stopped = asyncio.ensure_future(self._stop_grpc(settings.drain_timeout_s))
         drained = bool(await self._unless_cut(self._service.drain(settings.drain_timeout_s)))
         # Until the last byte of the last answer is sent: closed connections leave the set only then.
-        while self._endpoint.connections and time.monotonic() < end and not self._cut.is_set():
+        while self._are_connected() and time.monotonic() < end and not self._cut.is_set():
             self._endpoint.close_idle()
+            if self._grpc_endpoint is not None:  # lets go of clients that do not
+                self._grpc_endpoint.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(_POLL_S)
-        if self._cut.is_set():
-            await self._stop_grpc(0)
-        await grpc_stopped
         return drained and queue_drained and not self._endpoint.num_waiting
 
-    async def _let_grpc_go(self) -> None:
-        """Wait until gRPC's connections have come of age, and take no new ones.
+    async def _tell_grpc(self) -> None:
+        """Tell gRPC's clients to go elsewhere, and wait until they have heard of it.
 
-        Stopping its server at once would fail what clients send before they hear of it.
+        What they have sent until then is answered.
         """
-        if self.grpc_port is None:
+        if self._grpc_endpoint is None:
             return
-        sockets = OwnSockets(self.grpc_port)
-        sockets.hold()
-        # gRPC draws each connection's age within 10 %.
-        end = time.monotonic() + 1.2 * self.config.server.grpc_connection_age_s + _SETTLE_S
-        while sockets.num_connections() and time.monotonic() < end and not self._cut.is_set():
-            await _wait_for(self._cut, 10 * _POLL_S)
+        assert self._grpc_socket is not None
+        hold_new_connections(self._grpc_socket)
+        self._grpc_endpoint.begin_close()
+        end = time.monotonic() + _HEARD_S
+        while self._grpc_endpoint.num_unaware and time.monotonic() < end and not self._cut.is_set():
+            await _wait_for(self._cut, _POLL_S)
+
+    def _are_connected(self) -> bool:
+        assert self._endpoint is not None
+        return bool(self._endpoint.connections or (self._grpc_endpoint and self._grpc_endpoint.connections))
 
     async def _unless_cut(self, work: Any) -> Any:
         """The result of `work`, or None when a second signal comes first."""
@@ -344,16 +331,15 @@ class Server:
         task.cancel()
         return None
 
-    async def _stop_grpc(self, grace_s: float) -> None:
-        if self._grpc is not None:
-            await self._grpc.stop(grace_s)
-
     async def _shutdown(self) -> None:
         if self._listener is not None:
             self._listener.close()
         if self._endpoint is not None:
             self._endpoint.abort()
-        await self._stop_grpc(0)
+        if self._grpc_listener is not None:
+            self._grpc_listener.close()
+        if self._grpc_endpoint is not None:
+            self._grpc_endpoint.abort()
         if self._queue is not None:
             await self._queue.close()
         if self._service is not None:

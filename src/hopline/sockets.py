@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import os
 import socket
 import ssl
 import struct
@@ -52,10 +51,6 @@ def join(host: str, port: int, setting: str) -> socket.socket:
     return shared
 
 
-#: States of TCP in /proc/net/tcp.
-_ESTABLISHED, _LISTEN = "01", "0A"
-
-
 def hold_new_connections(listening: socket.socket) -> None:
     """Let a listening socket finish the connections it has, and begin no further ones.
 
@@ -79,59 +74,24 @@ def hold_new_connections(listening: socket.socket) -> None:
         )
 
 
-class OwnSockets:
-    """The sockets of this process on one of its ports, whoever opened them.
-
-    gRPC shows neither its listening socket nor its connections; the kernel does.
-
-    Args:
-        port: that is listened on.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def hold(self) -> None:
-        """`hold_new_connections` for what listens there."""
-        for number in self._numbers(_LISTEN):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as listening:
-                hold_new_connections(listening)
-
-    def num_connections(self) -> int:
-        """Connections that are open, or waiting to be accepted."""
-        return len(self._numbers(_ESTABLISHED))
-
-    def _numbers(self, state: str) -> list[int]:
-        """File descriptors in a state of TCP."""
-        inodes = set()
-        for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-            with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
-                for line in file.readlines()[1:]:
-                    fields = line.split()
-                    if fields[3] == state and int(fields[1].rpartition(":")[2], 16) == self._port:
-                        inodes.add(f"socket:[{fields[9]}]")
-        found = []
-        for entry in os.listdir("/proc/self/fd") if inodes else ():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(f"/proc/self/fd/{entry}") in inodes:
-                    found.append(int(entry))
-        return found
-
-
 def url_host(host: str) -> str:
     """A host as URLs and gRPC targets have it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
+def tls_context(config: TlsConfig, protocol: str = "http/1.1") -> ssl.SSLContext | None:
     """The server side of TLS, None where it is off.
+
+    Args:
+        config: where its files are.
+        protocol: that is agreed on (ALPN).
 
     Raises: ConfigError: files that are not a certificate and its key.
     """
     if not config.enabled:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     assert config.cert_file is not None
     try:
         context.load_cert_chain(config.cert_file, config.key_file)

@@ -209,7 +209,6 @@ class Supervisor:
         if not ended.done():
             settings = self._config.server
             patience_s = settings.drain_delay_s + settings.drain_timeout_s + 10.0
-            patience_s += 1.2 * settings.grpc_connection_age_s
             await asyncio.wait({ended}, timeout=patience_s)
             if not ended.done():
                 logger.error("worker %d did not stop within %.0f s and is killed", worker.pid, patience_s)

@@ -11,6 +11,7 @@ import pytest
 from hopline.config import load_config
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
+from tests.transports.grpc_rig import grpc_server
 from tests.transports.test_http_lane import Limited
 
 
@@ -18,13 +19,8 @@ from tests.transports.test_http_lane import Limited
 async def channel() -> AsyncIterator[Any]:
     service = Limited(load_config())
     await service.start()
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(GrpcApp(service).handlers())
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+    async with grpc_server(GrpcApp(service)) as target, grpc.aio.insecure_channel(target) as opened:
         yield opened
-    await server.stop(None)
 
 
 async def status_of(channel: Any, model: str, *, version: str = "", shape: int = 1) -> grpc.StatusCode:

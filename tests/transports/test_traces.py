@@ -1,16 +1,15 @@
 """The caller's trace reaches the request, by every route; and costs nothing where nobody traces."""
 
-from types import SimpleNamespace
-
+import grpc
 import pytest
 
 from hopline.config import load_config
 from hopline.testing.service import FakeService
-from hopline.transports.grpc import GrpcApp
-from hopline.transports.grpc_request import OUTER
+from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
 from hopline.transports.proto import message
+from tests.transports.grpc_rig import grpc_server
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 INFER = b'{"inputs": [{"name": "node_ids", "shape": [1], "datatype": "INT64", "data": [1]}]}'
@@ -60,11 +59,16 @@ def test_odd_headers_harm_nobody(value):
 async def test_grpc_calls_belong_to_the_trace_of_their_metadata(traces):
     service = Noting(load_config())
     app = GrpcApp(service, traces=traces)
-    metadata = (("user-agent", "x"), ("traceparent", PARENT), ("bytes-bin", b"\0"))
-    context = SimpleNamespace(invocation_metadata=lambda: metadata, time_remaining=lambda: None)
+    metadata = (("traceparent", PARENT), ("bytes-bin", b"\0"))
     call = message("inference.ModelInferRequest")(model_name="sage")
     item = call.inputs.add(name="node_ids", datatype="INT64", shape=[1])
     item.contents.int64_contents.append(1)
-    answer = await app._model_infer(message(OUTER).FromString(call.SerializeToString()), context)
+    async with grpc_server(app) as target, grpc.aio.insecure_channel(target) as channel:
+        infer = channel.unary_unary(
+            f"/{INFERENCE}/ModelInfer",
+            type(call).SerializeToString,
+            message("inference.ModelInferResponse").FromString,
+        )
+        answer = await infer(call, metadata=metadata)
     assert answer.model_name == "sage"
     assert service.requests[0].traceparent == (PARENT if traces else "")

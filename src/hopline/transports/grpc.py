@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from grpc import StatusCode
 
 from hopline.errors import (
     BadRequest,
@@ -27,9 +26,11 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
+from hopline.transports.grpc_call import Call, CallError, Method
 from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.grpc_request import OUTER, RequestReader, parameters_of
 from hopline.transports.grpc_stream import InferStream
@@ -37,7 +38,7 @@ from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
 from hopline.transports.tensors import encode_raw
-from hopline.transports.traces import join_trace, traceparent_of
+from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -52,8 +53,6 @@ _UNIMPLEMENTED = {
     "TraceSetting": "trace settings are not supported",
     "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
 }
-#: Methods whose requests are let in one by one, and read by `grpc_request.py`.
-_SCORING = ("ModelInfer", "ModelStreamInfer")
 
 
 class GrpcApp:
@@ -72,6 +71,9 @@ class GrpcApp:
         self._draining = False
         self._streams: set[InferStream] = set()
         self._reader = RequestReader()
+        self._outer = message(OUTER)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
         self._service = service
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
@@ -79,111 +81,177 @@ class GrpcApp:
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
-    def handlers(self) -> list[Any]:
-        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
-        table = {method.name: self._method_handler(method) for method in methods(INFERENCE)}
+    def methods(self) -> dict[bytes, Method]:
+        """What can be called, by path."""
+        found = {}
+        for service, prefix in ((INFERENCE, ""), (HEALTH, "health_")):
+            for method in methods(service):
+                found[f"/{service}/{method.name}".encode()] = self._method(method, prefix)
         for name, text in _UNIMPLEMENTED.items():
-            table[name] = grpc.unary_unary_rpc_method_handler(_unimplemented(text))
-        health = {method.name: self._method_handler(method, "health_") for method in methods(HEALTH)}
-        return [
-            grpc.method_handlers_generic_handler(INFERENCE, table),
-            grpc.method_handlers_generic_handler(HEALTH, health),
-        ]
+            found[f"/{INFERENCE}/{name}".encode()] = self._unimplemented(name, text)
+        return found
 
     def begin_drain(self) -> None:
         """Say that the server is not ready, and end streams in order; calls are still served."""
         self._draining = True
-        for stream in self._streams:
+        for stream in list(self._streams):
             stream.cut_off()
 
-    def _method_handler(self, method: Any, prefix: str = "") -> Any:
-        behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
-        requests = OUTER if method.name in _SCORING else method.input_type.full_name
-        request = message(requests).FromString
-        response = message(method.output_type.full_name).SerializeToString
+    def fail(self, call: Call, error: BaseException, request_id: str = "") -> None:
+        """End a call with what its client may know of a failure, and count that."""
+        if isinstance(error, CallError):
+            self._count(error.code)
+            call.finish(error.code, str(error))
+            return
+        known = as_hopline_error(error, request_id or "(none)")
+        code = grpc_code(known)
+        self._count(code)
+        trailers = [("hopline-error", known.code)]
+        if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
+            trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
+        call.finish(code, str(known), trailers)
+
+    def _count(self, code: StatusCode) -> None:
+        counter = self._answers.get(code)
+        if counter is None:
+            counter = self._answers[code] = self._service.metrics.answers("grpc", code.name)
+        counter.inc()
+
+    def _method(self, method: Any, prefix: str) -> Method:
+        if method.name == "ModelInfer":
+            return Method(method.name, self._infer)
         if method.name == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(
-                self._guarded(behaviour, method.name), request, response
+            return Method(method.name, self._stream_infer, streams=True)
+        behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
+        request = message(method.input_type.full_name)
+        answer = self._answer_each if method.name == "Watch" else self._answer_once
+
+        def begin(call: Call, data: bytes) -> None:
+            task = asyncio.get_running_loop().create_task(
+                answer(behaviour, method.name, request, call, data)
             )
-        if method.name == "Watch":
-            return grpc.unary_stream_rpc_method_handler(behaviour, request, response)
-        return grpc.unary_unary_rpc_method_handler(self._guarded(behaviour, method.name), request, response)
+            # Tasks that nobody holds may be collected before they have run.
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            call.on_gone = task.cancel
 
-    def _guarded(
-        self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        return Method(method.name, begin)
+
+    def _unimplemented(self, name: str, text: str) -> Method:
+        def begin(call: Call, data: bytes) -> None:
+            self.fail(call, CallError(StatusCode.UNIMPLEMENTED, text))
+
+        return Method(name, begin)
+
+    async def _answer_once(
+        self,
+        behaviour: Callable[[Any, Call], Awaitable[Any]],
+        name: str,
+        request: Any,
+        call: Call,
+        data: bytes,
+    ) -> None:
         """Let in who may; turn every failure into a status; a cancelled call stays cancelled."""
+        try:
+            asked = _parsed(request, data)
+            if self._guard is not None:
+                self._guard.admit(name, asked, call)
+            answer = (await behaviour(asked, call)).SerializeToString()
+        except Exception as error:
+            self.fail(call, error)
+        else:
+            self._count(StatusCode.OK)
+            call.respond(answer)
 
-        async def call(request: Any, context: Any) -> Any:
-            try:
-                if self._guard is not None and method not in _SCORING:
-                    self._guard.admit(method, request, context)
-                response = await behaviour(request, context)
-            except Exception as error:
-                known = as_hopline_error(error, getattr(request, "id", "") or "(none)")
-                code = grpc_code(known)
-                self._count(code.name)
-                trailers = [("hopline-error", known.code)]
-                if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
-                    trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
-                await context.abort(code, str(known), tuple(trailers))
-            if method != "ModelStreamInfer":  # whose requests are counted one by one
-                self._count("OK")
-            return response
-
-        return call
-
-    def _count(self, code: str) -> None:
-        self._service.metrics.answers("grpc", code).inc()
+    async def _answer_each(
+        self,
+        behaviour: Callable[[Any, Call], AsyncIterator[Any]],
+        name: str,
+        request: Any,
+        call: Call,
+        data: bytes,
+    ) -> None:
+        """The same of a method that answers again and again."""
+        try:
+            async for answer in behaviour(_parsed(request, data), call):
+                call.write(answer.SerializeToString())
+        except Exception as error:
+            self.fail(call, error)
+        else:
+            call.finish()
 
     # Inference
 
-    async def _model_infer(self, request: Any, context: Any) -> Any:
-        left = context.time_remaining()
-        deadline = None if left is None else time.monotonic() + left
-        result = await self._service.score(self._admit(request, deadline, context))
-        response = message("inference.ModelInferResponse")()
-        fill_response(response, request.id, result)
-        return response
+    def _infer(self, call: Call, data: bytes) -> None:
+        request_id = ""
 
-    def _admit(self, request: Any, deadline: float | None, context: Any) -> ScoreRequest:
-        client = None if self._guard is None else self._guard.admit("ModelInfer", request, context)
+        def deliver(outcome: ScoreResult | HoplineError) -> None:
+            call.on_gone = None
+            if isinstance(outcome, HoplineError):
+                self.fail(call, outcome, request_id)
+                return
+            response = message("inference.ModelInferResponse")()
+            fill_response(response, request_id, outcome)
+            self._count(StatusCode.OK)
+            call.respond(response.SerializeToString())
+
+        try:
+            request = _parsed(self._outer, data)
+            request_id = request.id
+            ticket = self._service.submit(self._admit(request, call.deadline, call), deliver)
+        except Exception as error:
+            self.fail(call, error, request_id)
+        else:
+            if call.is_open:
+                call.on_gone = ticket.cancel
+
+    def _admit(self, request: Any, deadline: float | None, call: Call) -> ScoreRequest:
+        client = None if self._guard is None else self._guard.admit("ModelInfer", request, call)
         if self._turn_away is not None and not request.model_version:
             self._turn_away(request.model_name)
         scoring = self._read(request, deadline)
         if client is not None:
             client.sign(scoring)
         if self._traces:
-            join_trace(scoring, traceparent_of(context.invocation_metadata()))
+            join_trace(scoring, call.metadata("traceparent"))
         return scoring
 
-    async def _model_stream_infer(self, requests: object, context: Any) -> None:
+    def _stream_infer(self, call: Call, data: bytes) -> None:
         """One answer for each request, in their order; a failed one does not end the stream."""
 
         def submit(request: Any, deliver: Deliver) -> Ticket:
-            return self._service.submit(self._admit(request, None, context), deliver)
+            return self._service.submit(self._admit(request, None, call), deliver)
 
-        stream = InferStream(context, submit, self._stream_response)
+        def read(data: bytes) -> Any:
+            return _parsed(self._outer, data)
+
+        def respond(request: Any, outcome: ScoreResult | HoplineError) -> bytes:
+            encoded: bytes = self._stream_response(request, outcome).SerializeToString()
+            return encoded
+
+        stream = InferStream(call, read, submit, respond, self._stream_ended)
+        call.listener = stream
         self._streams.add(stream)
         if self._draining:
             stream.cut_off()
-        try:
-            await stream.run()
-        except DecodeError as error:
-            raise BadRequest(f"a message of the stream is no ModelInferRequest: {error}") from None
-        finally:
-            self._streams.discard(stream)
+
+    def _stream_ended(self, stream: InferStream, error: HoplineError | None) -> None:
+        self._streams.discard(stream)
+        if error is not None:
+            self.fail(stream.call, error)
+        else:
+            stream.call.finish()
 
     def _stream_response(self, request: Any, outcome: ScoreResult | HoplineError) -> Any:
         response = message("inference.ModelStreamInferResponse")()
         answer = response.infer_response
         if isinstance(outcome, HoplineError):
-            self._count(grpc_code(outcome).name)
+            self._count(grpc_code(outcome))
             response.error_message = str(outcome)
             answer.id = request.id
             answer.model_name = request.model_name
         else:
-            self._count("OK")
+            self._count(StatusCode.OK)
             fill_response(answer, request.id, outcome)
         return response
 
@@ -200,51 +268,51 @@ class GrpcApp:
 
     # Health and description
 
-    async def _server_live(self, request: Any, context: Any) -> Any:
+    async def _server_live(self, request: Any, call: Call) -> Any:
         return message("inference.ServerLiveResponse")(live=self._service.live())
 
-    async def _server_ready(self, request: Any, context: Any) -> Any:
+    async def _server_ready(self, request: Any, call: Call) -> Any:
         return message("inference.ServerReadyResponse")(ready=self._is_ready())
 
-    async def _model_ready(self, request: Any, context: Any) -> Any:
+    async def _model_ready(self, request: Any, call: Call) -> Any:
         ready = oip.model_is_ready(self._service, request.name, request.version or None)
         return message("inference.ModelReadyResponse")(ready=ready and not self._draining)
 
-    async def _server_metadata(self, request: Any, context: Any) -> Any:
+    async def _server_metadata(self, request: Any, call: Call) -> Any:
         return message("inference.ServerMetadataResponse")(**oip.server_metadata())
 
-    async def _model_metadata(self, request: Any, context: Any) -> Any:
+    async def _model_metadata(self, request: Any, call: Call) -> Any:
         info = self._service.describe(request.name, request.version or None)
         return message("inference.ModelMetadataResponse")(**oip.model_metadata(info))
 
-    async def _model_config(self, request: Any, context: Any) -> Any:
+    async def _model_config(self, request: Any, call: Call) -> Any:
         info = self._service.describe(request.name, request.version or None)
         response = message("inference.ModelConfigResponse")()
         return json_format.ParseDict({"config": oip.model_config(info)}, response)
 
-    async def _model_statistics(self, request: Any, context: Any) -> Any:
+    async def _model_statistics(self, request: Any, call: Call) -> Any:
         rows = oip.all_statistics(self._service, request.name or None, request.version or None)
-        rows = self._shown(rows, context)
+        rows = self._shown(rows, call)
         response = message("inference.ModelStatisticsResponse")()
         # A service may count more than the protocol has fields for.
         return json_format.ParseDict({"model_stats": rows}, response, ignore_unknown_fields=True)
 
-    async def _repository_index(self, request: Any, context: Any) -> Any:
+    async def _repository_index(self, request: Any, call: Call) -> Any:
         index = oip.repository_index(self._service, ready_only=request.ready)
-        return message("inference.RepositoryIndexResponse")(models=self._shown(index, context))
+        return message("inference.RepositoryIndexResponse")(models=self._shown(index, call))
 
-    def _shown(self, rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
+    def _shown(self, rows: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
         """Those rows of a list whose models the caller may read."""
         if self._guard is None:
             return rows
-        client = self._guard.caller(context)
+        client = self._guard.caller(call)
         return [row for row in rows if client.may("read", row["name"])]
 
-    async def _repository_model_load(self, request: Any, context: Any) -> Any:
+    async def _repository_model_load(self, request: Any, call: Call) -> Any:
         await self._change("load", request)
         return message("inference.RepositoryModelLoadResponse")()
 
-    async def _repository_model_unload(self, request: Any, context: Any) -> Any:
+    async def _repository_model_unload(self, request: Any, call: Call) -> Any:
         await self._change("unload", request)
         return message("inference.RepositoryModelUnloadResponse")()
 
@@ -255,13 +323,13 @@ class GrpcApp:
         parameters = parameters_of(request.parameters)
         await change(request.model_name, **change_parameters(verb, parameters))
 
-    async def _health_check(self, request: Any, context: Any) -> Any:
+    async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)
         if status == _SERVICE_UNKNOWN:
             raise ModelNotFound(f"no service {request.service!r}; there is {INFERENCE}")
         return message("grpc.health.v1.HealthCheckResponse")(status=status)
 
-    async def _health_watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _health_watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
         """The status now and at each change, looked at twice a second."""
         last = None
         while True:
@@ -271,7 +339,7 @@ class GrpcApp:
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
             await asyncio.sleep(0.5)
             if self._draining and last != _SERVING:  # its connection could not end otherwise
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+                raise Unavailable("the server is shutting down")
 
     def _health_status(self, name: str) -> int:
         if name not in ("", INFERENCE):
@@ -297,11 +365,16 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
         response.raw_output_contents.append(encode_raw(tensor))
 
 
-def _unimplemented(text: str) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def call(request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+def _parsed(kind: Any, data: bytes) -> Any:
+    """A message.
 
-    return call
+    Raises: BadRequest.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = "ModelInferRequest" if kind.DESCRIPTOR.full_name == OUTER else kind.DESCRIPTOR.name
+        raise BadRequest(f"{len(data)} bytes that are no {name}") from None
 
 
 def _snake_case(name: str) -> str:

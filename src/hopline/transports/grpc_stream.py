@@ -1,7 +1,6 @@
 """One `ModelStreamInfer` call: many requests are worked on at a time and answered in their order.
 
-A request of a stream costs about a quarter less than a call: no call is begun or ended for it, and it has
-no task of its own. Two coroutines share the work, one that reads and one that writes.
+A request of a stream costs less than a call: no call is begun or ended for it.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from hopline.errors import HoplineError, Unavailable
 from hopline.transports.failure import as_hopline_error
+from hopline.transports.grpc_call import Call, Listener
 from hopline.types import Deliver, ScoreResult, Ticket
 
-#: Requests of one stream that are worked on at a time; the next one is read when the first is answered.
+#: Requests of one stream that are worked on at a time; the next one is begun when the first is answered.
 MAX_DEPTH = 64
+#: Answers that the client does not read yet, in bytes: nothing more is begun for it meanwhile.
+_MAX_UNSENT_BYTES = 1 << 20
 #: From the last answer to the end of a stream that is cut off: grpc.aio's clients read no answer behind it.
 _READING_S = 0.2
 CUT_OFF = "the server is shutting down; what was not answered has to be asked again, over another stream"
@@ -35,105 +34,142 @@ class _Place:
         ticket: withdraws the request.
     """
 
-    answer: Any = None
+    answer: bytes | None = None
     ticket: Ticket | None = None
 
 
-class InferStream:
-    """The requests of one call.
+class InferStream(Listener):
+    """The requests of one call. The call ends when all of them are answered and the client sends no more.
 
     Args:
-        context: of the call; what is read and written.
-        submit: hands a message in. Raises what it is refused with.
-        respond: the answer's message, from a request's message and its outcome.
+        call: what is read and written.
+        read: a request, from a message. Raises what the call ends with.
+        submit: hands a request in. Raises what it is refused with.
+        respond: the answer's message, from a request and its outcome.
+        ended: called once, with the error if the call did not end well.
+
+    Attributes:
+        call: as given.
     """
 
     def __init__(
         self,
-        context: Any,
+        call: Call,
+        read: Callable[[bytes], Any],
         submit: Callable[[Any, Deliver], Ticket],
-        respond: Callable[[Any, ScoreResult | HoplineError], Any],
+        respond: Callable[[Any, ScoreResult | HoplineError], bytes],
+        ended: Callable[[InferStream, HoplineError | None], None],
     ) -> None:
-        self._context = context
+        self.call = call
+        self._read = read
         self._submit = submit
         self._respond = respond
+        self._ended = ended
         self._places: deque[_Place] = deque()
-        self._wakes_writer: asyncio.Future[None] | None = None
-        self._wakes_reader: asyncio.Future[None] | None = None
-        self._cut = False
-        self._at_end = False
-        self._failure: Exception | None = None
+        #: Messages that came before there was a place for them.
+        self._messages: deque[bytes] = deque()
+        self._heard_all = self._stopped = self._is_over = False
+        self._going_on = False
+        self._failure: HoplineError | None = None
+        call.on_gone = self._give_up
 
-    async def run(self) -> None:
-        """Until the client ends its half, or `cut_off`; what was read by then is answered first.
+    # Called by the call
 
-        Raises:
-            Unavailable: it was cut off.
-            DecodeError: what was sent is no request.
-        """
-        # Never cancelled, as its read lends memory to gRPC; it ends by itself once the call has.
-        reader = asyncio.ensure_future(self._read())
-        try:
-            while self._places or not self._at_end:
-                if self._places and (answer := self._places[0].answer) is not None:
-                    self._places.popleft()
-                    _wake(self._wakes_reader)
-                    await self._context.write(answer)
-                    continue
-                self._wakes_writer = asyncio.get_running_loop().create_future()
-                await self._wakes_writer
-        finally:
-            self._end()
-            for place in self._places:
-                if place.ticket is not None:
-                    place.ticket.cancel()
-            _wake(self._wakes_reader)
-        if self._cut:
-            await asyncio.sleep(_READING_S)
-            raise Unavailable(CUT_OFF)
-        await reader
-        if self._failure is not None:
-            raise self._failure
+    def message(self, data: bytes) -> None:
+        """A request."""
+        if not self._stopped:
+            self._messages.append(data)
+            self._go_on()
+
+    def end(self) -> None:
+        """No further request comes."""
+        self._heard_all = True
+        self._go_on()
+
+    def sent(self) -> None:
+        """The client has taken the answers so far."""
+        self._go_on()
 
     def cut_off(self) -> None:
-        """Read no more; the call ends when what was read is answered."""
-        self._cut = True
-        self._end()
+        """Begin no more; the call ends when what was begun is answered."""
+        self._stop(Unavailable(CUT_OFF))
+        self._go_on()
 
-    async def _read(self) -> None:
+    def _stop(self, failure: HoplineError) -> None:
+        if not self._stopped and not self._is_over:
+            self._stopped = True
+            self._failure = failure
+            self._messages.clear()
+
+    def _give_up(self) -> None:
+        """Nobody reads answers any more."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._messages.clear()
+        for place in self._places:
+            if place.ticket is not None:
+                place.ticket.cancel()
+        self._places.clear()
+        self._ended(self, None)
+
+    # Requests and answers
+
+    def _go_on(self) -> None:
+        """Answer what can be, begin what may be, and end when there is nothing left."""
+        if self._going_on or self._is_over:  # an outcome that came while its request was handed in
+            return
+        self._going_on = True
         try:
-            while (request := await self._context.read()) is not grpc.aio.EOF and not self._at_end:
-                self._take(request)
-                while len(self._places) >= MAX_DEPTH and not self._at_end:
-                    self._wakes_reader = asyncio.get_running_loop().create_future()
-                    await self._wakes_reader
-        except DecodeError as error:
-            self._failure = error
-        except grpc.aio.BaseError as error:
-            # After the end, of whatever kind, there is nothing to read.
-            self._failure = None if self._at_end else error
+            while self._answer() or self._begin():
+                pass
         finally:
-            self._end()
+            self._going_on = False
+        if self._messages:
+            self.call.hold()
+        else:
+            self.call.let_go()
+            if not self._places and (self._heard_all or self._stopped):
+                self._end()
 
-    def _take(self, request: Any) -> None:
+    def _answer(self) -> bool:
+        places = self._places
+        some = False
+        while places and (answer := places[0].answer) is not None:
+            places.popleft()
+            self.call.write(answer)
+            some = True
+        return some
+
+    def _begin(self) -> bool:
+        if (
+            not self._messages
+            or len(self._places) >= MAX_DEPTH
+            or self.call.num_unsent_bytes > _MAX_UNSENT_BYTES
+        ):
+            return False
+        try:
+            request = self._read(self._messages.popleft())
+        except HoplineError as error:
+            self._stop(error)
+            return False
         place = _Place()
         self._places.append(place)
 
         def deliver(outcome: ScoreResult | HoplineError) -> None:
             place.answer = self._respond(request, outcome)
             if self._places and self._places[0] is place:
-                _wake(self._wakes_writer)
+                self._go_on()
 
         try:
             place.ticket = self._submit(request, deliver)
         except Exception as error:  # the boundary of a request: the others of the stream go on
             deliver(as_hopline_error(error, request.id or "(none)"))
+        return True
 
     def _end(self) -> None:
-        self._at_end = True
-        _wake(self._wakes_writer)
-
-
-def _wake(waiting: asyncio.Future[None] | None) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(None)
+        self._is_over = True
+        if isinstance(self._failure, Unavailable):
+            asyncio.get_running_loop().call_later(_READING_S, self._ended, self, self._failure)
+        else:
+            self._ended(self, self._failure)

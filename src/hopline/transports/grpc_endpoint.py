@@ -1,0 +1,123 @@
+"""What the connections of a gRPC listener share: methods, bounds, a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from grpc import StatusCode
+
+from hopline.errors import BadRequest, HoplineError
+from hopline.transports.grpc_call import Call, CallError, Method
+from hopline.transports.http2_connection import Http2Connection
+from hopline.transports.http2_head import Head, block_of
+from hopline.transports.http2_stream import Stream
+
+#: Connections of one client that come together are not told to go together.
+_SPREAD = 0.2
+
+
+class GrpcEndpoint:
+    """What the connections of one listener share.
+
+    Args:
+        methods: by path.
+        fail: ends a call with a failure.
+        max_message_bytes: longer messages are refused.
+        connection_age_s: a client is told to connect anew after this.
+        read_timeout_s: a request must have arrived whole by then.
+
+    Attributes:
+        connections: that are open.
+        closing: whether new connections are told at once to go.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        fail: Callable[[Call, HoplineError | CallError], None],
+        *,
+        max_message_bytes: int,
+        connection_age_s: float,
+        read_timeout_s: float,
+    ) -> None:
+        self._methods = methods
+        self.failed = fail
+        self.max_message_bytes = max_message_bytes
+        self._connection_age_s = connection_age_s
+        self.read_timeout_s = read_timeout_s
+        self.connections: set[Http2Connection] = set()
+        self.closing = False
+        self.now = 0.0
+        text = (
+            b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has a port of its own\n"
+        )
+        self.not_http2 = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (len(text), text)
+        )
+
+    def __call__(self) -> Http2Connection:
+        """A protocol for `loop.create_server`."""
+        return Http2Connection(self)
+
+    def open(self, stream: Stream, head: Head) -> Call | None:
+        """Begin a call; None where it is refused already."""
+        refusal = _refusal(head)
+        if refusal is not None:
+            stream.send(b"", b"", refusal)
+            return None
+        path = head.get(b":path", b"")
+        method = self._methods.get(path)
+        if method is None:
+            name = path.decode("latin-1")
+            error = CallError(StatusCode.UNIMPLEMENTED, f"there is no method {name!r}")
+            self.failed(Call(self, stream, _NO_METHOD, {}), error)
+            return None
+        try:
+            return Call(self, stream, method, head)
+        except BadRequest as error:
+            self.failed(Call(self, stream, _NO_METHOD, {}), error)
+            return None
+
+    def age_of(self, connection: Http2Connection) -> float:
+        """Seconds until a connection is told to go; not the same for all."""
+        share = hash(connection) // 16 % 64 / 64
+        return self._connection_age_s * (1.0 - _SPREAD / 2 + _SPREAD * share)
+
+    def tick(self, now: float) -> None:
+        """Once a second: a coarse clock read by all connections keeps timers off the request path."""
+        self.now = now
+        for connection in list(self.connections):
+            connection.check_time(now)
+
+    def begin_close(self) -> None:
+        """Tell all clients to go elsewhere; what they ask before they have heard of it is answered."""
+        self.closing = True
+        for connection in list(self.connections):
+            connection.begin_close("the server is shutting down")
+
+    @property
+    def num_unaware(self) -> int:
+        """Connections over which new calls may still come."""
+        return sum(not connection.is_final for connection in self.connections)
+
+    def abort(self) -> None:
+        """Close everything, answered or not."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+def _no_method(call: Call, message: bytes) -> None:
+    """Never begun."""
+
+
+_NO_METHOD = Method("", _no_method)
+
+
+def _refusal(head: Head) -> bytes | None:
+    """The whole answer to what is no call of gRPC."""
+    if head.get(b":method") != b"POST":
+        return block_of([(b":status", b"405"), (b"allow", b"POST")])
+    if not head.get(b"content-type", b"").startswith(b"application/grpc"):
+        return block_of([(b":status", b"415")])
+    return None

@@ -1,0 +1,516 @@
+"""One HTTP/2 connection on the event loop: frames in, calls to the application, frames out (RFC 9113).
+
+Knows HTTP/2, nothing of gRPC or models. It replaces `grpc.aio`'s server, because that server alone takes
+several times what scoring a node does, most of it in handing each call from thread to thread, and because
+its end is not in order: see docs/log.md. Header blocks are read by a library (hpack).
+
+Handled here: flow control in both directions, limits on heads, streams and resets, an end in order
+(announced, confirmed by the client, and only then final), slow readers, connections that came of age.
+
+This file is long because every kind of frame, and every way in which a connection ends, changes one state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hopline.transports.http2_frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_SIZE,
+    DEFAULT_WINDOW,
+    ENABLE_PUSH,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEAD,
+    HEAD_BYTES,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MOST,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WORD,
+    ErrorCode,
+    frame,
+    goaway,
+    rst_stream,
+    settings,
+    window_update,
+)
+from hopline.transports.http2_head import MAX_HEAD_BYTES, HeadError, HeadReader
+from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
+
+if TYPE_CHECKING:
+    from hopline.transports.grpc_endpoint import GrpcEndpoint
+
+#: Streams that one connection may have open; more wait at the client.
+MAX_STREAMS = 512
+#: Bytes that all its streams together may send before they are taken.
+_CONNECTION_WINDOW = 16 << 20
+#: Streams that a client may give up within a second: more is an attack (CVE-2023-44487).
+_MAX_RESETS = 10 * MAX_STREAMS
+#: Frames that one head may be cut into.
+_MAX_CONTINUATIONS = 64
+#: From our last byte to the client's, in seconds: closing at once would reset what it has not read.
+_LINGER_S = 5.0
+#: What a client confirms when it has heard that the end is near.
+_END_PING = b"hop: end"
+_HELLO = settings(
+    {
+        MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+        INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
+        MAX_HEADER_LIST_SIZE: MAX_HEAD_BYTES,
+    }
+) + window_update(0, _CONNECTION_WINDOW - DEFAULT_WINDOW)
+_SETTINGS_ACK = frame(SETTINGS, ACK, 0)
+
+
+class Http2Error(Exception):
+    """What a client did that its connection does not outlive.
+
+    Attributes:
+        code: that it is told.
+    """
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Http2Connection(asyncio.Protocol):
+    """The protocol object of one connection.
+
+    Attributes:
+        send_window: bytes that the client takes, of all streams together.
+        resize: what the next head begins with: the client's table was made smaller, and ours is not used.
+        is_final: whether the client has heard that no further stream is taken.
+    """
+
+    def __init__(self, endpoint: GrpcEndpoint) -> None:
+        self._endpoint = endpoint
+        self._transport: Any = None
+        self._buffer = b""
+        self._greeted = self._knows_settings = False
+        self._heads = HeadReader()
+        self._streams: dict[int, Stream] = {}
+        self._blocked: dict[Stream, None] = {}
+        self._last = 0
+        self._first_window = DEFAULT_WINDOW
+        self.send_window = DEFAULT_WINDOW
+        self._receive_window = _CONNECTION_WINDOW
+        #: A head whose end has not come: stream, flags, parts.
+        self._unfinished: tuple[int, int, list[bytes]] | None = None
+        #: What is written while bytes are read leaves at the end of that.
+        self._out: list[bytes] | None = None
+        self.resize = b""
+        self._num_resets = 0
+        self._since = endpoint.now
+        self._ending_since = 0.0
+        self.is_final = False
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stream is open."""
+        return not self._streams
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start."""
+        self._transport = transport
+        self._endpoint.connections.add(self)
+        self.write(_HELLO)
+        if self._endpoint.closing:
+            self.begin_close("the server is shutting down")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: withdraw what it asked for."""
+        self._closed = True
+        self.is_final = True
+        self._endpoint.connections.discard(self)
+        streams, self._streams = list(self._streams.values()), {}
+        self._blocked.clear()
+        for stream in streams:
+            stream.is_open = False
+            if stream.receiver is not None:
+                stream.receiver.gone()
+
+    def eof_received(self) -> bool:
+        """A half-closed client counts as gone, since nothing else tells that it is."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not read: take nothing more of it."""
+        if not self._closed:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if not self._closed:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that are whole."""
+        if self._closed:
+            return
+        if self._buffer:
+            data = self._buffer + data
+        self._out = []
+        try:
+            position = 0 if self._greeted else self._greet(data)
+            if position >= 0:
+                position = self._take_frames(data, position)
+                self._buffer = data[position:]
+            else:
+                self._buffer = data
+        except (Http2Error, HeadError) as error:
+            self._give_up(error.code, str(error))
+        out, self._out = self._out, None
+        if out:
+            self.write(b"".join(out))
+        if self._closed:
+            self._linger()
+        elif self.is_final and not self._streams:
+            self._finish()
+
+    def _greet(self, data: bytes) -> int:
+        """Where the first frame begins; -1 while the preface is not whole."""
+        if len(data) < len(PREFACE) and PREFACE.startswith(data):
+            return -1
+        if not data.startswith(PREFACE):
+            self._closed = True
+            if self._out is not None and b"HTTP/1" in data[:8192]:
+                self._out[:] = [self._endpoint.not_http2]
+            return len(data)
+        self._greeted = True
+        return len(PREFACE)
+
+    def _take_frames(self, data: bytes, position: int) -> int:
+        """Handle whole frames from a position on; where the first one begins that is not."""
+        size = len(data)
+        unpack = HEAD.unpack_from
+        while size - position >= HEAD_BYTES and not self._closed:
+            word, flags, number = unpack(data, position)
+            length, kind = word >> 8, word & 0xFF
+            if length > DEFAULT_FRAME_SIZE:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            end = position + HEAD_BYTES + length
+            if end > size:
+                break
+            payload = data[position + HEAD_BYTES : end]
+            position = end
+            number &= MOST
+            if self._unfinished is not None:
+                self._continue(kind, flags, number, payload)
+            elif kind in _FRAMES:  # others mean nothing to us
+                _FRAMES[kind](self, flags, number, payload)
+        return position
+
+    # Frames
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        length = len(payload)
+        self._receive_window -= length
+        if self._receive_window < _CONNECTION_WINDOW // 2:
+            if self._receive_window < 0:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
+            self.write(window_update(0, _CONNECTION_WINDOW - self._receive_window))
+            self._receive_window = _CONNECTION_WINDOW
+        stream = self._streams.get(number)
+        if stream is None:
+            self._check_known(number, "DATA")
+            return
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        if stream.is_heard:
+            stream.reset(ErrorCode.STREAM_CLOSED)
+            return
+        if flags & END_STREAM:
+            stream.is_heard = True
+        if not stream.take(length):
+            stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
+        elif stream.receiver is not None:
+            stream.receiver.data(payload, stream.is_heard)
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if number == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS of no stream")
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        if flags & HAS_PRIORITY:
+            payload = payload[5:]
+        if flags & END_HEADERS:
+            self._take_head(flags, number, payload)
+        else:
+            self._unfinished = (number, flags, [payload])
+
+    def _continue(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Take the next part of a head, which nothing may interrupt."""
+        assert self._unfinished is not None
+        stream, first_flags, parts = self._unfinished
+        if kind != CONTINUATION or number != stream:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a head was interrupted")
+        parts.append(payload)
+        if len(parts) > _MAX_CONTINUATIONS or sum(map(len, parts)) > MAX_HEAD_BYTES:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a head that does not end")
+        if flags & END_HEADERS:
+            self._unfinished = None
+            self._take_head(first_flags, number, b"".join(parts))
+
+    def _take_head(self, flags: int, number: int, block: bytes) -> None:
+        head = self._heads.read(block)
+        stream = self._streams.get(number)
+        if stream is not None:
+            self._take_trailers(stream, flags)
+            return
+        if number <= self._last:
+            return  # the trailers of a stream that has ended here
+        if number % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a client's")
+        if self.is_final:
+            return  # told that it is not taken
+        if not self._knows_settings:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream before SETTINGS")
+        self._last = number
+        if len(self._streams) >= MAX_STREAMS:
+            self.write(rst_stream(number, ErrorCode.REFUSED_STREAM))
+            return
+        stream = Stream(self, number, self._first_window)
+        self._streams[number] = stream
+        stream.is_heard = bool(flags & END_STREAM)
+        stream.receiver = self._endpoint.open(stream, head)
+        if stream.is_heard and stream.receiver is not None and stream.is_open:
+            stream.receiver.data(b"", True)
+
+    def _take_trailers(self, stream: Stream, flags: int) -> None:
+        if stream.is_heard or not flags & END_STREAM:
+            stream.reset(ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.is_heard = True
+        if stream.receiver is not None:
+            stream.receiver.data(b"", True)
+
+    def _on_priority(self, flags: int, number: int, payload: bytes) -> None:
+        if number == 0 or len(payload) != 5:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another form")
+
+    def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length")
+        stream = self._streams.get(number)
+        if stream is None:
+            self._check_known(number, "RST_STREAM")
+            return
+        self._num_resets += 1
+        if self._num_resets > _MAX_RESETS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
+        stream.close()
+        if stream.receiver is not None:
+            stream.receiver.gone()
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number != 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if len(payload) % SETTING.size or (flags & ACK and payload):
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of another length")
+        if flags & ACK:
+            return
+        self._knows_settings = True
+        for setting, value in SETTING.iter_unpack(payload):
+            self._set(setting, value)
+        self.write(_SETTINGS_ACK)
+
+    def _set(self, setting: int, value: int) -> None:
+        if setting == INITIAL_WINDOW_SIZE:
+            if value > MOST:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
+            change = value - self._first_window
+            self._first_window = value
+            for stream in list(self._streams.values()):
+                stream.send_window += change
+            if change > 0:
+                self._pump()
+        elif setting == HEADER_TABLE_SIZE and value < 4096:
+            self.resize = b"\x20"
+        elif setting == ENABLE_PUSH and value > 1:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+        elif setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE is 2^14 to 2^24 - 1")
+
+    def _on_push_promise(self, flags: int, number: int, payload: bytes) -> None:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients promise nothing")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number != 0 or len(payload) != 8:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another form")
+        if not flags & ACK:
+            self.write(frame(PING, ACK, 0, payload))
+        elif payload == _END_PING and self._ending_since and not self.is_final:
+            self._make_final()
+
+    def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
+        """The client opens no further streams; it closes the connection when it has its answers."""
+
+    def _on_window_update(self, flags: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length")
+        increment = WORD.unpack(payload)[0] & MOST
+        if number == 0:
+            self.send_window += increment
+            if increment == 0 or self.send_window > MOST:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
+            self._pump()
+            return
+        stream = self._streams.get(number)
+        if stream is None:
+            self._check_known(number, "WINDOW_UPDATE")
+            return
+        stream.send_window += increment
+        if increment == 0 or stream.send_window > MOST:
+            stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
+        elif stream in self._blocked:
+            self._advance(stream)
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of no head")
+
+    def _check_known(self, number: int, what: str) -> None:
+        """Frames of streams that have ended may still come; of those that never were, not."""
+        if number == 0 or (number > self._last and not self.is_final):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which is none")
+
+    # For streams
+
+    def write(self, data: bytes) -> None:
+        """Send frames."""
+        if self._out is not None:
+            self._out.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def wait(self, stream: Stream) -> None:
+        """Pump a stream when the client takes more."""
+        self._blocked[stream] = None
+
+    def forget(self, stream: Stream) -> None:
+        """It has ended."""
+        self._streams.pop(stream.number, None)
+        self._blocked.pop(stream, None)
+        if self.is_final and not self._streams and self._out is None:
+            self._finish()
+
+    def _pump(self) -> None:
+        for stream in list(self._blocked):
+            if self.send_window <= 0:
+                break
+            self._advance(stream)
+
+    def _advance(self, stream: Stream) -> None:
+        """Send more of a stream; it goes to the end of the line, so that all get their turn."""
+        self._blocked.pop(stream, None)
+        if not stream.pump():
+            self._blocked[stream] = None
+        elif stream.is_open and stream.receiver is not None:
+            stream.receiver.sent()
+
+    # Time and closing
+
+    def check_time(self, now: float) -> None:
+        """Once a second: whom to let go, or to give up."""
+        self._num_resets = 0
+        if self._closed:
+            if now > self._ending_since + _LINGER_S:
+                self._transport.abort()
+            return
+        for stream in list(self._streams.values()):
+            if stream.receiver is not None:
+                stream.receiver.check_time(now)
+        endpoint = self._endpoint
+        if not self._greeted:
+            if now > self._since + endpoint.read_timeout_s:
+                self._transport.abort()
+        elif not self._ending_since:
+            if now > self._since + endpoint.age_of(self):
+                self.begin_close("max_age")
+        elif not self.is_final and now > self._ending_since + _LINGER_S:
+            self._make_final()  # nobody confirms: it may be gone
+
+    def begin_close(self, why: str) -> None:
+        """Announce the end: streams that are begun before the client has heard of it are answered."""
+        if not self._ending_since and not self._closed:
+            self._ending_since = self._endpoint.now
+            self.write(goaway(MOST, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
+
+    def _make_final(self) -> None:
+        self.is_final = True
+        self.write(goaway(self._last, ErrorCode.NO_ERROR))
+        if not self._streams and self._out is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Close: all is answered."""
+        if not self._closed:
+            self._closed = True
+            self._linger()
+
+    def _give_up(self, code: ErrorCode, text: str) -> None:
+        self._closed = True
+        self.write(goaway(self._last, code, text))
+        for stream in list(self._streams.values()):
+            stream.is_open = False
+            if stream.receiver is not None:
+                stream.receiver.gone()
+        self._streams.clear()
+        self._blocked.clear()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and wait for the client to close."""
+        self.is_final = True
+        self._ending_since = self._endpoint.now
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+_FRAMES = {
+    DATA: Http2Connection._on_data,
+    HEADERS: Http2Connection._on_headers,
+    PRIORITY: Http2Connection._on_priority,
+    RST_STREAM: Http2Connection._on_rst_stream,
+    SETTINGS: Http2Connection._on_settings,
+    PUSH_PROMISE: Http2Connection._on_push_promise,
+    PING: Http2Connection._on_ping,
+    GOAWAY: Http2Connection._on_goaway,
+    WINDOW_UPDATE: Http2Connection._on_window_update,
+    CONTINUATION: Http2Connection._on_continuation,
+}
+
+
+def _unpadded(payload: bytes) -> bytes:
+    padding = payload[0] if payload else 0
+    if not payload or padding >= len(payload):
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
+    return payload[1 : len(payload) - padding]

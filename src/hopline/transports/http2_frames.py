@@ -1,0 +1,92 @@
+"""Frames of HTTP/2 as bytes: kinds, flags, settings, error codes (RFC 9113, sections 4 to 7)."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+#: What a client sends first of all.
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+# Kinds
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+# Flags
+ACK: Final = 0x1
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
+
+# Settings
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
+
+#: The largest window, and the largest stream id.
+MOST: Final = 2**31 - 1
+#: The window of a connection, and of its streams, before anybody said otherwise.
+DEFAULT_WINDOW: Final = 65_535
+#: The longest payload that everybody has to take.
+DEFAULT_FRAME_SIZE: Final = 16_384
+HEAD_BYTES: Final = 9
+
+#: Length and kind in one word, flags, stream.
+HEAD = struct.Struct(">IBI")
+WORD = struct.Struct(">I")
+SETTING = struct.Struct(">HI")
+
+
+class ErrorCode(IntEnum):
+    """Why a stream, or a connection, is ended."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in values.items()))
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
+
+
+def rst_stream(stream: int, code: ErrorCode) -> bytes:
+    """A RST_STREAM frame."""
+    return frame(RST_STREAM, 0, stream, WORD.pack(code))
+
+
+def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
+    """A GOAWAY frame."""
+    return frame(GOAWAY, 0, 0, WORD.pack(last_stream) + WORD.pack(code) + text.encode())

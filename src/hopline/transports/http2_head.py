@@ -1,0 +1,75 @@
+"""Header blocks of HTTP/2 (HPACK, RFC 7541). Decoding is the library's; blocks seen before are known.
+
+A client that asks the same thing again and again sends the same few bytes, which stand for entries of its
+table. While nothing enters or leaves that table, the same bytes mean the same headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
+
+from hopline.transports.http2_frames import ErrorCode
+
+#: Names in lower case, pseudo-headers among them; of headers that come twice, the last.
+Head: TypeAlias = Mapping[bytes, bytes]
+
+#: Of all headers of one request together, as HPACK counts them.
+MAX_HEAD_BYTES = 64 * 1024
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
+#: Begins a block that first resizes the table, and so has to be read each time.
+_SIZE_UPDATE = 0x20
+
+
+class HeadError(Exception):
+    """A block that cannot be read, after which no other of its connection can be.
+
+    Attributes:
+        code: to end the connection with.
+    """
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class HeadReader:
+    """Reads the blocks of one connection, in their order."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(MAX_HEAD_BYTES)
+        self._entries = self._decoder.header_table.dynamic_entries
+        self._known: dict[bytes, Head] = {}
+
+    def read(self, block: bytes) -> Head:
+        """The headers of a block.
+
+        Raises: HeadError.
+        """
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        before = len(self._entries), self._entries[0] if self._entries else None
+        try:
+            head = dict(self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError as error:
+            raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
+        except HPACKError as error:
+            raise HeadError(ErrorCode.COMPRESSION_ERROR, f"not HPACK: {error}") from None
+        entries = self._decoder.header_table.dynamic_entries
+        after = len(entries), entries[0] if entries else None
+        if entries is not self._entries or before[0] != after[0] or before[1] is not after[1]:
+            self._entries = entries
+            self._known.clear()
+        elif block and len(block) <= _MAX_KNOWN_BYTES and block[0] & 0xE0 != _SIZE_UPDATE:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[block] = head
+        return head
+
+
+def block_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block that means the same whatever the reader's table holds, and leaves it as it is."""
+    return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))

@@ -1,0 +1,202 @@
+"""One stream of an HTTP/2 connection: its two halves, its windows, and what waits to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from hopline.transports.http2_frames import (
+    DATA,
+    DEFAULT_FRAME_SIZE,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEADERS,
+    ErrorCode,
+    rst_stream,
+    window_update,
+)
+
+if TYPE_CHECKING:
+    from hopline.transports.http2_connection import Http2Connection
+
+#: Bytes that a stream may send before they are taken.
+RECEIVE_WINDOW = 1 << 20
+_HEADERS, _DATA, _TRAILERS = range(3)
+
+
+class Receiver(Protocol):
+    """What a stream is about."""
+
+    def data(self, data: bytes, is_last: bool) -> None:
+        """A piece of what the client sends; nothing comes behind the last one."""
+
+    def gone(self) -> None:
+        """The client, or its connection, gave the stream up: nobody reads an answer."""
+
+    def sent(self) -> None:
+        """All that was written has left for the client."""
+
+    def check_time(self, now: float) -> None:
+        """Once a second."""
+
+
+class Stream:
+    """Args:
+        connection: that it is of.
+        number: its id.
+        send_window: bytes that the client takes.
+
+    Attributes:
+        receiver: None until the request was looked at, and where it was refused.
+        is_heard: whether the client has sent all it has to.
+        is_open: until everything was sent, or somebody gave it up.
+        num_pending: bytes that wait until the client takes more.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_holds",
+        "_pending",
+        "_receive_window",
+        "is_heard",
+        "is_open",
+        "num_pending",
+        "number",
+        "receiver",
+        "send_window",
+    )
+
+    def __init__(self, connection: Http2Connection, number: int, send_window: int) -> None:
+        self._connection = connection
+        self.number = number
+        self.send_window = send_window
+        self.receiver: Receiver | None = None
+        self.is_heard = False
+        self.is_open = True
+        self.num_pending = 0
+        self._pending: deque[tuple[int, bytes]] = deque()
+        self._receive_window = RECEIVE_WINDOW
+        self._holds = False
+
+    # What the client sends
+
+    def take(self, num_bytes: int) -> bool:
+        """Count bytes that came, and let more come; False: they are more than the client may send."""
+        self._receive_window -= num_bytes
+        if self._receive_window < 0:
+            return False
+        if self._receive_window < RECEIVE_WINDOW // 2 and not self._holds and not self.is_heard:
+            self._widen()
+        return True
+
+    def hold(self) -> None:
+        """Let the client send no more than it may by now."""
+        self._holds = True
+
+    def let_go(self) -> None:
+        """Take more again."""
+        if self._holds:
+            self._holds = False
+            if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.is_heard:
+                self._widen()
+
+    def _widen(self) -> None:
+        self._connection.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
+        self._receive_window = RECEIVE_WINDOW
+
+    # What the client gets
+
+    def send(self, headers: bytes, data: bytes, trailers: bytes) -> None:
+        """Send what is not empty, in this order, as far as the client takes it; the rest follows by itself.
+
+        Args:
+            headers: a block.
+            data: any number of bytes.
+            trailers: a block, which ends the stream.
+        """
+        if not self.is_open:
+            return
+        connection = self._connection
+        size = len(data)
+        if self._pending or size > self.send_window or size > connection.send_window:
+            self._wait(headers, data, trailers)
+            return
+        number = self.number
+        parts: list[bytes] = []
+        if connection.resize and (headers or trailers):
+            prefix, connection.resize = connection.resize, b""
+            headers, trailers = (prefix + headers, trailers) if headers else (headers, prefix + trailers)
+        if headers:
+            parts += (HEAD.pack(len(headers) << 8 | HEADERS, END_HEADERS, number), headers)
+        if 0 < size <= DEFAULT_FRAME_SIZE:
+            parts += (HEAD.pack(size << 8 | DATA, 0, number), data)
+        elif size:
+            for start in range(0, size, DEFAULT_FRAME_SIZE):
+                piece = data[start : start + DEFAULT_FRAME_SIZE]
+                parts += (HEAD.pack(len(piece) << 8 | DATA, 0, number), piece)
+        self.send_window -= size
+        connection.send_window -= size
+        if trailers:
+            parts += (
+                HEAD.pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number),
+                trailers,
+            )
+        connection.write(b"".join(parts))
+        if trailers:
+            self._end()
+
+    def _wait(self, headers: bytes, data: bytes, trailers: bytes) -> None:
+        for kind, part in ((_HEADERS, headers), (_DATA, data), (_TRAILERS, trailers)):
+            if part:
+                self._pending.append((kind, part))
+        self.num_pending += len(data)
+        self._connection.wait(self)
+        self.pump()
+
+    def pump(self) -> bool:
+        """Send what waits, as far as the client takes it; whether nothing waits any more."""
+        connection, number = self._connection, self.number
+        pending = self._pending
+        while pending and self.is_open:
+            kind, part = pending[0]
+            if kind == _DATA:
+                size = min(len(part), self.send_window, connection.send_window, DEFAULT_FRAME_SIZE)
+                if size <= 0:
+                    return False
+                connection.write(HEAD.pack(size << 8 | DATA, 0, number) + part[:size])
+                self.send_window -= size
+                connection.send_window -= size
+                self.num_pending -= size
+                if size < len(part):
+                    pending[0] = (_DATA, part[size:])
+                    continue
+            else:
+                part, connection.resize = connection.resize + part, b""
+                flags = END_HEADERS | (END_STREAM if kind == _TRAILERS else 0)
+                connection.write(HEAD.pack(len(part) << 8 | HEADERS, flags, number) + part)
+            pending.popleft()
+            if kind == _TRAILERS:
+                self._end()
+                return True
+        return True
+
+    def _end(self) -> None:
+        """Everything was sent: a client that has not, need not."""
+        if not self.is_heard:
+            self._connection.write(rst_stream(self.number, ErrorCode.NO_ERROR))
+        self.close()
+
+    def reset(self, code: ErrorCode) -> None:
+        """Give it up."""
+        if self.is_open:
+            self._connection.write(rst_stream(self.number, code))
+            self.close()
+            if self.receiver is not None:
+                self.receiver.gone()
+
+    def close(self) -> None:
+        """Forget it."""
+        self.is_open = False
+        self._pending.clear()
+        self._connection.forget(self)

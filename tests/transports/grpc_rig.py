@@ -1,0 +1,29 @@
+"""The server's gRPC endpoint in the loop of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hopline.transports.grpc import GrpcApp
+from hopline.transports.grpc_endpoint import GrpcEndpoint
+
+
+def endpoint_of(app: GrpcApp, **settings: Any) -> GrpcEndpoint:
+    limits = {"max_message_bytes": 1 << 20, "connection_age_s": 60.0, "read_timeout_s": 30.0}
+    return GrpcEndpoint(app.methods(), app.fail, **(limits | settings))
+
+
+@contextlib.asynccontextmanager
+async def grpc_server(app: GrpcApp, **settings: Any) -> AsyncIterator[str]:
+    """host:port, while it is open."""
+    endpoint = endpoint_of(app, **settings)
+    server = await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        endpoint.abort()
