@@ -190,10 +190,15 @@ class GrpcApp:
             if isinstance(outcome, HoplineError):
                 self.fail(call, outcome, request_id)
                 return
-            response = message("inference.ModelInferResponse")()
-            fill_response(response, request_id, outcome)
+            try:
+                response = message("inference.ModelInferResponse")()
+                fill_response(response, request_id, outcome)
+                answer = response.SerializeToString()
+            except Exception as error:  # of this answer; whoever delivers has others to deliver
+                self.fail(call, error, request_id)
+                return
             self._count(StatusCode.OK)
-            call.respond(response.SerializeToString())
+            call.respond(answer)
 
         try:
             request = _parsed(self._outer, data)

@@ -37,6 +37,17 @@ _MAX_TEXT = 4096
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
+#: Statuses of refusals, as `http_lane.REFUSALS` are.
+_REFUSALS = frozenset(
+    {
+        StatusCode.UNAUTHENTICATED,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNAVAILABLE,
+    }
+)
+
+
 class CallError(Exception):
     """What ends a call with a status that no error of Hopline has.
 
@@ -175,6 +186,8 @@ class Call:
             headers.append((b"grpc-message", quote(text[:_MAX_TEXT], safe=_PRINTABLE).encode()))
         headers += [(name.encode(), value.encode()) for name, value in trailers]
         self._stream.send(b"", b"", block_of(headers))
+        if code in _REFUSALS:
+            self._stream.be_late()
 
     @property
     def num_unsent_bytes(self) -> int:

@@ -11,6 +11,7 @@ from hopline.transports.grpc_call import Call, CallError, Method
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
+from hopline.transports.http_lane import LateLane
 
 #: Connections of one client that come together are not told to go together.
 _SPREAD = 0.2
@@ -25,9 +26,11 @@ class GrpcEndpoint:
         max_message_bytes: longer messages are refused.
         connection_age_s: a client is told to connect anew after this.
         read_timeout_s: a request must have arrived whole by then.
+        is_pressed: see `LateLane`.
 
     Attributes:
         connections: that are open.
+        lane: of those whose last answer was a refusal.
         closing: whether new connections are told at once to go.
     """
 
@@ -39,6 +42,7 @@ class GrpcEndpoint:
         max_message_bytes: int,
         connection_age_s: float,
         read_timeout_s: float,
+        is_pressed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._methods = methods
         self.failed = fail
@@ -47,6 +51,7 @@ class GrpcEndpoint:
         self.read_timeout_s = read_timeout_s
         self.connections: set[Http2Connection] = set()
         self.closing = False
+        self.lane = LateLane(is_pressed)
         self.now = 0.0
         text = (
             b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has a port of its own\n"

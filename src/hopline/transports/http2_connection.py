@@ -99,6 +99,7 @@ class Http2Connection(asyncio.Protocol):
         send_window: bytes that the client takes, of all streams together.
         resize: what the next head begins with: the client's table was made smaller, and ours is not used.
         is_final: whether the client has heard that no further stream is taken.
+        is_late: whether its last answer was a refusal: what it sends next waits for the others.
     """
 
     def __init__(self, endpoint: GrpcEndpoint) -> None:
@@ -120,8 +121,10 @@ class Http2Connection(asyncio.Protocol):
         self.resize = b""
         self._num_resets = 0
         self._since = endpoint.now
-        self._ending_since = 0.0
+        self._ending_since: float | None = None
         self.is_final = False
+        self.is_late = False
+        self._is_paused = self._is_blocked = False
         self._closed = False
 
     @property
@@ -144,6 +147,7 @@ class Http2Connection(asyncio.Protocol):
         self._closed = True
         self.is_final = True
         self._endpoint.connections.discard(self)
+        self._endpoint.lane.leave(self)
         streams, self._streams = list(self._streams.values()), {}
         self._blocked.clear()
         for stream in streams:
@@ -157,17 +161,21 @@ class Http2Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: take nothing more of it."""
+        self._is_blocked = True
         if not self._closed:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It reads again."""
-        if not self._closed:
-            self._transport.resume_reading()
+        self._is_blocked = False
+        self._resume()
 
     def data_received(self, data: bytes) -> None:
         """Take the frames that are whole."""
         if self._closed:
+            return
+        if self.is_late:
+            self._endpoint.lane.hold(self, data)
             return
         if self._buffer:
             data = self._buffer + data
@@ -188,6 +196,24 @@ class Http2Connection(asyncio.Protocol):
             self._linger()
         elif self.is_final and not self._streams:
             self._finish()
+
+    def take_late(self, data: bytes) -> None:
+        """Read what waited in the lane, and go on reading."""
+        self.is_late = False
+        self.data_received(data)
+        if self._is_paused:
+            self._is_paused = False
+            self._resume()
+
+    def pause_reading(self) -> None:
+        """Let the client send no more for now."""
+        if not self._is_paused and not self._closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if not self._closed and not self._is_paused and not self._is_blocked:
+            self._transport.resume_reading()
 
     def _greet(self, data: bytes) -> int:
         """Where the first frame begins; -1 while the preface is not whole."""
@@ -335,6 +361,7 @@ class Http2Connection(asyncio.Protocol):
         for setting, value in SETTING.iter_unpack(payload):
             self._set(setting, value)
         self.write(_SETTINGS_ACK)
+        self._pump()  # behind the ACK: before it, the client counts by what it said earlier
 
     def _set(self, setting: int, value: int) -> None:
         if setting == INITIAL_WINDOW_SIZE:
@@ -342,10 +369,8 @@ class Http2Connection(asyncio.Protocol):
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
             change = value - self._first_window
             self._first_window = value
-            for stream in list(self._streams.values()):
+            for stream in self._streams.values():
                 stream.send_window += change
-            if change > 0:
-                self._pump()
         elif setting == HEADER_TABLE_SIZE and value < 4096:
             self.resize = b"\x20"
         elif setting == ENABLE_PUSH and value > 1:
@@ -361,7 +386,7 @@ class Http2Connection(asyncio.Protocol):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another form")
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
-        elif payload == _END_PING and self._ending_since and not self.is_final:
+        elif payload == _END_PING and self._ending_since is not None and not self.is_final:
             self._make_final()
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
@@ -435,7 +460,7 @@ class Http2Connection(asyncio.Protocol):
         """Once a second: whom to let go, or to give up."""
         self._num_resets = 0
         if self._closed:
-            if now > self._ending_since + _LINGER_S:
+            if self._ending_since is not None and now > self._ending_since + _LINGER_S:
                 self._transport.abort()
             return
         for stream in list(self._streams.values()):
@@ -445,7 +470,7 @@ class Http2Connection(asyncio.Protocol):
         if not self._greeted:
             if now > self._since + endpoint.read_timeout_s:
                 self._transport.abort()
-        elif not self._ending_since:
+        elif self._ending_since is None:
             if now > self._since + endpoint.age_of(self):
                 self.begin_close("max_age")
         elif not self.is_final and now > self._ending_since + _LINGER_S:
@@ -453,7 +478,7 @@ class Http2Connection(asyncio.Protocol):
 
     def begin_close(self, why: str) -> None:
         """Announce the end: streams that are begun before the client has heard of it are answered."""
-        if not self._ending_since and not self._closed:
+        if self._ending_since is None and not self._closed:
             self._ending_since = self._endpoint.now
             self.write(goaway(MOST, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
 

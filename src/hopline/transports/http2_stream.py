@@ -187,6 +187,10 @@ class Stream:
             self._connection.write(rst_stream(self.number, ErrorCode.NO_ERROR))
         self.close()
 
+    def be_late(self) -> None:
+        """What its connection sends next is read after what others sent."""
+        self._connection.is_late = True
+
     def reset(self, code: ErrorCode) -> None:
         """Give it up."""
         if self.is_open:

@@ -1,0 +1,259 @@
+"""Messages, metadata, deadlines and statuses of gRPC calls: over h2, and over the channel of the C core."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline.config import load_config
+from hopline.testing.service import FakeService
+from hopline.transports.grpc import INFERENCE, GrpcApp
+from hopline.transports.grpc_stream import _MAX_UNSENT_BYTES
+from hopline.transports.proto import message
+from tests.transports.grpc_rig import grpc_server
+from tests.transports.http2_rig import Client, Served
+
+Code = grpc.StatusCode
+
+
+def framed(data: bytes, flag: int = 0) -> bytes:
+    return bytes([flag]) + len(data).to_bytes(4, "big") + data
+
+
+def raw(client: Client, path: str, data: bytes, **headers: str) -> Any:
+    """A call whose bytes are given as they are."""
+    number = client.call(path, end=False, **headers)
+    client.send(number, data)
+    client.h2.end_stream(number)
+    client.exchange()
+    return client.answers[number]
+
+
+def failed(answer: Any, code: grpc.StatusCode) -> str:
+    """The text of a status that is given without an answer."""
+    assert answer.status == code.value[0]
+    assert answer.ended
+    assert not answer.data
+    text: str = answer.text
+    return text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(1, 20), max_size=40))
+def test_messages_may_be_cut_anywhere(messages: list[bytes], cuts: list[int]) -> None:
+    client = Client(Served())
+    data = b"".join(map(framed, messages))
+    number = client.call("/t/Each", end=False)
+    for cut in cuts:
+        client.h2.send_data(number, data[:cut])
+        client.exchange()
+        data = data[cut:]
+    client.h2.send_data(number, data, end_stream=True)
+    client.exchange()
+    assert client.answers[number].messages == messages
+    assert client.answers[number].status == 0
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compressed_messages_are_read(encoding: str, pack: Any) -> None:
+    answer = raw(Client(Served()), "/t/Echo", framed(pack(b"hello" * 100), 1), grpc_encoding=encoding)
+    assert answer.messages == [b"hello" * 100]
+
+
+def test_a_compressed_message_is_bounded_by_what_it_becomes() -> None:
+    served = Served(max_message_bytes=10_000)
+    answer = raw(Client(served), "/t/Echo", framed(gzip.compress(bytes(10_001)), 1), grpc_encoding="gzip")
+    assert answer.status != 0
+    assert "larger than 10000 bytes" in answer.text
+
+
+def test_an_encoding_that_is_not_known_is_named() -> None:
+    answer = raw(Client(Served()), "/t/Echo", framed(b"x", 1), grpc_encoding="snappy")
+    assert "'snappy'" in failed(answer, Code.UNIMPLEMENTED)
+    answer = raw(Client(Served()), "/t/Echo", framed(b"x", 1))
+    assert "compressed" in failed(answer, Code.INTERNAL)
+
+
+async def test_a_message_that_is_too_large_is_refused_before_it_is_sent() -> None:
+    client = Client(Served(max_message_bytes=1_000))
+    number = client.call("/t/Echo", end=False)
+    client.h2.send_data(number, b"\0" + (1_001).to_bytes(4, "big"))
+    client.exchange()
+    assert "server.max_body_bytes" in failed(client.answers[number], Code.RESOURCE_EXHAUSTED)
+    assert client.answers[number].reset == 0  # it need not send the rest
+    number = client.call("/t/Echo", b"x")
+    while not client.answers[number].ended:  # it was refused, so the others come first
+        client.exchange()
+        await asyncio.sleep(0)
+    assert client.answers[number].messages == [b"x"]
+
+
+def test_a_unary_method_takes_one_whole_message() -> None:
+    client = Client(Served())
+    for data, what in (
+        (framed(b"a") + framed(b"b"), "takes one message"),
+        (b"\0\0\0\0\2a", "not whole"),
+        (b"\0\0", "not whole"),
+    ):
+        assert what in failed(raw(client, "/t/Echo", data), Code.INVALID_ARGUMENT)
+    assert "there is none" in failed(client.ask("/t/Echo"), Code.INVALID_ARGUMENT)
+    assert client.ask("/t/Echo", b"").messages == [b""]
+
+
+def test_what_is_no_call_is_refused() -> None:
+    client = Client(Served())
+    assert "'/t/Nothing'" in failed(client.ask("/t/Nothing", b"x"), Code.UNIMPLEMENTED)
+    assert "250m" in failed(client.ask("/t/Echo", b"x", grpc_timeout="soon"), Code.INVALID_ARGUMENT)
+    for changed, status in ((("content-type", "application/json"), b"415"), ((":method", "GET"), b"405")):
+        number = client.call("/t/Later", end=False)
+        client.h2.reset_stream(number)
+        number = client.h2.get_next_available_stream_id()
+        headers = {":method": "POST", ":scheme": "http", ":authority": "here", ":path": "/t/Echo"}
+        headers |= {"content-type": "application/grpc"} | dict([changed])
+        client.answers[number] = type(client.answers[1])()
+        client.h2.send_headers(number, list(headers.items()), end_stream=True)
+        client.exchange()
+        assert client.answers[number].headers[0][b":status"] == status
+
+
+def test_texts_of_errors_come_back_as_they_were() -> None:
+    served = Served()
+    client = Client(served)
+    number = client.call("/t/Later", b"x")
+    client.exchange()
+    served.waiting.pop()[0].finish(Code.NOT_FOUND, 'no "Käse" at 100 %\nmore', [("hopline-error", "odd")])
+    client.exchange()
+    assert failed(client.answers[number], Code.NOT_FOUND) == 'no "Käse" at 100 %\nmore'
+    assert client.answers[number].headers[0][b"hopline-error"] == b"odd"
+
+
+def test_deadlines_are_read_in_all_units() -> None:
+    served = Served()
+    client = Client(served)
+    for timeout, seconds in (
+        ("1H", 3600),
+        ("2M", 120),
+        ("3S", 3),
+        ("4000m", 4),
+        ("5000000u", 5),
+        ("99999999n", 0.1),
+    ):
+        client.call("/t/Later", b"x", grpc_timeout=timeout)
+        client.exchange()
+        deadline = served.waiting.pop()[0].deadline
+        assert deadline is not None
+        assert seconds - 1 < deadline - time.monotonic() <= seconds
+    client.call("/t/Later", b"x")
+    client.exchange()
+    assert served.waiting.pop()[0].deadline is None
+
+
+def test_binary_metadata_is_bytes() -> None:
+    served = Served()
+    client = Client(served)
+    client.call("/t/Later", b"x", trace_bin="AAEC", name="value")
+    client.exchange()
+    call = served.waiting.pop()[0]
+    assert {("trace-bin", b"\0\1\2"), ("name", "value")} <= set(call.invocation_metadata())
+    assert call.metadata("name") == "value"
+    assert call.metadata("other") is None
+
+
+def test_a_request_that_does_not_come_to_its_end_is_given_up() -> None:
+    served = Served(read_timeout_s=5.0)
+    client = Client(served)
+    slow = client.call("/t/Echo", end=False)
+    stream = client.call("/t/Each", end=False)
+    client.exchange()
+    served.endpoint.tick(4.0)
+    client.exchange()
+    assert not client.answers[slow].headers
+    served.endpoint.tick(6.0)
+    client.exchange()
+    assert "within 5.0 s" in failed(client.answers[slow], Code.DEADLINE_EXCEEDED)
+    assert not client.answers[stream].headers  # streams last
+
+
+def test_who_was_refused_is_read_after_the_others() -> None:
+    async def play() -> None:
+        served = Served()
+        bad, good = Client(served), Client(served)
+        number = bad.call("/t/Later", b"x")
+        bad.exchange()
+        served.waiting.pop()[0].finish(Code.RESOURCE_EXHAUSTED, "too much")
+        bad.exchange()
+        assert bad.answers[number].status == 8
+        again = bad.call("/t/Echo", b"again")
+        bad.server.data_received(bad.h2.data_to_send())
+        assert not bad.transport.written
+        assert good.ask("/t/Echo", b"good").messages == [b"good"]
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        bad.exchange()
+        assert bad.answers[again].messages == [b"again"]
+
+    asyncio.run(play())
+
+
+def infer_request(nodes: list[int], **more: Any) -> Any:
+    request = message("inference.ModelInferRequest")(model_name="sage", **more)
+    item = request.inputs.add(name="node_ids", datatype="INT64", shape=[len(nodes)])
+    item.contents.int64_contents.extend(nodes)
+    return request
+
+
+async def test_the_channel_of_the_c_core_may_compress() -> None:
+    async with (
+        grpc_server(GrpcApp(FakeService(load_config()))) as target,
+        grpc.aio.insecure_channel(target, compression=grpc.Compression.Gzip) as channel,
+    ):
+        infer = channel.unary_unary(
+            f"/{INFERENCE}/ModelInfer",
+            message("inference.ModelInferRequest").SerializeToString,
+            message("inference.ModelInferResponse").FromString,
+        )
+        answers = [await infer(infer_request([7] * 500, id=str(number))) for number in range(3)]
+        assert [answer.id for answer in answers] == ["0", "1", "2"]
+
+
+async def test_a_stream_whose_answers_nobody_reads_is_not_read_either() -> None:
+    """What it may send waits with the client once answers fill the windows; all of it is answered."""
+    app = GrpcApp(FakeService(load_config()))
+    request = infer_request(list(range(500))).SerializeToString()
+    num_requests = 3 * _MAX_UNSENT_BYTES // 2_000
+    client = _over(app)
+    client.takes = False
+    number = client.call(f"/{INFERENCE}/ModelStreamInfer", end=False)
+    num_sent = 0
+    data = framed(request)
+    while num_sent < num_requests and client.h2.local_flow_control_window(number) > len(data):
+        client.send(number, data)
+        client.exchange()
+        num_sent += 1
+    assert num_sent < num_requests
+    (stream,) = client.server._streams.values()
+    assert stream.num_pending < 2 * _MAX_UNSENT_BYTES
+    client.takes = True
+    for _ in range(200):
+        client.h2.increment_flow_control_window(100_000)
+        client.h2.increment_flow_control_window(100_000, number)
+        client.exchange()
+    client.h2.end_stream(number)
+    client.exchange()
+    assert len(client.answers[number].messages) == num_sent
+    assert client.answers[number].status == 0
+
+
+def _over(app: GrpcApp) -> Client:
+    """A client of the real methods."""
+    served = Served()
+    served.endpoint._methods = app.methods()
+    return Client(served)
