@@ -182,6 +182,23 @@ def test_a_request_that_does_not_come_to_its_end_is_given_up() -> None:
     assert not client.answers[stream].headers  # streams last
 
 
+def test_an_answer_that_is_not_taken_is_given_up() -> None:
+    served = Served(read_timeout_s=5.0)
+    client = Client(served)
+    client.takes = False
+    number = client.call("/t/Echo", bytes(100_000))  # more than the window
+    waits = client.call("/t/Later", b"x")
+    client.exchange()
+    assert not client.answers[number].ended
+    for now in (4.0, 6.0, 8.0):
+        served.endpoint.tick(now)
+        client.exchange()
+    assert client.answers[number].reset == 8
+    served.release()
+    client.exchange()
+    assert client.answers[waits].reset is None  # what the server takes long for
+
+
 def test_who_was_refused_is_read_after_the_others() -> None:
     async def play() -> None:
         served = Served()

@@ -18,6 +18,7 @@ from grpc import StatusCode
 
 from hopline.errors import BadRequest, HoplineError
 from hopline.transports.compression import decompress
+from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
 
@@ -231,9 +232,16 @@ class Call:
             self.listener.sent()
 
     def check_time(self, now: float) -> None:
-        """Give up a client that does not come to its end."""
-        limit_s = self._endpoint.read_timeout_s
-        if not self._stream.is_heard and not self._method.streams and now > self._since + limit_s:
+        """Give up a client that does not come to its end, or takes no answer; streams may last."""
+        limit_s, stream = self._endpoint.read_timeout_s, self._stream
+        if self._method.streams:
+            return
+        if stream.is_heard and not stream.num_pending:
+            self._since = now
+        elif now > self._since + limit_s:
+            if stream.is_heard:
+                stream.reset(ErrorCode.CANCEL)
+                return
             text = f"the request did not arrive within {limit_s} s"
             self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text))
 
