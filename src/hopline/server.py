@@ -313,9 +313,12 @@ class Server:
             return
         assert self._grpc_socket is not None
         hold_new_connections(self._grpc_socket)
+        loop = asyncio.get_running_loop()
+        self._grpc_endpoint.tick(loop.time())
         self._grpc_endpoint.begin_close()
         end = time.monotonic() + _HEARD_S
         while self._grpc_endpoint.num_unaware and time.monotonic() < end and not self._cut.is_set():
+            self._grpc_endpoint.tick(loop.time())
             await _wait_for(self._cut, _POLL_S)
 
     def _are_connected(self) -> bool:

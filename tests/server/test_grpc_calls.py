@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import time
 from typing import Any
 
@@ -69,6 +70,16 @@ async def test_a_health_watch_hears_of_the_stop_and_does_not_hold_it_up() -> Non
             assert statuses == [1, 2]
             assert await watch.code() is StatusCode.UNAVAILABLE
             assert await asyncio.to_thread(server.process.wait, 15) == 0
+
+
+async def test_silent_and_idle_connections_do_not_hold_up_a_stop() -> None:
+    with running() as server:
+        host, _, port = server.grpc.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            async with grpc.aio.insecure_channel(server.grpc) as channel:
+                await channel.channel_ready()
+                server.process.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(server.process.wait, 15) == 0
 
 
 async def test_a_client_that_goes_takes_its_requests_with_it() -> None:

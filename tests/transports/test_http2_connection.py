@@ -335,7 +335,6 @@ def test_http_1_is_told_what_this_port_is() -> None:
     client = Client(served)
     server = served.endpoint()
     server.connection_made(client.transport)  # type: ignore[arg-type]
-    client.transport.written = b""
     server.data_received(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
     assert client.transport.written.startswith(b"HTTP/1.1 400")
     assert b"speaks gRPC" in client.transport.written
@@ -348,6 +347,16 @@ def test_who_never_greets_is_cut_off() -> None:
     server.connection_made(transport)  # type: ignore[arg-type]
     server.data_received(b"PRI * HT")
     served.endpoint.tick(6.0)
+    assert transport.aborted
+
+
+def test_who_has_not_greeted_does_not_hold_up_a_stop() -> None:
+    served = Served()
+    server, transport = served.endpoint(), Client(served).transport
+    server.connection_made(transport)  # type: ignore[arg-type]
+    served.endpoint.begin_close()
+    assert served.endpoint.num_unaware == 2  # its first call may be on the way
+    served.endpoint.tick(1.5)
     assert transport.aborted
 
 

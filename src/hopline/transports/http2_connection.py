@@ -68,6 +68,8 @@ _MAX_RESETS = 10 * MAX_STREAMS
 _MAX_CONTINUATIONS = 64
 #: From our last byte to the client's, in seconds: closing at once would reset what it has not read.
 _LINGER_S = 5.0
+#: Of a server that stops, for who is connected and has said nothing, in seconds.
+_GREETING_S = 1.0
 #: What a client confirms when it has heard that the end is near.
 _END_PING = b"hop: end"
 _HELLO = settings(
@@ -138,7 +140,6 @@ class Http2Connection(asyncio.Protocol):
         """Start."""
         self._transport = transport
         self._endpoint.connections.add(self)
-        self.write(_HELLO)
         if self._endpoint.closing:
             self.begin_close("the server is shutting down")
 
@@ -225,6 +226,9 @@ class Http2Connection(asyncio.Protocol):
                 self._out[:] = [self._endpoint.not_http2]
             return len(data)
         self._greeted = True
+        self.write(_HELLO)  # not before: who speaks something else could not read what it is told
+        if self._ending_since is not None:
+            self._announce("the server is shutting down")
         return len(PREFACE)
 
     def _take_frames(self, data: bytes, position: int) -> int:
@@ -468,7 +472,9 @@ class Http2Connection(asyncio.Protocol):
                 stream.receiver.check_time(now)
         endpoint = self._endpoint
         if not self._greeted:
-            if now > self._since + endpoint.read_timeout_s:
+            ending = self._ending_since
+            until = self._since + endpoint.read_timeout_s if ending is None else ending + _GREETING_S
+            if now > until:
                 self._transport.abort()
         elif self._ending_since is None:
             if now > self._since + endpoint.age_of(self):
@@ -480,7 +486,11 @@ class Http2Connection(asyncio.Protocol):
         """Announce the end: streams that are begun before the client has heard of it are answered."""
         if self._ending_since is None and not self._closed:
             self._ending_since = self._endpoint.now
-            self.write(goaway(MOST, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
+            if self._greeted:
+                self._announce(why)
+
+    def _announce(self, why: str) -> None:
+        self.write(goaway(MOST, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
 
     def _make_final(self) -> None:
         self.is_final = True
