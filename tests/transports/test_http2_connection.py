@@ -175,7 +175,7 @@ BROKEN = {
     "data of a stream that never was": (frame(DATA, 0, 9, b"x"), ErrorCode.PROTOCOL_ERROR),
     "data of no stream": (frame(DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
     "padding beyond its frame": (OPEN + frame(DATA, 0x8, 1, b"\x09abc"), ErrorCode.PROTOCOL_ERROR),
-    "an update by nothing": (window_update(0, 0), ErrorCode.FLOW_CONTROL_ERROR),
+    "an update by nothing": (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "a window beyond the largest": (window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
     "a setting beyond the largest": (
         frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)),

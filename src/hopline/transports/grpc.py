@@ -97,7 +97,7 @@ class GrpcApp:
         for stream in list(self._streams):
             stream.cut_off()
 
-    def fail(self, call: Call, error: BaseException, request_id: str = "") -> None:
+    def fail(self, call: Call, error: Exception, request_id: str = "") -> None:
         """End a call with what its client may know of a failure, and count that."""
         if isinstance(error, CallError):
             self._count(error.code)

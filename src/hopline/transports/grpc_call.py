@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from grpc import StatusCode
 
-from hopline.errors import BadRequest, HoplineError
+from hopline.errors import BadRequest
 from hopline.transports.compression import decompress
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
@@ -33,8 +33,8 @@ _HEAD = block_of((*_HEADERS, (b"grpc-accept-encoding", ENCODINGS)))
 _OK = block_of([(b"grpc-status", b"0")])
 #: Seconds of the units of `grpc-timeout`.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-#: Of a status' text: what clients surely take in their trailers.
-_MAX_TEXT = 4096
+#: Of a status' text, encoded: what clients surely take in their trailers.
+_MAX_TEXT_BYTES = 4096
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
@@ -184,7 +184,7 @@ class Call:
         headers = [] if self._begun else list(_HEADERS)
         headers.append((b"grpc-status", b"%d" % code.value[0]))
         if text:
-            headers.append((b"grpc-message", quote(text[:_MAX_TEXT], safe=_PRINTABLE).encode()))
+            headers.append((b"grpc-message", _encoded(text)))
         headers += [(name.encode(), value.encode()) for name, value in trailers]
         self._stream.send(b"", b"", block_of(headers))
         if code in _REFUSALS:
@@ -214,9 +214,7 @@ class Call:
         """Take a piece of the client's half."""
         try:
             self._take(data, is_last)
-        except CallError as error:
-            self._endpoint.failed(self, error)
-        except HoplineError as error:
+        except Exception as error:  # the boundary of a call: the others of its connection go on
             self._endpoint.failed(self, error)
 
     def gone(self) -> None:
@@ -315,6 +313,15 @@ class Call:
                 f"grpc-encoding {encoding!r} is not supported; send gzip or deflate",
             )
         return decompress(encoding, message, self._endpoint.max_message_bytes)
+
+
+def _encoded(text: str) -> bytes:
+    """A status' text as its trailer has it, cut if that would be too long."""
+    encoded = quote(text, safe=_PRINTABLE)
+    while len(encoded) > _MAX_TEXT_BYTES:
+        text = text[: len(text) * _MAX_TEXT_BYTES // len(encoded)]
+        encoded = quote(text, safe=_PRINTABLE)
+    return encoded.encode()
 
 
 def _seconds(timeout: bytes) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from grpc import StatusCode
 
-from hopline.errors import BadRequest, HoplineError
 from hopline.transports.grpc_call import Call, CallError, Method
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of
@@ -37,7 +36,7 @@ class GrpcEndpoint:
     def __init__(
         self,
         methods: Mapping[bytes, Method],
-        fail: Callable[[Call, HoplineError | CallError], None],
+        fail: Callable[[Call, Exception], None],
         *,
         max_message_bytes: int,
         connection_age_s: float,
@@ -80,7 +79,7 @@ class GrpcEndpoint:
             return None
         try:
             return Call(self, stream, method, head)
-        except BadRequest as error:
+        except Exception as error:  # the boundary of a call
             self.failed(Call(self, stream, _NO_METHOD, {}), error)
             return None
 

@@ -157,7 +157,10 @@ class InferStream(Listener):
         self._places.append(place)
 
         def deliver(outcome: ScoreResult | HoplineError) -> None:
-            place.answer = self._respond(request, outcome)
+            try:
+                place.answer = self._respond(request, outcome)
+            except Exception as error:  # of this answer; whoever delivers has others to deliver
+                place.answer = self._respond(request, as_hopline_error(error, request.id or "(none)"))
             if self._places and self._places[0] is place:
                 self._go_on()
 

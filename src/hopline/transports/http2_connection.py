@@ -13,6 +13,7 @@ This file is long because every kind of frame, and every way in which a connecti
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hopline.transports.http2_frames import (
@@ -58,6 +59,8 @@ from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
 
+logger = logging.getLogger(__name__)
+
 #: Streams that one connection may have open; more wait at the client.
 MAX_STREAMS = 512
 #: Bytes that all its streams together may send before they are taken.
@@ -68,6 +71,8 @@ _MAX_RESETS = 10 * MAX_STREAMS
 _MAX_CONTINUATIONS = 64
 #: From our last byte to the client's, in seconds: closing at once would reset what it has not read.
 _LINGER_S = 5.0
+#: A first line of HTTP/1.1 that is not longer is read to its end, to be answered.
+_LINE_BYTES = 4096
 #: Of a server that stops, for who is connected and has said nothing, in seconds.
 _GREETING_S = 1.0
 #: What a client confirms when it has heard that the end is near.
@@ -101,6 +106,7 @@ class Http2Connection(asyncio.Protocol):
         send_window: bytes that the client takes, of all streams together.
         resize: what the next head begins with: the client's table was made smaller, and ours is not used.
         is_final: whether the client has heard that no further stream is taken.
+        num_resets: streams that were given up within this second.
         is_late: whether its last answer was a refusal: what it sends next waits for the others.
     """
 
@@ -121,7 +127,7 @@ class Http2Connection(asyncio.Protocol):
         #: What is written while bytes are read leaves at the end of that.
         self._out: list[bytes] | None = None
         self.resize = b""
-        self._num_resets = 0
+        self.num_resets = 0
         self._since = endpoint.now
         self._ending_since: float | None = None
         self.is_final = False
@@ -190,6 +196,11 @@ class Http2Connection(asyncio.Protocol):
                 self._buffer = data
         except (Http2Error, HeadError) as error:
             self._give_up(error.code, str(error))
+        except (
+            Exception
+        ):  # the boundary of a connection: what it wrote so far is sent, and it ends in order
+            logger.exception("a gRPC connection failed")
+            self._give_up(ErrorCode.INTERNAL_ERROR, "internal error")
         out, self._out = self._out, None
         if out:
             self.write(b"".join(out))
@@ -220,6 +231,8 @@ class Http2Connection(asyncio.Protocol):
         """Where the first frame begins; -1 while the preface is not whole."""
         if len(data) < len(PREFACE) and PREFACE.startswith(data):
             return -1
+        if b"\n" not in data and len(data) < _LINE_BYTES:
+            return -1  # not ours, and not enough to tell what it is
         if not data.startswith(PREFACE):
             self._closed = True
             if self._out is not None and b"HTTP/1" in data[:8192]:
@@ -284,6 +297,8 @@ class Http2Connection(asyncio.Protocol):
         if flags & PADDED:
             payload = _unpadded(payload)
         if flags & HAS_PRIORITY:
+            if len(payload) < 5:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS that are too short for a priority")
             payload = payload[5:]
         if flags & END_HEADERS:
             self._take_head(flags, number, payload)
@@ -309,14 +324,16 @@ class Http2Connection(asyncio.Protocol):
         if stream is not None:
             self._take_trailers(stream, flags)
             return
-        if number <= self._last:
-            return  # the trailers of a stream that has ended here
         if number % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a client's")
+        if number <= self._last:
+            return  # the trailers of a stream that has ended here
         if self.is_final:
             return  # told that it is not taken
         if not self._knows_settings:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream before SETTINGS")
+        if self.num_resets > _MAX_RESETS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
         self._last = number
         if len(self._streams) >= MAX_STREAMS:
             self.write(rst_stream(number, ErrorCode.REFUSED_STREAM))
@@ -337,8 +354,11 @@ class Http2Connection(asyncio.Protocol):
             stream.receiver.data(b"", True)
 
     def _on_priority(self, flags: int, number: int, payload: bytes) -> None:
-        if number == 0 or len(payload) != 5:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another form")
+        if number == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY of no stream")
+        stream = self._streams.get(number)
+        if len(payload) != 5 and stream is not None:
+            stream.reset(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -347,9 +367,7 @@ class Http2Connection(asyncio.Protocol):
         if stream is None:
             self._check_known(number, "RST_STREAM")
             return
-        self._num_resets += 1
-        if self._num_resets > _MAX_RESETS:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
+        self.num_resets += 1
         stream.close()
         if stream.receiver is not None:
             stream.receiver.gone()
@@ -375,6 +393,8 @@ class Http2Connection(asyncio.Protocol):
             self._first_window = value
             for stream in self._streams.values():
                 stream.send_window += change
+                if stream.send_window > MOST:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
         elif setting == HEADER_TABLE_SIZE and value < 4096:
             self.resize = b"\x20"
         elif setting == ENABLE_PUSH and value > 1:
@@ -386,8 +406,10 @@ class Http2Connection(asyncio.Protocol):
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients promise nothing")
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
-        if number != 0 or len(payload) != 8:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another form")
+        if number != 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != 8:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another length")
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
         elif payload == _END_PING and self._ending_since is not None and not self.is_final:
@@ -395,6 +417,10 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
         """The client opens no further streams; it closes the connection when it has its answers."""
+        if number != 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY that is too short")
 
     def _on_window_update(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -402,8 +428,10 @@ class Http2Connection(asyncio.Protocol):
         increment = WORD.unpack(payload)[0] & MOST
         if number == 0:
             self.send_window += increment
-            if increment == 0 or self.send_window > MOST:
-                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
+            if increment == 0:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a window that is widened by nothing")
+            if self.send_window > MOST:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
             self._pump()
             return
         stream = self._streams.get(number)
@@ -411,7 +439,9 @@ class Http2Connection(asyncio.Protocol):
             self._check_known(number, "WINDOW_UPDATE")
             return
         stream.send_window += increment
-        if increment == 0 or stream.send_window > MOST:
+        if increment == 0:
+            stream.reset(ErrorCode.PROTOCOL_ERROR)
+        elif stream.send_window > MOST:
             stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
         elif stream in self._blocked:
             self._advance(stream)
@@ -462,7 +492,7 @@ class Http2Connection(asyncio.Protocol):
 
     def check_time(self, now: float) -> None:
         """Once a second: whom to let go, or to give up."""
-        self._num_resets = 0
+        self.num_resets = 0
         if self._closed:
             if self._ending_since is not None and now > self._ending_since + _LINGER_S:
                 self._transport.abort()

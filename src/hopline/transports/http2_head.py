@@ -19,7 +19,7 @@ Head: TypeAlias = Mapping[bytes, bytes]
 #: Of all headers of one request together, as HPACK counts them.
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
-#: Begins a block that first resizes the table, and so has to be read each time.
+#: Begins a block that first resizes the table.
 _SIZE_UPDATE = 0x20
 
 
@@ -60,10 +60,11 @@ class HeadReader:
             raise HeadError(ErrorCode.COMPRESSION_ERROR, f"not HPACK: {error}") from None
         entries = self._decoder.header_table.dynamic_entries
         after = len(entries), entries[0] if entries else None
-        if entries is not self._entries or before[0] != after[0] or before[1] is not after[1]:
+        resizes = bool(block) and block[0] & 0xE0 == _SIZE_UPDATE  # what was refused then may enter now
+        if resizes or entries is not self._entries or before[0] != after[0] or before[1] is not after[1]:
             self._entries = entries
             self._known.clear()
-        elif block and len(block) <= _MAX_KNOWN_BYTES and block[0] & 0xE0 != _SIZE_UPDATE:
+        elif len(block) <= _MAX_KNOWN_BYTES:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[block] = head

@@ -75,7 +75,7 @@ class Stream:
         self.is_heard = False
         self.is_open = True
         self.num_pending = 0
-        self._pending: deque[tuple[int, bytes]] = deque()
+        self._pending: deque[tuple[int, memoryview]] = deque()
         self._receive_window = RECEIVE_WINDOW
         self._holds = False
 
@@ -149,7 +149,7 @@ class Stream:
     def _wait(self, headers: bytes, data: bytes, trailers: bytes) -> None:
         for kind, part in ((_HEADERS, headers), (_DATA, data), (_TRAILERS, trailers)):
             if part:
-                self._pending.append((kind, part))
+                self._pending.append((kind, memoryview(part)))
         self.num_pending += len(data)
         self._connection.wait(self)
         self.pump()
@@ -164,7 +164,7 @@ class Stream:
                 size = min(len(part), self.send_window, connection.send_window, DEFAULT_FRAME_SIZE)
                 if size <= 0:
                     return False
-                connection.write(HEAD.pack(size << 8 | DATA, 0, number) + part[:size])
+                connection.write(b"".join((HEAD.pack(size << 8 | DATA, 0, number), part[:size])))
                 self.send_window -= size
                 connection.send_window -= size
                 self.num_pending -= size
@@ -172,9 +172,9 @@ class Stream:
                     pending[0] = (_DATA, part[size:])
                     continue
             else:
-                part, connection.resize = connection.resize + part, b""
+                block, connection.resize = b"".join((connection.resize, part)), b""
                 flags = END_HEADERS | (END_STREAM if kind == _TRAILERS else 0)
-                connection.write(HEAD.pack(len(part) << 8 | HEADERS, flags, number) + part)
+                connection.write(HEAD.pack(len(block) << 8 | HEADERS, flags, number) + block)
             pending.popleft()
             if kind == _TRAILERS:
                 self._end()
@@ -192,8 +192,9 @@ class Stream:
         self._connection.is_late = True
 
     def reset(self, code: ErrorCode) -> None:
-        """Give it up."""
+        """Give it up. What the client does wrong on purpose counts like what it gives up itself."""
         if self.is_open:
+            self._connection.num_resets += 1
             self._connection.write(rst_stream(self.number, code))
             self.close()
             if self.receiver is not None:
