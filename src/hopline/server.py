@@ -302,7 +302,10 @@ class Server:
             if self._grpc_endpoint is not None:  # lets go of clients that do not
                 self._grpc_endpoint.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(_POLL_S)
-        return drained and queue_drained and not self._endpoint.num_waiting
+        unanswered = self._endpoint.num_waiting + (
+            self._grpc_endpoint.num_waiting if self._grpc_endpoint else 0
+        )
+        return drained and queue_drained and not unanswered
 
     async def _tell_grpc(self) -> None:
         """Tell gRPC's clients to go elsewhere, and wait until they have heard of it.
@@ -317,7 +320,10 @@ class Server:
         self._grpc_endpoint.tick(loop.time())
         self._grpc_endpoint.begin_close()
         end = time.monotonic() + _HEARD_S
-        while self._grpc_endpoint.num_unaware and time.monotonic() < end and not self._cut.is_set():
+        endpoint = self._grpc_endpoint
+        while endpoint.num_unaware + endpoint.num_unheard and time.monotonic() < end:
+            if self._cut.is_set():
+                break
             self._grpc_endpoint.tick(loop.time())
             await _wait_for(self._cut, _POLL_S)
 

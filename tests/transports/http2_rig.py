@@ -44,6 +44,9 @@ class Transport:
     def write_eof(self) -> None:
         self.at_eof = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None:
         self.is_reading = False
 
@@ -63,8 +66,8 @@ class Repeat(Listener):
     def __init__(self, call: Call) -> None:
         self.call = call
 
-    def message(self, data: bytes) -> None:
-        self.call.write(data)
+    def message(self, flag: int, data: bytes) -> None:
+        self.call.write(self.call.unpacked(flag, data))
 
     def end(self) -> None:
         self.call.finish()

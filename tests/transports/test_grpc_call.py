@@ -190,7 +190,7 @@ def test_an_answer_that_is_not_taken_is_given_up() -> None:
     waits = client.call("/t/Later", b"x")
     client.exchange()
     assert not client.answers[number].ended
-    for now in (4.0, 6.0, 8.0):
+    for now in (4.0, 6.0, 10.0):
         served.endpoint.tick(now)
         client.exchange()
     assert client.answers[number].reset == 8
@@ -274,3 +274,57 @@ def _over(app: GrpcApp) -> Client:
     served = Served()
     served.endpoint._methods = app.methods()
     return Client(served)
+
+
+async def test_a_stream_that_breaks_the_rules_withdraws_its_requests_and_is_forgotten() -> None:
+    app = GrpcApp(FakeService(load_config()))
+    slow = infer_request([1], id="0")
+    slow.model_name = "slow"
+    slow.inputs.add(name="as_of", datatype="INT64", shape=[1]).contents.int64_contents.append(60_000)
+    client = _over(app)
+    number = client.call(f"/{INFERENCE}/ModelStreamInfer", slow.SerializeToString(), end=False)
+    client.exchange()
+    await asyncio.sleep(0)
+    client.send(number, b"\0" + (2 << 20).to_bytes(4, "big"))
+    client.exchange()
+    assert client.answers[number].status == Code.RESOURCE_EXHAUSTED.value[0]
+    assert not app._streams
+    await asyncio.sleep(0)
+    assert app._service.num_cancelled == 1
+
+
+async def test_packed_messages_wait_packed() -> None:
+    app = GrpcApp(FakeService(load_config()))
+    slow = infer_request([1])
+    slow.model_name = "slow"
+    slow.inputs.add(name="as_of", datatype="INT64", shape=[1]).contents.int64_contents.append(60_000)
+    client = _over(app)
+    number = client.call(f"/{INFERENCE}/ModelStreamInfer", end=False, grpc_encoding="gzip")
+    client.send(number, framed(slow.SerializeToString()) * 64)  # all places are taken
+    bomb = framed(gzip.compress(bytes(1_000_000)), 1)
+    client.send(number, bomb * 100)
+    client.exchange()
+    (stream,) = app._streams
+    assert sum(len(data) for _, data in stream._messages) < 100 * len(bomb)
+    client.server.connection_lost(None)
+
+
+async def test_requests_that_do_not_end_are_bounded_together() -> None:
+    served = Served(max_message_bytes=500_000)
+    client = Client(served)
+    numbers = [client.call("/t/Echo", end=False) for _ in range(5)]
+    for number in numbers:
+        client.send(number, framed(bytes(400_000))[:-1])
+        client.exchange()
+    assert [client.answers[number].ended for number in numbers] == 4 * [False] + [True]
+    assert "were begun over this connection" in client.answers[numbers[-1]].text
+    assert client.server.num_held <= 4 * 400_005
+    client.h2.reset_stream(numbers[0])
+    client.exchange()
+    for _ in range(10):  # it was refused, so the others come first
+        await asyncio.sleep(0)
+    client.send(numbers[1], b"\0")
+    client.h2.end_stream(numbers[1])
+    client.exchange()
+    assert client.answers[numbers[1]].messages == [bytes(400_000)]
+    assert client.server.num_held == 2 * 400_004

@@ -376,3 +376,70 @@ def test_data_behind_the_end_of_a_stream_resets_it() -> None:
     client.raw(frame(DATA, 0, number, b"more"))
     assert rst_stream(number, ErrorCode.STREAM_CLOSED) in client.transport.written
     assert served.num_gone == 1
+
+
+def test_answers_wait_while_the_client_reads_nothing() -> None:
+    served = Served()
+    client = Client(served)
+    numbers = [client.call("/t/Later", bytes(10_000)) for _ in range(3)]
+    client.exchange()
+    client.server.pause_writing()
+    served.release()
+    assert not client.transport.written
+    client.server.resume_writing()
+    client.exchange()
+    assert [client.answers[number].messages for number in numbers] == 3 * [[bytes(10_000)]]
+
+
+def test_the_last_answer_of_a_connection_may_take_its_time() -> None:
+    served = Served(read_timeout_s=30.0)
+    client = Client(served)
+    left = 1_000_000
+    client.transport.get_write_buffer_size = lambda: left  # type: ignore[method-assign]
+    served.endpoint.begin_close()
+    client.exchange()
+    assert client.transport.at_eof
+    for now in range(10, 100, 10):
+        left -= 100
+        served.endpoint.tick(float(now))
+        assert not client.transport.aborted
+    served.endpoint.tick(125.0)
+    assert client.transport.aborted  # nothing more was taken for too long
+
+
+def test_the_end_of_a_client_is_heard_though_reading_had_paused() -> None:
+    served = Served()
+    client = Client(served)
+    client.server.pause_writing()
+    served.endpoint.begin_close()
+    served.endpoint.tick(6.0)
+    assert client.transport.at_eof
+    assert client.transport.is_reading
+
+
+def test_a_client_that_vanished_does_not_stay_for_its_streams() -> None:
+    served = Served()
+    client = Client(served)
+    client.call("/t/Each", b"x", end=False)
+    client.exchange()
+    served.endpoint.begin_close()
+    for now in (6.0, 15.0):
+        served.endpoint.tick(now)
+        assert not client.transport.aborted
+    served.endpoint.tick(21.0)
+    assert client.transport.aborted
+
+
+def test_a_request_on_its_way_is_told_of_while_the_server_stops() -> None:
+    served = Served()
+    client = Client(served)
+    client.call("/t/Each", end=False)
+    client.exchange()
+    assert served.endpoint.num_unheard == 0
+    number = client.call("/t/Echo", end=False)
+    client.exchange()
+    assert served.endpoint.num_unheard == 1
+    client.send(number, HELLO)
+    client.h2.end_stream(number)
+    client.exchange()
+    assert served.endpoint.num_unheard == 0

@@ -43,6 +43,11 @@ def test_blocks_that_change_nothing_are_read_once() -> None:
     assert reader.read(block) == {b"grpc-timeout": b"5S", b"new": b"entry"}
 
 
+def test_a_table_is_not_resized_without_end() -> None:
+    with pytest.raises(HeadError, match="again and again"):
+        HeadReader().read(b"\x20\x3f\xe1\x1f" * 20 + b"\x83")
+
+
 def test_a_resized_table_makes_blocks_mean_more() -> None:
     reader = HeadReader()
     entering = b"\x40\x81\x1f\x81\x8f"  # a: b, into the table

@@ -240,7 +240,7 @@ class GrpcApp:
         if self._draining:
             stream.cut_off()
 
-    def _stream_ended(self, stream: InferStream, error: HoplineError | None) -> None:
+    def _stream_ended(self, stream: InferStream, error: HoplineError | CallError | None) -> None:
         self._streams.discard(stream)
         if error is not None:
             self.fail(stream.call, error)

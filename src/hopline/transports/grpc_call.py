@@ -79,8 +79,8 @@ class Method:
 class Listener:
     """Takes the messages of a client that streams."""
 
-    def message(self, data: bytes) -> None:
-        """One of them."""
+    def message(self, flag: int, data: bytes) -> None:
+        """One of them, as `Call.unpacked` takes it."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -111,9 +111,11 @@ class Call:
         "_begun",
         "_buffer",
         "_endpoint",
+        "_finished",
         "_head",
+        "_kept",
         "_method",
-        "_pieces",
+        "_num_unsent",
         "_since",
         "_stream",
         "_wanted",
@@ -130,16 +132,19 @@ class Call:
         self._head = head
         self._since = endpoint.now
         self._buffer = b""
-        #: Parts of a long message, and the bytes that make it whole.
-        self._pieces: list[bytes] = []
+        #: Of a message that is not whole, and the bytes that are missing.
+        self._kept = bytearray()
         self._wanted = 0
         self._begun = False  # an answer
+        self._finished = False
+        self._num_unsent = 0
         self._was_heard = False
         self.listener: Listener | None = None
         self.on_gone: Callable[[], object] | None = None
         timeout = head.get(b"grpc-timeout")
         self.deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         if method.streams:
+            stream.lasts = True
             method.begin(self, b"")
 
     # What the client said
@@ -178,6 +183,9 @@ class Call:
             text: for people.
             trailers: metadata beside it, of ASCII.
         """
+        if self._finished:
+            return
+        self._finished = True
         if code is StatusCode.OK and not trailers:
             self._stream.send(b"" if self._begun else _HEAD, b"", _OK)
             return
@@ -212,10 +220,13 @@ class Call:
 
     def data(self, data: bytes, is_last: bool) -> None:
         """Take a piece of the client's half."""
+        if self._finished:
+            return
         try:
             self._take(data, is_last)
         except Exception as error:  # the boundary of a call: the others of its connection go on
             self._endpoint.failed(self, error)
+            self.gone()
 
     def gone(self) -> None:
         """The client gave it up."""
@@ -234,7 +245,8 @@ class Call:
         limit_s, stream = self._endpoint.read_timeout_s, self._stream
         if self._method.streams:
             return
-        if stream.is_heard and not stream.num_pending:
+        unsent, self._num_unsent = self._num_unsent, stream.num_pending
+        if stream.is_heard and (not stream.num_pending or stream.num_pending != unsent):
             self._since = now
         elif now > self._since + limit_s:
             if stream.is_heard:
@@ -245,11 +257,11 @@ class Call:
 
     def _take(self, data: bytes, is_last: bool) -> None:
         if self._wanted:
-            self._pieces.append(data)
+            self._keep(data)
             self._wanted -= len(data)
             if self._wanted <= 0:
-                data = b"".join(self._pieces)
-                self._pieces, self._wanted = [], 0
+                data, self._kept, self._wanted = bytes(self._kept), bytearray(), 0
+                self._stream.keep(-self._stream.num_held)
             else:
                 data = b""
         while len(data) >= PREFIX_BYTES:
@@ -262,30 +274,37 @@ class Call:
                 )
             if len(data) < size:
                 break
-            message = data[PREFIX_BYTES:size]
-            if data[0]:
-                message = self._decompressed(data[0], message)
-            data = data[size:]
-            self._hear(message)
+            flag, message, data = data[0], data[PREFIX_BYTES:size], data[size:]
+            self._hear(flag, message)
             if not self._stream.is_open:
                 return
         if data:
             size = PREFIX_BYTES
             if len(data) >= PREFIX_BYTES:
                 size += int.from_bytes(data[1:PREFIX_BYTES], "big")
-            self._pieces, self._wanted = [data], size - len(data)
+            self._keep(data)
+            self._wanted = size - len(data)
         if is_last:
             self._hear_end()
 
-    def _hear(self, message: bytes) -> None:
+    def _keep(self, data: bytes) -> None:
+        self._kept += data
+        limit = self._endpoint.max_held_bytes
+        if self._stream.keep(len(data)) > limit:
+            raise CallError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"requests of over {limit} bytes together were begun over this connection and not ended",
+            )
+
+    def _hear(self, flag: int, message: bytes) -> None:
         if self._method.streams:
             if self.listener is not None:
-                self.listener.message(message)
+                self.listener.message(flag, message)
         elif self._was_heard:
             raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
         else:
             self._was_heard = True
-            self._buffer = message
+            self._buffer = self.unpacked(flag, message)
 
     def _hear_end(self) -> None:
         if self._wanted:
@@ -301,7 +320,15 @@ class Call:
             message, self._buffer = self._buffer, b""
             self._method.begin(self, message)
 
-    def _decompressed(self, flag: int, message: bytes) -> bytes:
+    def unpacked(self, flag: int, message: bytes) -> bytes:
+        """A message as it was before its client compressed it.
+
+        Raises:
+            CallError: it cannot be told how.
+            BadRequest, RequestTooLarge: what it is, or becomes.
+        """
+        if not flag:
+            return message
         encoding = self.metadata("grpc-encoding") or "identity"
         if flag != 1 or encoding == "identity":
             raise CallError(
@@ -317,10 +344,10 @@ class Call:
 
 def _encoded(text: str) -> bytes:
     """A status' text as its trailer has it, cut if that would be too long."""
-    encoded = quote(text, safe=_PRINTABLE)
+    encoded = quote(text, safe=_PRINTABLE, errors="replace")
     while len(encoded) > _MAX_TEXT_BYTES:
         text = text[: len(text) * _MAX_TEXT_BYTES // len(encoded)]
-        encoded = quote(text, safe=_PRINTABLE)
+        encoded = quote(text, safe=_PRINTABLE, errors="replace")
     return encoded.encode()
 
 

@@ -14,6 +14,8 @@ from hopline.transports.http_lane import LateLane
 
 #: Connections of one client that come together are not told to go together.
 _SPREAD = 0.2
+#: Requests of the largest size that one connection may have begun at a time.
+_HELD_MESSAGES = 4
 
 
 class GrpcEndpoint:
@@ -29,6 +31,7 @@ class GrpcEndpoint:
 
     Attributes:
         connections: that are open.
+        max_held_bytes: of requests that are not whole, of one connection together.
         lane: of those whose last answer was a refusal.
         closing: whether new connections are told at once to go.
     """
@@ -46,6 +49,7 @@ class GrpcEndpoint:
         self._methods = methods
         self.failed = fail
         self.max_message_bytes = max_message_bytes
+        self.max_held_bytes = _HELD_MESSAGES * max_message_bytes
         self._connection_age_s = connection_age_s
         self.read_timeout_s = read_timeout_s
         self.connections: set[Http2Connection] = set()
@@ -104,6 +108,16 @@ class GrpcEndpoint:
     def num_unaware(self) -> int:
         """Connections over which new calls may still come."""
         return sum(not connection.is_final for connection in self.connections)
+
+    @property
+    def num_unheard(self) -> int:
+        """Connections over which a request is on its way."""
+        return sum(connection.is_reading_requests for connection in self.connections)
+
+    @property
+    def num_waiting(self) -> int:
+        """Connections with a call that is not answered yet."""
+        return sum(not connection.idle for connection in self.connections)
 
     def abort(self) -> None:
         """Close everything, answered or not."""

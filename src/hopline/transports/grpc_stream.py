@@ -13,7 +13,7 @@ from typing import Any
 
 from hopline.errors import HoplineError, Unavailable
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.grpc_call import Call, Listener
+from hopline.transports.grpc_call import Call, CallError, Listener
 from hopline.types import Deliver, ScoreResult, Ticket
 
 #: Requests of one stream that are worked on at a time; the next one is begun when the first is answered.
@@ -58,7 +58,7 @@ class InferStream(Listener):
         read: Callable[[bytes], Any],
         submit: Callable[[Any, Deliver], Ticket],
         respond: Callable[[Any, ScoreResult | HoplineError], bytes],
-        ended: Callable[[InferStream, HoplineError | None], None],
+        ended: Callable[[InferStream, HoplineError | CallError | None], None],
     ) -> None:
         self.call = call
         self._read = read
@@ -67,18 +67,18 @@ class InferStream(Listener):
         self._ended = ended
         self._places: deque[_Place] = deque()
         #: Messages that came before there was a place for them.
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[tuple[int, bytes]] = deque()
         self._heard_all = self._stopped = self._is_over = False
         self._going_on = False
-        self._failure: HoplineError | None = None
+        self._failure: HoplineError | CallError | None = None
         call.on_gone = self._give_up
 
     # Called by the call
 
-    def message(self, data: bytes) -> None:
-        """A request."""
+    def message(self, flag: int, data: bytes) -> None:
+        """A request; unpacked when its turn comes, since it may become a thousand times as long."""
         if not self._stopped:
-            self._messages.append(data)
+            self._messages.append((flag, data))
             self._go_on()
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class InferStream(Listener):
         self._stop(Unavailable(CUT_OFF))
         self._go_on()
 
-    def _stop(self, failure: HoplineError) -> None:
+    def _stop(self, failure: HoplineError | CallError) -> None:
         if not self._stopped and not self._is_over:
             self._stopped = True
             self._failure = failure
@@ -149,8 +149,8 @@ class InferStream(Listener):
         ):
             return False
         try:
-            request = self._read(self._messages.popleft())
-        except HoplineError as error:
+            request = self._read(self.call.unpacked(*self._messages.popleft()))
+        except (HoplineError, CallError) as error:
             self._stop(error)
             return False
         place = _Place()

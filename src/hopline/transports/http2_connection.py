@@ -67,10 +67,13 @@ MAX_STREAMS = 512
 _CONNECTION_WINDOW = 16 << 20
 #: Streams that a client may give up within a second: more is an attack (CVE-2023-44487).
 _MAX_RESETS = 10 * MAX_STREAMS
+_MAX_SETTINGS = 100
 #: Frames that one head may be cut into.
 _MAX_CONTINUATIONS = 64
 #: From our last byte to the client's, in seconds: closing at once would reset what it has not read.
 _LINGER_S = 5.0
+#: Whoever has not confirmed the end by then is not there any more, whatever it waits for, in seconds.
+_GONE_S = 20.0
 #: A first line of HTTP/1.1 that is not longer is read to its end, to be answered.
 _LINE_BYTES = 4096
 #: Of a server that stops, for who is connected and has said nothing, in seconds.
@@ -106,6 +109,8 @@ class Http2Connection(asyncio.Protocol):
         send_window: bytes that the client takes, of all streams together.
         resize: what the next head begins with: the client's table was made smaller, and ours is not used.
         is_final: whether the client has heard that no further stream is taken.
+        is_blocked: whether the client does not read what was sent.
+        num_held: bytes of requests that are not whole.
         num_resets: streams that were given up within this second.
         is_late: whether its last answer was a refusal: what it sends next waits for the others.
     """
@@ -130,10 +135,20 @@ class Http2Connection(asyncio.Protocol):
         self.num_resets = 0
         self._since = endpoint.now
         self._ending_since: float | None = None
+        self.num_held = 0
+        self._num_settings = 0
+        #: Of a connection that ends: bytes that had not left when it was last looked.
+        self._unsent = 0
+        self._has_confirmed = False
         self.is_final = False
         self.is_late = False
-        self._is_paused = self._is_blocked = False
+        self._is_paused = self.is_blocked = False
         self._closed = False
+
+    @property
+    def is_reading_requests(self) -> bool:
+        """Whether a request is on its way that is to be answered before a server ends."""
+        return any(not stream.is_heard and not stream.lasts for stream in self._streams.values())
 
     @property
     def idle(self) -> bool:
@@ -168,14 +183,16 @@ class Http2Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: take nothing more of it."""
-        self._is_blocked = True
+        self.is_blocked = True
         if not self._closed:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It reads again."""
-        self._is_blocked = False
+        self.is_blocked = False
         self._resume()
+        if not self._closed:
+            self._pump()
 
     def data_received(self, data: bytes) -> None:
         """Take the frames that are whole."""
@@ -224,7 +241,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        if not self._closed and not self._is_paused and not self._is_blocked:
+        if not self._closed and not self._is_paused and not self.is_blocked:
             self._transport.resume_reading()
 
     def _greet(self, data: bytes) -> int:
@@ -380,10 +397,18 @@ class Http2Connection(asyncio.Protocol):
         if flags & ACK:
             return
         self._knows_settings = True
-        for setting, value in SETTING.iter_unpack(payload):
+        self._num_settings += 1
+        if self._num_settings > _MAX_SETTINGS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_SETTINGS} SETTINGS in a second")
+        window = self._first_window
+        for setting, value in dict(SETTING.iter_unpack(payload)).items():
             self._set(setting, value)
         self.write(_SETTINGS_ACK)
-        self._pump()  # behind the ACK: before it, the client counts by what it said earlier
+        if self._first_window > window:
+            # Behind the ACK: before it, the client counts by what it said earlier.
+            for stream in list(self._streams.values()):
+                if stream.is_waiting:
+                    self._advance(stream)
 
     def _set(self, setting: int, value: int) -> None:
         if setting == INITIAL_WINDOW_SIZE:
@@ -412,8 +437,10 @@ class Http2Connection(asyncio.Protocol):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another length")
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
-        elif payload == _END_PING and self._ending_since is not None and not self.is_final:
-            self._make_final()
+        elif payload == _END_PING and self._ending_since is not None:
+            self._has_confirmed = True
+            if not self.is_final:
+                self._make_final()
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
         """The client opens no further streams; it closes the connection when it has its answers."""
@@ -443,7 +470,7 @@ class Http2Connection(asyncio.Protocol):
             stream.reset(ErrorCode.PROTOCOL_ERROR)
         elif stream.send_window > MOST:
             stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
-        elif stream in self._blocked:
+        elif stream.is_waiting:
             self._advance(stream)
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
@@ -463,9 +490,11 @@ class Http2Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.write(data)
 
-    def wait(self, stream: Stream) -> None:
-        """Pump a stream when the client takes more."""
-        self._blocked[stream] = None
+    def queue(self, stream: Stream, *, is_through: bool) -> None:
+        """Go on with a stream when the connection may send more, if that is what it waits for."""
+        self._blocked.pop(stream, None)
+        if not is_through and stream.send_window > 0:
+            self._blocked[stream] = None
 
     def forget(self, stream: Stream) -> None:
         """It has ended."""
@@ -476,26 +505,23 @@ class Http2Connection(asyncio.Protocol):
 
     def _pump(self) -> None:
         for stream in list(self._blocked):
-            if self.send_window <= 0:
+            if self.send_window <= 0 or self.is_blocked:
                 break
             self._advance(stream)
 
     def _advance(self, stream: Stream) -> None:
         """Send more of a stream; it goes to the end of the line, so that all get their turn."""
-        self._blocked.pop(stream, None)
-        if not stream.pump():
-            self._blocked[stream] = None
-        elif stream.is_open and stream.receiver is not None:
+        self.queue(stream, is_through=stream.pump())
+        if not stream.is_waiting and stream.is_open and stream.receiver is not None:
             stream.receiver.sent()
 
     # Time and closing
 
     def check_time(self, now: float) -> None:
         """Once a second: whom to let go, or to give up."""
-        self.num_resets = 0
+        self.num_resets = self._num_settings = 0
         if self._closed:
-            if self._ending_since is not None and now > self._ending_since + _LINGER_S:
-                self._transport.abort()
+            self._check_end(now)
             return
         for stream in list(self._streams.values()):
             if stream.receiver is not None:
@@ -511,6 +537,16 @@ class Http2Connection(asyncio.Protocol):
                 self.begin_close("max_age")
         elif not self.is_final and now > self._ending_since + _LINGER_S:
             self._make_final()  # nobody confirms: it may be gone
+        elif not self._has_confirmed and now > self._ending_since + _GONE_S:
+            self._transport.abort()
+
+    def _check_end(self, now: float) -> None:
+        """Give up a client that does not take the last bytes, or does not close behind them."""
+        unsent = self._transport.get_write_buffer_size()
+        if self._ending_since is None or unsent != self._unsent:
+            self._unsent, self._ending_since = unsent, now
+        elif now > self._ending_since + (self._endpoint.read_timeout_s if unsent else _LINGER_S):
+            self._transport.abort()
 
     def begin_close(self, why: str) -> None:
         """Announce the end: streams that are begun before the client has heard of it are answered."""
@@ -548,6 +584,10 @@ class Http2Connection(asyncio.Protocol):
         """Say that nothing more comes, and wait for the client to close."""
         self.is_final = True
         self._ending_since = self._endpoint.now
+        self._unsent = self._transport.get_write_buffer_size()
+        if self._is_paused or self.is_blocked:  # or its end would not be heard
+            self._is_paused = self.is_blocked = False
+            self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:

@@ -21,6 +21,7 @@ MAX_HEAD_BYTES = 64 * 1024
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
 #: Begins a block that first resizes the table.
 _SIZE_UPDATE = 0x20
+_MAX_RESIZES = 16
 
 
 class HeadError(Exception):
@@ -51,6 +52,8 @@ class HeadReader:
         known = self._known.get(block)
         if known is not None:
             return known
+        if _num_resizes(block) > _MAX_RESIZES:  # two would do, and each is work
+            raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed again and again")
         before = len(self._entries), self._entries[0] if self._entries else None
         try:
             head = dict(self._decoder.decode(block, raw=True))
@@ -69,6 +72,19 @@ class HeadReader:
                 self._known.clear()
             self._known[block] = head
         return head
+
+
+def _num_resizes(block: bytes) -> int:
+    """Changes of the table's size that a block begins with; as far as they matter."""
+    count = place = 0
+    while place < len(block) and block[place] & 0xE0 == _SIZE_UPDATE and count <= _MAX_RESIZES:
+        count += 1
+        goes_on = block[place] & 0x1F == 0x1F
+        place += 1
+        while goes_on and place < len(block):
+            goes_on = bool(block[place] & 0x80)
+            place += 1
+    return count
 
 
 def block_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -50,6 +50,8 @@ class Stream:
     Attributes:
         receiver: None until the request was looked at, and where it was refused.
         is_heard: whether the client has sent all it has to.
+        lasts: whether the client may send for as long as it likes.
+        num_held: bytes of it that are kept until the rest has come.
         is_open: until everything was sent, or somebody gave it up.
         num_pending: bytes that wait until the client takes more.
     """
@@ -61,6 +63,8 @@ class Stream:
         "_receive_window",
         "is_heard",
         "is_open",
+        "lasts",
+        "num_held",
         "num_pending",
         "number",
         "receiver",
@@ -74,7 +78,9 @@ class Stream:
         self.receiver: Receiver | None = None
         self.is_heard = False
         self.is_open = True
+        self.lasts = False
         self.num_pending = 0
+        self.num_held = 0
         self._pending: deque[tuple[int, memoryview]] = deque()
         self._receive_window = RECEIVE_WINDOW
         self._holds = False
@@ -101,6 +107,12 @@ class Stream:
             if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.is_heard:
                 self._widen()
 
+    def keep(self, num_bytes: int) -> int:
+        """Count bytes that are kept until a request is whole; returns those of the whole connection."""
+        self.num_held += num_bytes
+        self._connection.num_held += num_bytes
+        return self._connection.num_held
+
     def _widen(self) -> None:
         self._connection.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
         self._receive_window = RECEIVE_WINDOW
@@ -119,7 +131,12 @@ class Stream:
             return
         connection = self._connection
         size = len(data)
-        if self._pending or size > self.send_window or size > connection.send_window:
+        if (
+            self._pending
+            or connection.is_blocked
+            or size > self.send_window
+            or size > connection.send_window
+        ):
             self._wait(headers, data, trailers)
             return
         number = self.number
@@ -151,14 +168,20 @@ class Stream:
             if part:
                 self._pending.append((kind, memoryview(part)))
         self.num_pending += len(data)
-        self._connection.wait(self)
-        self.pump()
+        self._connection.queue(self, is_through=self.pump())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._pending)
 
     def pump(self) -> bool:
         """Send what waits, as far as the client takes it; whether nothing waits any more."""
         connection, number = self._connection, self.number
         pending = self._pending
         while pending and self.is_open:
+            if connection.is_blocked:
+                return False
             kind, part = pending[0]
             if kind == _DATA:
                 size = min(len(part), self.send_window, connection.send_window, DEFAULT_FRAME_SIZE)
@@ -204,4 +227,5 @@ class Stream:
         """Forget it."""
         self.is_open = False
         self._pending.clear()
+        self.keep(-self.num_held)
         self._connection.forget(self)

@@ -1,4 +1,4 @@
-"""Each of these fails on the source of 01:27: what is wrong, as the rules say it should be."""
+"""What clients may not do, by the letter of RFC 9113 and RFC 7541, and what it is answered with."""
 
 from __future__ import annotations
 
