@@ -191,7 +191,7 @@ def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
     spawn = multiprocessing.get_context("spawn")
     child = spawn.Process(target=_killed, args=(folder, graph.path, out, cluster.address, 20))
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
     found = score(folder, graph, out, outputs=OUTPUTS, engine=RayEngine)

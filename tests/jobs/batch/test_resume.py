@@ -64,7 +64,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(large, tmp_path, mome
     spawn = multiprocessing.get_context("spawn")
     child = spawn.Process(target=_killed, args=(folder, graph.path, out, moment))
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == -signal.SIGKILL
     assert out.exists() == (moment == "after commit")  # never half a run
     found = score(folder, graph, out, outputs=("logits", "embedding"), checkpoint_s=0.0)
