@@ -42,7 +42,12 @@ def test_thresholds_are_those_of_the_detector_that_judges():
     snapshots = [snapshot for snapshot, _ in simulate(MeshPlan(services=4, hours=40 * 15 / 3600), 2)]
     detector.fit(snapshots, [Context()] * len(snapshots))
     found = {column[0]: value for (name, *column), value in values(metrics).items() if name == "threshold"}
-    assert len(found) == len(snapshots[0].schema.node_features) + len(snapshots[0].schema.edge_features)
+    schema = snapshots[0].schema
+    assert set(found) == {
+        *(f"node.{name}" for name in schema.node_features),
+        *(f"edge.{name}" for name in schema.edge_features),
+        "edge.calls_per_request",
+    }
     assert all(value > 1 for value in found.values())
 
 

@@ -43,7 +43,7 @@ def test_rows_go_to_their_slots_and_what_is_no_number_is_zero(width):
     values[rng.random(values.shape) < 0.1] = np.inf
     slots = rng.permutation(60)[:50].astype(np.int32)
     into = np.full((60, width), -1, np.float32)
-    rows.scatter(values, slots, into, MOST)
+    rows.scatter(values, slots, into, width, MOST)
     expected = np.full((60, width), -1, np.float32)
     expected[slots] = np.where(np.isfinite(values), np.clip(values, -MOST, MOST), 0)
     np.testing.assert_array_equal(into, expected)

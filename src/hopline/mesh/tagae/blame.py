@@ -68,7 +68,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
         if clue.role in _OWN:
             if clue.caller < 0:
                 own[at] = max(own[at], weight * (1.5 if clue.role in ("trouble", "gone") else 1.0))
-        elif clue.role == "load" and clue.caller >= 0 and clue.is_up:
+        elif clue.role == "calls" or (clue.role == "load" and clue.caller >= 0 and clue.is_up):
             if clue.is_firm:
                 floods[edge] = max(floods[edge], weight)
         elif clue.role in ("load", "traffic"):

@@ -96,7 +96,7 @@ def _slopes(
 
     load = deviations(table.load)
     for f in range(width):
-        if f == table.load:
+        if f == table.load or table.is_ratio[f]:
             continue
         other = deviations(f)
         both = np.isfinite(load) & np.isfinite(other)

@@ -27,6 +27,7 @@ from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Gap, Snapshot
 from hopline.mesh.tagae import calibrate, expect, expected, kernels, rows
 from hopline.mesh.tagae.abnormal import MOST, Stretch, stretches
+from hopline.mesh.tagae.calls import CallsPerRequest
 from hopline.mesh.tagae.clues import Clue, Key, together
 from hopline.mesh.tagae.cut import Cut
 from hopline.mesh.tagae.live import LiveState
@@ -183,7 +184,7 @@ class Tagae:
                     history[t, snapshot.nodes] = snapshot.node_features
                 else:
                     slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
-                    history[t, slots] = snapshot.edge_features
+                    history[t, slots] = self._edge_numbers(snapshot)
             calibrate.learn_scales(table, history, tail)
 
     def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
@@ -257,10 +258,12 @@ class Tagae:
             )
         self._overall.forget()  # thresholds are what scores are measured by
 
-    def _begin(self, schema: Schema) -> None:
+    def _begin(self, schema: Schema, *, with_calls: bool = True) -> None:
         window = self.settings.window_size
+        self._calls = CallsPerRequest(schema) if with_calls else None
         self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
-        self._edges = SeriesTable(schema.edge_features, window, calibrate.UNKNOWN)
+        measured, more = schema.edge_features, self._calls.columns if self._calls else ()
+        self._edges = SeriesTable((*measured, *more), window, calibrate.UNKNOWN, len(measured))
         self._tables = (self._nodes, self._edges)
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
         self._pairs = Pairs()
@@ -297,6 +300,7 @@ class Tagae:
         meta |= {
             "node_features": list(self.schema.node_features),
             "edge_features": list(self.schema.edge_features),
+            "with_calls": self._calls is not None,
             "interval_s": self.interval_s,
             "steps": self.steps,
             "learnt": self._learnt,
@@ -348,7 +352,9 @@ class Tagae:
             self = cls(settings)
             if "steps" not in meta:
                 return self
-            self._begin(Schema(tuple(meta["node_features"]), tuple(meta["edge_features"])))
+            schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
+            # Earlier versions did not count calls per request; they go on without until they learn again.
+            self._begin(schema, with_calls=bool(meta.get("with_calls", False)))
             self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
             self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
             self._fitted = bool(meta["fitted"])
@@ -479,7 +485,7 @@ class Tagae:
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)
         taken = self._taken = self._sweep.take_in(
-            (snapshot.node_features, snapshot.edge_features),
+            (snapshot.node_features, self._edge_numbers(snapshot)),
             (snapshot.nodes, paths),
             self.steps,
             interval_s=self.interval_s,
@@ -491,6 +497,18 @@ class Tagae:
         )
         self._parts = self._cut.parts(snapshot)
         return taken
+
+    def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """What there is to judge of the call paths, float32 [e, columns]."""
+        if self._calls is None:
+            return snapshot.edge_features
+        return self._calls.add(
+            snapshot.nodes,
+            snapshot.node_features,
+            snapshot.edge_src,
+            snapshot.edge_features,
+            len(snapshot.roster),
+        )
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
         """What is out of bounds of the interval that was observed last, and the largest score."""

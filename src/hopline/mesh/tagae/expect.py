@@ -50,7 +50,7 @@ _LOOK_AGAIN = 240
 
 def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShape:
     """The model of these columns."""
-    width, edge_width = len(nodes.columns), len(edges.columns)
+    width, edge_width = nodes.modelled, edges.modelled
     return ModelShape(
         d_in=2 * width,
         d_temporal=width,
@@ -142,8 +142,8 @@ class Expectation:
             return self.encoder.ready(self.graph, x, h, e, g)
         if found is None:
             found = self.encoder.reconstruct(self.graph, x, h, e, g)
-        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, MOST)
-        rows.scatter(found.edges, paths, edges.recon, MOST)
+        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, nodes.modelled, MOST)
+        rows.scatter(found.edges, paths, edges.recon, edges.modelled, MOST)
         return None
 
     def _by_parts(
@@ -179,7 +179,7 @@ def _are_same(a: SlotArray, b: SlotArray) -> bool:
 
 def empty(table: SeriesTable, n: int) -> Rows:
     """Room for the inputs of n rows."""
-    width = len(table.columns)
+    width = table.modelled
     return np.empty((n, 2 * width), np.float32), np.empty((n, width), np.float32)
 
 
@@ -241,8 +241,8 @@ def trust(
         slots: of the services and call paths of each frame.
     """
     rng = np.random.default_rng(seed)
-    sums = [np.zeros((3, table.size, len(table.columns))) for table in (nodes, edges)]
-    returned = [np.zeros((2, len(table.columns))) for table in (nodes, edges)]
+    sums = [np.zeros((3, table.size, table.modelled)) for table in (nodes, edges)]
+    returned = [np.zeros((2, table.modelled)) for table in (nodes, edges)]
     for item, where in zip(frames, slots, strict=True):
         graph = MeshGraph()
         graph.update(len(item.x), item.sources, item.targets)
@@ -272,7 +272,7 @@ def trust(
         explained = (2 * slope * yp - slope * slope * pp) / np.maximum(yy, 1e-6)
         back = returned[part][0] / np.maximum(returned[part][1], 1)
         usable = (explained > _EXPLAINS) & (back < _RETURNS)
-        table.gain[: table.size] = np.where(usable, slope, 0.0)
+        table.gain[: table.size, : table.modelled] = np.where(usable, slope, 0.0)
 
 
 def restore(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Weights:

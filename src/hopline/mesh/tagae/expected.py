@@ -18,8 +18,8 @@ from hopline.mesh.tagae.roles import Role
 
 #: What deviations are multiplied by, by role.
 _REPLACED: dict[Role, float] = {
-    "load": 0.5, "traffic": 0.0, "latency": 0.5, "outgoing": 0.5, "errors": 0.6, "memory": 0.0,
-    "resource": 0.0,
+    "load": 0.5, "calls": 0.5, "traffic": 0.0, "latency": 0.5, "outgoing": 0.5, "errors": 0.6,
+    "memory": 0.0, "resource": 0.0,
 }  # fmt: skip
 _GONE: dict[Role, float] = dict.fromkeys(_REPLACED, 0.0)
 _SHARES: dict[ChangeKind, dict[Role, float]] = {

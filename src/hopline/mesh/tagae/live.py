@@ -166,16 +166,16 @@ class _Side:
     def __init__(
         self, table: SeriesTable, slots: SlotArray, values: NDArray[np.float32], interval_s: float
     ) -> None:
-        self._columns = table.columns
-        self._place = {column: place for place, column in enumerate(table.columns)}
-        self._kinds = table.kinds.tolist()
+        width = table.modelled
+        self._columns = table.columns[:width]
+        self._place = {column: place for place, column in enumerate(self._columns)}
+        self._kinds = table.kinds[:width].tolist()
         self._load = table.load
         self._interval_s = interval_s
-        self._offset, self._level = table.offset[slots], table.level[slots]
-        self._spread, self._slope = table.spread[slots], table.slope[slots]
-        self._slow, self._near = table.slow[slots], table.near[slots]
+        self._offset, self._level = table.offset[slots, :width], table.level[slots, :width]
+        self._spread, self._slope = table.spread[slots, :width], table.slope[slots, :width]
+        self._slow, self._near = table.slow[slots, :width], table.near[slots, :width]
         self._values = values.copy()
-        width = len(table.columns)
         self.x, self.h = (
             np.empty((len(slots), 2 * width), np.float32),
             np.empty((len(slots), width), np.float32),

@@ -21,10 +21,10 @@ ARRAYS = (
 
 #: Sizes of the table, and what a step sets.
 (
-    SIZE, ROOM, WIDTH, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
+    SIZE, ROOM, WIDTH, MODELLED, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND, NUM_PLACES,
-) = range(34, 61)  # fmt: skip
+) = range(34, 62)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

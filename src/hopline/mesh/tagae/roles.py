@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from hopline.mesh.schema import kind_of
 
-#: `load` requests that arrive; `traffic` what goes with them (bytes, calls, connections); `latency` and
-#: `errors` how well a service answers; `outgoing` latency that it has with others; `memory` what stays
-#: where it is until something changes it; `resource` all other things that a service uses.
-Role = Literal["load", "traffic", "latency", "outgoing", "errors", "memory", "resource"]
+#: `load` requests that arrive; `calls` what a caller sends for each request that it gets; `traffic` what
+#: goes with requests (bytes, calls, connections); `latency` and `errors` how well a service answers;
+#: `outgoing` latency that it has with others; `memory` what stays where it is until something changes it;
+#: `resource` all other things that a service uses.
+Role = Literal["load", "calls", "traffic", "latency", "outgoing", "errors", "memory", "resource"]
 
 _WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
     ("memory", frozenset({"memory", "mem", "heap", "rss", "disk"})),
@@ -28,12 +29,14 @@ _WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
                            "reads", "writes", "read", "write", "syscall", "packets"})),
 )  # fmt: skip
 _LATENCY = frozenset({"latency", "duration", "p50", "p75", "p90", "p95", "p99", "ms", "seconds", "s"})
+_RATIO = frozenset({"calls", "per", "request"})
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 #: How much of a deviation counts, upwards and downwards. Lower latency, memory or use of a processor is
-#: seldom trouble in itself; fewer errors never are.
+#: seldom trouble in itself; fewer errors never are, and fewer calls show as less load already.
 _POLARITY: dict[Role, tuple[float, float]] = {
     "load": (1.0, 1.0),
+    "calls": (1.0, 0.0),
     "traffic": (0.7, 0.7),
     "latency": (1.0, 0.3),
     "outgoing": (1.0, 0.3),
@@ -50,6 +53,8 @@ def role_of(column: str) -> Role:
         return "errors" if words & {"error", "errors", "failed", "failure", "fault"} else "resource"
     if words & _LATENCY and not words & {"cpu", "memory"}:
         return "outgoing" if "client" in words else "latency"
+    if words >= _RATIO:
+        return "calls"
     for role, known in _WORDS:
         if words & known:
             return role

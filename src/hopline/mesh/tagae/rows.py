@@ -21,9 +21,9 @@ def gather(slow, near, slope, load, slots, most, x, h):
     """A model's inputs from deviations; see `expect.inputs`.
 
     Args:
-        slow, near, slope: float32 [slots, F]; load: its column, or -1.
+        slow, near, slope: float32 [slots, columns]; load: its column, or -1.
         slots: int32 [n]; most: float32, deviations are clipped to it.
-        x: float32 [n, 2 F]; h: float32 [n, F]; results.
+        x: float32 [n, 2 F]; h: float32 [n, F]; results, of the first F columns.
     """
     for r in range(len(slots)):
         i = np.int64(slots[r])
@@ -33,7 +33,7 @@ def gather(slow, near, slope, load, slots, most, x, h):
 @njit(nogil=True, cache=True, inline="always")
 def gather_row(slow, near, slope, load, most, x, h):
     """The same of one series: rows of `gather`'s arrays."""
-    width = len(slow)
+    width = len(h)
     less = slow[load] if load >= 0 else _ZERO
     is_loaded = less == less
     less = less if less > -_LOADED else -_LOADED
@@ -54,16 +54,16 @@ def gather_row(slow, near, slope, load, most, x, h):
 
 
 @njit(nogil=True, cache=True)
-def scatter(values, slots, into, most):
-    """Rows to their slots, clipped to `most` (float32); what is not finite is 0."""
+def scatter(values, slots, into, width, most):
+    """Rows of `width` columns to their slots, clipped to `most` (float32); what is not finite is 0."""
     for r in range(len(slots)):
-        scatter_row(values[r], into[np.int64(slots[r])], most)
+        scatter_row(values[r], into[np.int64(slots[r])], width, most)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def scatter_row(values, into, most):
+def scatter_row(values, into, width, most):
     """One row to its slot."""
-    for f in range(len(into)):
+    for f in range(width):
         value = values[f]
         is_finite = abs(value) < _HUGE
         value = value if value > -most else -most

@@ -63,9 +63,11 @@ class SeriesTable:
     Args:
         columns: their names; kind and role follow from them.
         window: intervals that are looked back.
+        modelled: how many of the columns, from the first, a model reads and expects; None: all.
 
     Attributes:
         size: slots in use; arrays may have room for more.
+        is_ratio: bool [F], columns of which the load is a part, and which it does not explain.
         moves: counts how often arrays got another place in memory.
         block_amount, block_plain, block_still, block_clip: [BLOCK * F], what `usual.take_in` is to know of
             each series' column, for a block of slots.
@@ -98,14 +100,18 @@ class SeriesTable:
     score: NDArray[np.float32]
     dev: NDArray[np.float32]
 
-    def __init__(self, columns: Sequence[str], window: int, threshold: float) -> None:
+    def __init__(
+        self, columns: Sequence[str], window: int, threshold: float, modelled: int | None = None
+    ) -> None:
         self.columns = tuple(columns)
+        self.modelled = len(self.columns) if modelled is None else modelled
         self.window = window
         self.size = self.moves = 0
         self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
         self.least_spread = np.array([_LEAST_SPREAD[kind_of(column)] for column in columns], np.float32)
         self.load = load_column(columns)
         self.polarity = polarity(columns)
+        self.is_ratio = np.array([role_of(column) == "calls" for column in columns], dtype=bool)
         self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
         self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
         width = len(columns)

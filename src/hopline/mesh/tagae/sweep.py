@@ -78,6 +78,7 @@ class _Side:
         self._inputs: Rows | None = None
         plan, width = self.plan, len(table.columns)
         plan[at.WIDTH], plan[at.WINDOW], plan[at.LOAD] = width, table.window, table.load
+        plan[at.MODELLED] = table.modelled
         plan[at.HELD_ROWS], plan[at.BINS] = kernels.HOLD, kernels.BINS
         for place, array in (
             (at.NUMBERS, self.numbers),

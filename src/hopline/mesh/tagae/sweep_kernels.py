@@ -111,8 +111,9 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     """The model's inputs of slots first to last; counts those that have no window yet."""
     width, num_rows = plan[at.WIDTH], plan[at.NUM_ROWS]
     rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
-    x = carray(pointer(plan[at.INPUTS]), (num_rows, 2 * width), np.float32)
-    h = carray(pointer(plan[at.TEMPORAL]), (num_rows, width), np.float32)
+    modelled = plan[at.MODELLED]
+    x = carray(pointer(plan[at.INPUTS]), (num_rows, 2 * modelled), np.float32)
+    h = carray(pointer(plan[at.TEMPORAL]), (num_rows, modelled), np.float32)
     slow, near, slope = floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.SLOPE)
     count, load = whole_numbers(plan, at.COUNT), plan[at.LOAD]
     young = 0
@@ -132,11 +133,11 @@ def scatter_piece(plan: Plan, result: int, row_bytes: int, first: int, last: int
     """What the model expects, to slots first to last; `result` is the address of its rows."""
     rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
     values = carray(pointer(result), (plan[at.NUM_ROWS], row_bytes // 4), np.float32)
-    recon = floats(plan, at.RECON)
+    recon, modelled = floats(plan, at.RECON), plan[at.MODELLED]
     for i in range(first, last):
         row = np.int64(rows[i])
         if row >= 0:
-            scatter_row(values[row], recon[i], MOST)
+            scatter_row(values[row], recon[i], modelled, MOST)
 
 
 @njit(nogil=True, cache=True)

@@ -28,6 +28,9 @@ _MOST_CALLS = 10_000
 #: How much more than its callers' a load may rise, and what rise of the load (as a logarithm) excuses twice
 #: the usual deviation; besides what is within noise.
 _AMPLIFIED, _DOUBLING, _NOISE = 1.3, 0.7, 0.1
+#: Rise of the calls per request, as a logarithm, from which a caller repeats its calls: once each makes
+#: twice as many, less what noise takes; other requests than usual need some more calls, too.
+_REPEATED = 0.64
 
 
 class Witness:
@@ -82,11 +85,14 @@ class Witness:
         """What a clue's score is multiplied by since there is more load.
 
         More load comes from callers who have more, or from outside; a caller that sends more than it gets
-        more is not explained. What a service uses, and how long it takes, may rise with its load.
+        more is not explained. What a service uses, and how long it takes, may rise with its load. Calls
+        per request do not; where there are only fewer requests, they are no clue.
         """
         if not clue.is_up or clue.role in ("errors", "trouble"):
             return 1.0
         rise = np.log(max(clue.seen or 0.0, 1e-9) / max(clue.expected or 0.0, 1e-9))
+        if clue.role == "calls":
+            return float(rise > _REPEATED and self._sends_more(clue.caller, clue.service, float(rise)))
         if clue.role == "load":
             if clue.caller >= 0:
                 return float(rise > _AMPLIFIED * self._surge(clue.caller) + _NOISE)
@@ -95,6 +101,18 @@ class Witness:
         if clue.role in ("resource", "traffic") and rise <= _AMPLIFIED * surge:
             return 0.0
         return 1.0 / (1.0 + surge / _DOUBLING)
+
+    def _sends_more(self, caller: int, callee: int, rise: float) -> bool:
+        """Whether most of a rise of the calls per request, a logarithm, is more calls than lately.
+
+        If not, it is fewer requests to their caller.
+        """
+        table = self._tables[1]
+        found = np.flatnonzero((self._pairs.src == caller) & (self._pairs.dst == callee))
+        if table.load < 0 or not len(found):
+            return False
+        where = int(found[0]), table.load
+        return float(table.near[where]) * float(table.spread[where]) > 0.5 * rise
 
     def _usual_surge(self, slot: int, snapshot: Snapshot) -> float:
         """How much of `_surge` callers, or those outside, account for."""
