@@ -15,6 +15,7 @@ from hopline.mesh.out.board import KEEP_S, MAX_INCIDENTS, Board
 from hopline.mesh.out.live_graph import live_graph
 from hopline.mesh.out.record import MAX_POINTS, MAX_SERIES, Point, Series, seen_in
 from hopline.mesh.roster import Roster
+from hopline.mesh.tagae.calls import COLUMN
 from tests.mesh.out.drawn import CALLS, SERVICES, incident, snapshot, verdict
 
 
@@ -148,6 +149,19 @@ def test_seen_in_reads_the_same_as_one_by_one() -> None:
     }
     assert ("oom_kill", "shop/web", None) not in found, "no column of a snapshot"
     assert found["client_ms", "shop/web", "shop/db"] is None
+
+
+def test_seen_in_counts_calls_per_request() -> None:
+    shown = snapshot()
+    caller, callee = CALLS[0]
+    row = shown.roster.find(caller)
+    shown.node_features[shown.nodes == row, shown.schema.node_features.index("request_rate")] = 4.0
+    shown.edge_features[0, shown.schema.edge_features.index("request_rate")] = 10.0
+    key = (COLUMN, callee, caller)
+    assert seen_in(shown, {key}) == {key: 2.5}
+    assert seen_in(shown, {(COLUMN, callee, None), (COLUMN, caller, callee)}) == {
+        (COLUMN, caller, callee): None
+    }
 
 
 def test_part_of_a_large_mesh_is_the_suspects_the_worst_and_what_is_around_them() -> None:

@@ -210,7 +210,7 @@ def test_too_little_measured_is_blind_and_says_so(fitted):
 
     verdicts = follow(fitted(), 10, edit)
     assert [verdict.state for verdict in verdicts] == ["normal"] * 5 + ["blind"] + ["normal"] * 4
-    assert "of 40 series" in verdicts[5].gaps[-1].reason
+    assert "of 43 series" in verdicts[5].gaps[-1].reason
 
 
 def test_absurd_values_are_taken_as_missing(fitted):

@@ -52,7 +52,7 @@ def shown(live: LiveState):
 
 def rows_with(table, slot, changed, requests):
     """The model's row of a series with some of its deviations changed, in NumPy: [2 F]."""
-    slow = table.slow[slot].astype(np.float64).copy()
+    slow = table.slow[slot, : table.modelled].astype(np.float64).copy()
     for column, value in changed.items():
         place = table.columns.index(column)
         level, width = float(table.level[slot, place]), float(table.spread[slot, place])
@@ -64,7 +64,7 @@ def rows_with(table, slot, changed, requests):
         else:
             slow[place] = (np.log(value + table.offset[slot, place]) - level) / width
     load = slow[table.load]
-    own = np.clip(slow - table.slope[slot] * np.clip(np.nan_to_num(load), -20, 20), -4, 4)
+    own = np.clip(slow - table.slope[slot, : table.modelled] * np.clip(np.nan_to_num(load), -20, 20), -4, 4)
     there = np.isfinite(slow)
     return np.concatenate([np.where(there, own, 0), there]).astype(np.float32)
 
@@ -121,7 +121,7 @@ def test_a_call_paths_numbers_and_its_end(live, watched):
 def test_a_call_path_that_was_never_there_is_as_usual_at_first(live, watched):
     detector, _ = watched
     e, _ = expect.inputs(detector._edges, np.arange(len(CALLS), dtype=np.int32))
-    width = len(detector._edges.columns)
+    width = detector._edges.modelled
     new = np.zeros(2 * width, np.float32)
     new[width + edge("client_ms")] = 1.0
     live.take(Event(caller="front", callee="store", values={"client_ms": 30.0}))

@@ -122,6 +122,8 @@ def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded
     rates = next(each for each in said["columns"] if each["name"] == "node.request_rate")
     assert rates["series"] == said["services"]
     assert rates["threshold"] >= 4.5
+    calls = next(each for each in said["columns"] if each["name"] == "edge.calls_per_request")
+    assert calls["series"] + calls["left_out"] == said["call_paths"]
     judge, found = taken_up(tmp_path / "state")
     assert found.trained
     assert found.said == "goes on"
@@ -149,7 +151,7 @@ def test_people_get_a_table_with_a_line_for_each_column(recorded, tmp_path):
     named = [line.split()[0] for line in rest if line.strip().startswith(("node.", "edge."))]
     assert named == [
         *(f"node.{name}" for name in schema.node_features),
-        *(f"edge.{name}" for name in schema.edge_features),
+        *(f"edge.{name}" for name in (*schema.edge_features, "calls_per_request")),
     ]
     assert rest[-1].startswith(f"kept in {tmp_path / 'state'}: ")
 

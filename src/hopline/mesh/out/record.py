@@ -13,6 +13,7 @@ import numpy as np
 
 from hopline.mesh.incident import Evidence, Incident
 from hopline.mesh.snapshot import Snapshot
+from hopline.mesh.tagae.calls import CallsPerRequest
 
 #: Numbers of one incident that are followed, and moments kept of each.
 MAX_SERIES = 8
@@ -120,8 +121,8 @@ def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
         snapshot: the interval.
         keys: what is asked for.
 
-    Returns: for each key whose feature is a column: the value, None where nothing was measured or where
-        the service or call path is not there. Other keys are left out.
+    Returns: for each key whose feature is a column, or is counted from some: the value, None where nothing
+        was measured or where the service or call path is not there. Other keys are left out.
     """
     found: dict[Key, float | None] = {}
     schema, slots = snapshot.schema, {key: _slots(snapshot, key) for key in keys}
@@ -132,16 +133,20 @@ def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
     node_row = {int(snapshot.nodes[row]): int(row) for row in rows}
     rows = np.flatnonzero(np.isin(snapshot.edge_src, list(callers)))
     edge_row = {(int(snapshot.edge_dst[row]), int(snapshot.edge_src[row])): int(row) for row in rows}
+    calls = CallsPerRequest(schema)
+    is_counted = any(key[0] in calls.columns and key[2] is not None for key in keys)
+    edge_values = calls.of(snapshot) if is_counted else snapshot.edge_features
+    edge_columns = (*schema.edge_features, *calls.columns) if is_counted else schema.edge_features
     for key, (slot, caller) in slots.items():
         feature, of_edge = key[0], key[2] is not None
-        columns = schema.edge_features if of_edge else schema.node_features
+        columns = edge_columns if of_edge else schema.node_features
         if feature not in columns:
             continue
         if of_edge:
             row = edge_row.get((slot, caller)) if slot is not None and caller is not None else None
         else:
             row = node_row.get(slot) if slot is not None else None
-        values = snapshot.edge_features if of_edge else snapshot.node_features
+        values = edge_values if of_edge else snapshot.node_features
         value = float("nan") if row is None else float(values[row, columns.index(feature)])
         found[key] = None if value != value else value
     return found

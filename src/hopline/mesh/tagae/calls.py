@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hopline.jit import njit
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.schema import Schema
+from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae.roles import load_column
 
 COLUMN = "calls_per_request"
@@ -29,14 +30,26 @@ class CallsPerRequest:
 
     Attributes:
         columns: its name; () where it cannot be told, or is measured already.
+        width: columns of call paths, this one too.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._received, self._sent = load_column(schema.node_features), load_column(schema.edge_features)
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
+        self.width = len(schema.edge_features) + len(self.columns)
         self._rates = np.zeros(0, np.float32)
         self._room = np.zeros((0, 0), np.float32)  # kept: memory that is touched for the first time is slow
+
+    def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """`add` to a whole snapshot's call paths: float32 [e, width]."""
+        return self.add(
+            snapshot.nodes,
+            snapshot.node_features,
+            snapshot.edge_src,
+            snapshot.edge_features,
+            len(snapshot.roster),
+        )
 
     def add(
         self,

@@ -500,15 +500,7 @@ class Tagae:
 
     def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """What there is to judge of the call paths, float32 [e, columns]."""
-        if self._calls is None:
-            return snapshot.edge_features
-        return self._calls.add(
-            snapshot.nodes,
-            snapshot.node_features,
-            snapshot.edge_src,
-            snapshot.edge_features,
-            len(snapshot.roster),
-        )
+        return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
         """What is out of bounds of the interval that was observed last, and the largest score."""

@@ -16,6 +16,7 @@ from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae import Tagae
 from hopline.mesh.tagae.calibrate import tail_level
+from hopline.mesh.tagae.calls import CallsPerRequest
 
 #: Exceedances of a threshold follow each other; so many are one false alarm, as thresholds are set.
 _RUN = 2.0
@@ -130,8 +131,10 @@ def columns_of(
     """
     days = len(snapshots) * interval_s / 86_400
     found = []
-    for of, names in (("node", schema.node_features), ("edge", schema.edge_features)):
-        fitted, ever = arrays[f"{of}s.fitted"] == 1, _ever(of, snapshots, arrays[f"{of}s.fitted"].shape)
+    calls = CallsPerRequest(schema)
+    for of, names in (("node", schema.node_features), ("edge", (*schema.edge_features, *calls.columns))):
+        fitted = arrays[f"{of}s.fitted"] == 1
+        ever = _ever(snapshots, fitted.shape) if of == "node" else _ever_called(snapshots, calls)
         for f, name in enumerate(names):
             threshold = float(arrays[f"{of}s.threshold"][f])
             alarms = _exceeded(arrays[f"{of}s.histogram"][f], threshold, percentile) / _RUN / days
@@ -144,7 +147,7 @@ def columns_of(
 def rare_of(arrays: Mapping[str, NDArray[Any]], snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
     """Services of which no level was learned, though something of them was measured."""
     fitted = arrays["nodes.fitted"]
-    some = _ever("node", snapshots, fitted.shape).any(axis=1) & ~(fitted == 1).any(axis=1)
+    some = _ever(snapshots, fitted.shape).any(axis=1) & ~(fitted == 1).any(axis=1)
     return tuple(snapshots[0].roster.name(slot) for slot in np.flatnonzero(some).tolist())
 
 
@@ -159,22 +162,25 @@ def services(snapshots: Sequence[Snapshot]) -> int:
     return len(np.unique(np.concatenate([each.nodes for each in snapshots])))
 
 
-def _ever(of: str, snapshots: Sequence[Snapshot], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which series were measured at least once; of call paths a row for each, in any order."""
-    if of == "node":
-        ever = np.zeros(shape, bool)
-        for each in snapshots:
-            ever[each.nodes] |= np.isfinite(each.node_features)
-        return ever
+def _ever(snapshots: Sequence[Snapshot], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which numbers of services were measured at least once, bool [slots, columns]."""
+    ever = np.zeros(shape, bool)
+    for each in snapshots:
+        ever[each.nodes] |= np.isfinite(each.node_features)
+    return ever
+
+
+def _ever_called(snapshots: Sequence[Snapshot], calls: CallsPerRequest) -> NDArray[np.bool_]:
+    """The same of call paths, those that are counted too, with a row for each path, in any order."""
     seen: dict[tuple[int, int], NDArray[np.bool_]] = {}
     for each in snapshots:
-        measured = np.isfinite(each.edge_features)
+        measured = np.isfinite(calls.of(each))
         for row, pair in enumerate(zip(each.edge_src.tolist(), each.edge_dst.tolist(), strict=True)):
             if pair in seen:
                 seen[pair] |= measured[row]
             else:
                 seen[pair] = measured[row].copy()
-    return np.array(list(seen.values()), bool).reshape(len(seen), shape[1])
+    return np.array(list(seen.values()), bool).reshape(len(seen), calls.width)
 
 
 def _exceeded(histogram: NDArray[np.int64], threshold: float, percentile: float) -> float:
