@@ -13,7 +13,8 @@ One phase for each promise; a server of our own on loopback in each:
     python -m benchmarks.lifecycle [--quick] [--phases fraud,shadow]
 
 Prints a table; the last line is one JSON object. A figure that could not be had is null, and `failed` says
-why. Wants a quiet machine: most figures are tails of latency.
+why. Wants a quiet machine, since most figures are tails of latency, and wrk for the flood of `isolation`
+(Debian, Ubuntu: apt-get install wrk).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import hopline_server, workload
+from benchmarks import hopline_server, load, workload
 from benchmarks.machine import machine
 from benchmarks.phases import PhaseReport
 
@@ -255,6 +256,8 @@ def main() -> int:
         parser.error(f"unknown phases: {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}")
     if (busy := os.getloadavg()[0]) > 0.5:
         print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
+    if "isolation" in phases:
+        load.require_wrk()  # now, not after the other phases
     # Ended from outside, it still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     at_start = machine()

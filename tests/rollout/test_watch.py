@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.gates import Gates, verdict
 from hopline.rollout.referee import Referee
 from hopline.rollout.rollout import RolloutRequest, begin, forward
+from hopline.rollout.served import Ran
 from hopline.rollout.tally import Tally
 from hopline.rollout.watch import Watch
-from hopline.types import ScoreResult
+from hopline.types import ScoreRequest, ScoreResult
 
 
 @pytest.fixture
@@ -60,6 +62,33 @@ async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, i
         clock.now += 0.11 * interval_s
         assert watch.is_due
         await watch.publish()
+
+
+def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout, tmp_path):
+    watch = Watch(forward(rollout, "rehearsed", 0.0), tmp_path)
+
+    def batch(version, outcomes, *, model="m", stages=(), is_copy=False):
+        asked = [ScoreRequest(model, is_copy=is_copy)] * len(outcomes)
+        served = SimpleNamespace(name=model, version=version)
+        watch.record(Ran(served, asked, outcomes, [0.0] * len(outcomes), 0.001, dict.fromkeys(stages), 0.0))
+
+    answer, error = ScoreResult("m", "1", "g", {}), RuntimeFailure("no")
+    for turn in range(100):
+        batch("1", [answer, None])  # what waits for rows is told of again
+        batch("2", [answer, answer, error])
+        batch("2", [answer], is_copy=True)
+        batch("1", [answer], stages=("cache",))
+        batch("1", [answer], model="other")
+        batch("9", [answer])
+        if turn % 7 == 0:
+            current, candidate = watch.totals()
+            assert (current.requests, candidate.requests, candidate.errors) == (
+                turn + 1,
+                3 * (turn + 1),
+                turn + 1,
+            )
+    assert sum(watch.tallies["1"].latency) == 100
+    assert sum(watch.tallies["2"].latency) == 200
 
 
 async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):

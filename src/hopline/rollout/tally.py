@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -171,7 +172,8 @@ class Tally(msgspec.Struct):
         """How far its scores are from the other one's on the same requests; None for too few."""
         if len(self.scores) < _MIN_SCORES:
             return None
-        theirs, ours = (list(side) for side in zip(*self.scores, strict=True))
+        sides = np.fromiter(chain.from_iterable(self.scores), np.float64, 2 * len(self.scores))
+        theirs, ours = sides[::2], sides[1::2]
         bins = number_bins(theirs)
         return compare(Sketch.of(bins, theirs), Sketch.of(bins, ours))
 

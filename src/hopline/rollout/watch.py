@@ -25,6 +25,8 @@ _Tallies = dict[str, Tally]
 _SHIFT_S = 1.0
 #: Seconds between verdicts of a rollout, and of a shadow: no caller is harmed until it is judged.
 _JUDGE_S, _SHADOW_S = 0.2, 1.0
+#: Batches that are counted together: one by one, each finds the caches full of other things.
+_COUNTED_TOGETHER = 32
 
 
 class Watch:
@@ -40,7 +42,8 @@ class Watch:
         self._folder = folder
         # What a worker counted that died since was counted all the same.
         self._worker = os.getpid()
-        self.tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
+        self._tallies: _Tallies = {rollout.current: Tally(), rollout.candidate: Tally()}
+        self._uncounted: list[Ran] = []
         #: Whether copies are what the candidate answers: a shadow, or a rehearsal, has no callers.
         self._counts_copies = bool(rollout.copies)
         # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
@@ -49,21 +52,31 @@ class Watch:
         self._shift: Comparison | None = None
         self._shift_at, self._shift_of = float("-inf"), 0
 
+    @property
+    def tallies(self) -> dict[str, Tally]:
+        """Version -> what was counted of it until now."""
+        self._count()
+        return self._tallies
+
     def record(self, ran: Ran) -> None:
         """Count what both versions answered."""
-        if ran.served.name != self.rollout.model:
-            return
-        tally = self.tallies.get(ran.served.version)
-        if tally is None:
-            return
-        if "cache" in ran.stages:
-            return  # a kept answer tells nothing of who would compute it
-        copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
-        for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
-            if outcome is None or request.is_copy != copies_count:
-                continue
-            # A copy waits until there is time for it: only what it took to compute can be compared.
-            tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
+        if ran.served.name == self.rollout.model:
+            self._uncounted.append(ran)
+            if len(self._uncounted) >= _COUNTED_TOGETHER:
+                self._count()
+
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for ran in uncounted:
+            tally = self._tallies.get(ran.served.version)
+            if tally is None or "cache" in ran.stages:
+                continue  # a kept answer tells nothing of who would compute it
+            copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
+            for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+                if outcome is None or request.is_copy != copies_count:
+                    continue
+                # A copy waits until there is time for it: only what it took to compute can be compared.
+                tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
 
     def compared(self, wanted: Outcome, found: Outcome) -> bool:
         """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
@@ -71,7 +84,7 @@ class Watch:
             ours, current = found, wanted
         else:
             ours, current = wanted, found
-        tally = self.tallies[self.rollout.candidate]
+        tally = self._tallies[self.rollout.candidate]
         before = tally.differing
         tally.compare(current, ours, self.rollout.gates.tolerance)
         return tally.differing > before
