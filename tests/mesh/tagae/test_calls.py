@@ -112,22 +112,26 @@ def test_load_alone_is_no_incident(fitted):
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_each_path_has_its_calls_for_each_request_of_its_caller(present):
+@pytest.mark.parametrize(
+    "columns", [Schema().edge_features, ("client_ms", "request_rate"), ("request_rate",)]
+)
+def test_each_path_has_its_calls_for_each_request_of_its_caller(present, columns):
     rng = np.random.default_rng(0)
-    column = CallsPerRequest(Schema())
+    column = CallsPerRequest(Schema(Schema().node_features, columns))
+    width, sent = len(columns), columns.index("request_rate")
     for _ in range(2):  # another mesh each time
         slots = rng.permutation(40)[:30].astype(np.int32)
         nodes = rng.random((30, 7)).astype(np.float32)
         nodes[rng.random(30) < 0.2, 0] = np.nan
         src = rng.choice(slots if present else np.arange(40), 90).astype(np.int32)
-        edges = rng.random((90, 4)).astype(np.float32)
-        edges[rng.random(90) < 0.1, 0] = np.nan
+        edges = rng.random((90, width)).astype(np.float32)
+        edges[rng.random(90) < 0.1, sent] = np.nan
         found = column.add(slots, nodes, src, edges, 40)
         rate = dict(zip(slots.tolist(), nodes[:, 0], strict=True))
         of_caller = np.array([rate.get(slot, np.nan) for slot in src.tolist()], np.float32)
-        expected = np.where(of_caller >= 0.1, edges[:, 0] / of_caller, np.nan)
-        np.testing.assert_array_equal(found[:, :4], edges)
-        np.testing.assert_allclose(found[:, 4], expected, rtol=1e-6)
+        expected = np.where(of_caller >= 0.1, edges[:, sent] / of_caller, np.nan)
+        np.testing.assert_array_equal(found[:, :width], edges)
+        np.testing.assert_array_equal(found[:, width], expected)
 
 
 @pytest.mark.parametrize(

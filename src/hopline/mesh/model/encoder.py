@@ -10,6 +10,7 @@ Compiled, in memory that is kept from step to step; small meshes by one thread, 
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ _EDGE_PIECE, _LEAST_EDGES, _PIECES = 512, 64, 16
 
 
 #: What the plan was made for: a graph's version, the graph and the inputs.
-_NOT_READY: tuple[int, tuple[object, ...]] = (-1, ())
+_NOT_READY: tuple[int, *tuple[object, ...]] = (-1,)
 
 
 class Reconstruction(NamedTuple):
@@ -85,7 +86,7 @@ class Encoder:
         if has_second(threads):
             self._second = SecondThread(serve, (self.buffers.plan,), self.shape.layers + at.PHASES_BESIDE)
         self._kept: list[object] = []
-        self._ready: tuple[int, tuple[object, ...]] = _NOT_READY
+        self._ready: tuple[int, *tuple[object, ...]] = _NOT_READY
         self._callers: Lists | None = None
         self._graph_memory: tuple[object, ...] = ()
 
@@ -145,14 +146,12 @@ class Encoder:
         self, graph: MeshGraph, x: FloatArray, h: FloatArray, e: FloatArray, g: FloatArray | None
     ) -> Plan:
         """The plan of `reconstruct`, for a caller who lets `passes.work` do it among other work."""
-        version, given = self._ready
-        if version != graph.version or any(
-            a is not b for a, b in zip((graph, x, h, e, g), given, strict=True)
-        ):
+        version, *given = self._ready
+        if version != graph.version or any(map(is_not, given, (graph, x, h, e, g))):
             self._check_temporal(graph, g)
             self.place(graph, x, h, e, g, None)
             self.buffers.plan[at.PHASE_BITS] = self._whole
-            self._ready = graph.version, (graph, x, h, e, g)
+            self._ready = (graph.version, graph, x, h, e, g)
         return self.buffers.plan
 
     @property

@@ -20,6 +20,8 @@ from hopline.mesh.tagae.roles import load_column
 COLUMN = "calls_per_request"
 #: Requests per second below which a caller's are too few to be a measure.
 _FEWEST = np.float32(0.1)
+#: Columns of call paths in the default schema.
+_USUAL_WIDTH = 4
 
 
 class CallsPerRequest:
@@ -85,13 +87,18 @@ def _add(  # type: ignore[no-untyped-def]
 ):
     """See `CallsPerRequest.add`; `rates`, float32 [slots], is scratch: all NaN before and after."""
     for row in range(len(nodes)):
-        rates[nodes[row]] = node_features[row, received]
+        rate = node_features[row, received]
+        rates[nodes[row]] = rate if rate >= _FEWEST else np.float32(math.nan)
     width = edge_features.shape[1]
-    for row in range(len(edge_src)):
-        for column in range(width):
-            out[row, column] = edge_features[row, column]
-        rate = rates[edge_src[row]]
-        ratio = edge_features[row, sent] / rate
-        out[row, width] = ratio if rate >= _FEWEST else np.float32(math.nan)
+    if width == _USUAL_WIDTH:  # said outright, a row is one load and one store: a third of the loop's time
+        for row in range(len(edge_src)):
+            out[row, 0], out[row, 1] = edge_features[row, 0], edge_features[row, 1]
+            out[row, 2], out[row, 3] = edge_features[row, 2], edge_features[row, 3]
+            out[row, _USUAL_WIDTH] = edge_features[row, sent] / rates[edge_src[row]]
+    else:
+        for row in range(len(edge_src)):
+            for column in range(width):
+                out[row, column] = edge_features[row, column]
+            out[row, width] = edge_features[row, sent] / rates[edge_src[row]]
     for row in range(len(nodes)):
         rates[nodes[row]] = np.float32(math.nan)
