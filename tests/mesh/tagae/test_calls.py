@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hopline.mesh.changes import Context
+from hopline.mesh.roster import Roster
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae import Tagae, TagaeSettings
 from hopline.mesh.tagae.calls import COLUMN, CallsPerRequest
+from hopline.mesh.tagae.series import SeriesTable
 from tests.mesh.tagae.conftest import NORMAL
 from tests.mesh.tagae.meshes import CALLS, INTERVAL_S, START_S, edge, incidents, node, play, watch
 
@@ -111,6 +114,17 @@ def test_load_alone_is_no_incident(fitted):
     assert not incidents(follow(fitted(), swing, 300))
 
 
+def interval(nodes, node_features, edge_src, edge_features, num_slots):
+    """What `CallsPerRequest` reads of a snapshot."""
+    return SimpleNamespace(
+        nodes=nodes,
+        node_features=node_features,
+        edge_src=edge_src,
+        edge_features=edge_features,
+        roster=range(num_slots),
+    )
+
+
 @pytest.mark.parametrize("present", [True, False])
 @pytest.mark.parametrize(
     "columns", [Schema().edge_features, ("client_ms", "request_rate"), ("request_rate",)]
@@ -126,12 +140,51 @@ def test_each_path_has_its_calls_for_each_request_of_its_caller(present, columns
         src = rng.choice(slots if present else np.arange(40), 90).astype(np.int32)
         edges = rng.random((90, width)).astype(np.float32)
         edges[rng.random(90) < 0.1, sent] = np.nan
-        found = column.add(slots, nodes, src, edges, 40)
+        found = column.of(interval(slots, nodes, src, edges, 40))
         rate = dict(zip(slots.tolist(), nodes[:, 0], strict=True))
         of_caller = np.array([rate.get(slot, np.nan) for slot in src.tolist()], np.float32)
         expected = np.where(of_caller >= 0.1, edges[:, sent] / of_caller, np.nan)
         np.testing.assert_array_equal(found[:, :width], edges)
         np.testing.assert_array_equal(found[:, width], expected)
+
+
+@pytest.mark.parametrize("columns", [Schema().edge_features, ("client_ms", "request_rate")])
+def test_rows_that_a_sweep_fills_as_it_comes_to_them_are_those_filled_before(columns, monkeypatch):
+    rng = np.random.default_rng(1)
+    schema, roster = Schema(Schema().node_features, columns), Roster(f"s{k}" for k in range(300))
+    keys = rng.permutation(300 * 300)[:1500]
+
+    def snapshots():
+        for step in range(40):
+            # paths that come and go, sometimes in another order; services that are not there
+            here = np.sort(rng.choice(1500, 1400, replace=False)) if step % 3 else rng.permutation(1500)
+            nodes = np.sort(rng.choice(300, 290, replace=False)).astype(np.int32)
+            paths = keys[here][np.isin(keys[here] // 300, nodes) & np.isin(keys[here] % 300, nodes)]
+            yield Snapshot(
+                1.7e9 + 15 * step,
+                schema,
+                roster,
+                nodes,
+                rng.lognormal(0, 1, (290, len(schema.node_features))).astype(np.float32),
+                (paths // 300).astype(np.int32),
+                (paths % 300).astype(np.int32),
+                rng.lognormal(0, 1, (len(paths), len(columns))).astype(np.float32),
+            )
+
+    every = list(snapshots())
+    told = []
+    for at_once in (False, True):
+        if at_once:
+            monkeypatch.setattr(SeriesTable, "is_looking", True)
+        detector = Tagae(TagaeSettings(model="none"))
+        detector.fit(every[:20], [Context()] * 20)
+        for snapshot in every[20:]:
+            detector.step(snapshot, Context())
+        told.append(detector.export()[1])
+    assert told[0].keys() == told[1].keys()
+    for name, array in told[0].items():
+        np.testing.assert_array_equal(array, told[1][name], err_msg=name)
+    assert np.isfinite(told[0]["edges.level"][:, -1]).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -148,7 +201,8 @@ def test_where_it_cannot_be_told_or_is_measured_nothing_is_added(schema):
     edges = np.ones((1, len(schema.edge_features)), np.float32)
     zero = np.zeros(1, np.int32)
     assert column.columns == ()
-    assert column.add(zero, np.ones((1, len(schema.node_features)), np.float32), zero, edges, 1) is edges
+    nodes = np.ones((1, len(schema.node_features)), np.float32)
+    assert column.of(interval(zero, nodes, zero, edges, 1)) is edges
 
 
 @pytest.mark.parametrize("model", ["none", "untrained"])

@@ -7,6 +7,7 @@ leaves alone, so that its spread is small: a caller that repeats every call show
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,23 @@ COLUMN = "calls_per_request"
 _FEWEST = np.float32(0.1)
 #: Columns of call paths in the default schema.
 _USUAL_WIDTH = 4
+
+
+class Pending(NamedTuple):
+    """What is left to do of `CallsPerRequest.of`: `add_rows`, of each row once.
+
+    Attributes:
+        out: float32 [e, Fe + 1], to be filled.
+        measured: float32 [e, Fe], the call paths' numbers; callers: int32 [e].
+        rates: float32 [slots], requests per second that services get; NaN where they are too few.
+        sent: column of the calls per second in `measured`.
+    """
+
+    out: NDArray[np.float32]
+    measured: NDArray[np.float32]
+    callers: SlotArray
+    rates: NDArray[np.float32]
+    sent: int
 
 
 class CallsPerRequest:
@@ -40,65 +58,61 @@ class CallsPerRequest:
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
         self.width = len(schema.edge_features) + len(self.columns)
-        self._rates = np.zeros(0, np.float32)
+        self._rates = np.empty(0, np.float32)
         self._room = np.zeros((0, 0), np.float32)  # kept: memory that is touched for the first time is slow
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
-        """`add` to a whole snapshot's call paths: float32 [e, width]."""
-        return self.add(
-            snapshot.nodes,
-            snapshot.node_features,
-            snapshot.edge_src,
-            snapshot.edge_features,
-            len(snapshot.roster),
-        )
-
-    def add(
-        self,
-        nodes: SlotArray,
-        node_features: NDArray[np.float32],
-        edge_src: SlotArray,
-        edge_features: NDArray[np.float32],
-        num_slots: int,
-    ) -> NDArray[np.float32]:
         """The call paths' numbers, and how many calls each has for a request of its caller.
 
-        Args:
-            nodes, node_features, edge_src, edge_features: as a snapshot has them.
-            num_slots: of the roster.
-
-        Returns: float32 [e, Fe + 1], good until the next call; what was given where it cannot be told.
+        Returns: float32 [e, width], good until the next call; those measured where it cannot be told.
         """
         if not self.columns:
-            return edge_features
+            return snapshot.edge_features
+        pending = self.begin(snapshot)
+        every_row = np.arange(len(pending.out), dtype=np.int32)
+        add_rows(0, len(every_row), every_row, *pending)
+        return pending.out
+
+    def begin(self, snapshot: Snapshot) -> Pending:
+        """As `of`, for a caller who fills the rows as it comes to them; where there are `columns`."""
+        num_slots = len(snapshot.roster)
         if len(self._rates) < num_slots:
-            self._rates = np.full(num_slots + num_slots // 4, np.nan, np.float32)
-        e, width = edge_features.shape
+            self._rates = np.empty(num_slots + num_slots // 4, np.float32)
+        e, width = snapshot.edge_features.shape
         if len(self._room) < e:
             self._room = np.empty((e + e // 4, width + 1), np.float32)
-        out = self._room[:e]
-        _add(nodes, node_features, self._received, edge_src, edge_features, self._sent, self._rates, out)
-        return out
+        _note_rates(snapshot.nodes, snapshot.node_features, self._received, self._rates)
+        measured = np.ascontiguousarray(snapshot.edge_features, np.float32)
+        callers = np.ascontiguousarray(snapshot.edge_src, np.int32)
+        return Pending(self._room[:e], measured, callers, self._rates, self._sent)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _add(  # type: ignore[no-untyped-def]
-    nodes, node_features, received, edge_src, edge_features, sent, rates, out
-):
-    """See `CallsPerRequest.add`; `rates`, float32 [slots], is scratch: all NaN before and after."""
+@njit(nogil=True, cache=True)
+def _note_rates(nodes, node_features, received, rates):  # type: ignore[no-untyped-def]
+    """`rates`, float32 [slots]: requests per second of each service; NaN where it gets too few or none."""
+    rates[:] = np.float32(math.nan)
     for row in range(len(nodes)):
         rate = node_features[row, received]
         rates[nodes[row]] = rate if rate >= _FEWEST else np.float32(math.nan)
-    width = edge_features.shape[1]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_rows(  # type: ignore[no-untyped-def]
+    begin, end, rows, out, measured, callers, rates, sent
+):
+    """Fill rows `rows[begin]` to `rows[end - 1]` of `out`, but for those below 0; see `Pending`."""
+    width = measured.shape[1]
     if width == _USUAL_WIDTH:  # said outright, a row is one load and one store: a third of the loop's time
-        for row in range(len(edge_src)):
-            out[row, 0], out[row, 1] = edge_features[row, 0], edge_features[row, 1]
-            out[row, 2], out[row, 3] = edge_features[row, 2], edge_features[row, 3]
-            out[row, _USUAL_WIDTH] = edge_features[row, sent] / rates[edge_src[row]]
+        for i in range(begin, end):
+            row = np.int64(rows[i])
+            if row >= 0:
+                out[row, 0], out[row, 1] = measured[row, 0], measured[row, 1]
+                out[row, 2], out[row, 3] = measured[row, 2], measured[row, 3]
+                out[row, _USUAL_WIDTH] = measured[row, sent] / rates[callers[row]]
     else:
-        for row in range(len(edge_src)):
-            for column in range(width):
-                out[row, column] = edge_features[row, column]
-            out[row, width] = edge_features[row, sent] / rates[edge_src[row]]
-    for row in range(len(nodes)):
-        rates[nodes[row]] = np.float32(math.nan)
+        for i in range(begin, end):
+            row = np.int64(rows[i])
+            if row >= 0:
+                for column in range(width):
+                    out[row, column] = measured[row, column]
+                out[row, width] = measured[row, sent] / rates[callers[row]]

@@ -484,8 +484,12 @@ class Tagae:
         inputs = None
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)
+        pending = None
+        if self._calls is not None and self._calls.columns and not self._edges.is_looking:
+            pending = self._calls.begin(snapshot)
+        edge_numbers = self._edge_numbers(snapshot) if pending is None else pending.out
         taken = self._taken = self._sweep.take_in(
-            (snapshot.node_features, self._edge_numbers(snapshot)),
+            (snapshot.node_features, edge_numbers),
             (snapshot.nodes, paths),
             self.steps,
             interval_s=self.interval_s,
@@ -494,6 +498,7 @@ class Tagae:
             recent=max(1, self._hold - 2),
             drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
             inputs=inputs,
+            pending=pending,
         )
         self._parts = self._cut.parts(snapshot)
         return taken

@@ -19,12 +19,14 @@ ARRAYS = (
     BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP,
 ) = range(34)  # fmt: skip
 
-#: Sizes of the table, and what a step sets.
+#: Sizes of the table, and what a step sets. Where SENT is a column, VALUES are made of MEASURED_VALUES as
+#: the sweep comes to them; see `calls.Pending`.
 (
     SIZE, ROOM, WIDTH, MODELLED, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
-    VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND, NUM_PLACES,
-) = range(34, 62)  # fmt: skip
+    VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND,
+    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, RATES, NUM_RATES, SENT, NUM_PLACES,
+) = range(34, 68)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

@@ -151,6 +151,11 @@ class SeriesTable:
             self.moves += 1
         self.size = max(self.size, size)
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether `look` still learns something."""
+        return self._looks > 0
+
     def look(self, values: NDArray[np.float32]) -> None:
         """Learn what is typical of each column, where that is not known, from the first intervals."""
         if not self._looks or not len(values):

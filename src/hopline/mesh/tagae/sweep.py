@@ -22,6 +22,7 @@ from hopline.mesh.model.threads import PHASE_WORDS, PHASES
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.tagae import kernels
 from hopline.mesh.tagae import plan as at
+from hopline.mesh.tagae.calls import Pending
 from hopline.mesh.tagae.series import SeriesTable
 from hopline.mesh.tagae.sweep_kernels import (
     order_judging,
@@ -76,10 +77,12 @@ class _Side:
         self._slots: SlotArray = np.zeros(0, np.int32)
         self._values: FloatArray = np.zeros((0, 0), np.float32)
         self._inputs: Rows | None = None
+        self._pending: Pending | None = None
         plan, width = self.plan, len(table.columns)
         plan[at.WIDTH], plan[at.WINDOW], plan[at.LOAD] = width, table.window, table.load
         plan[at.MODELLED] = table.modelled
         plan[at.HELD_ROWS], plan[at.BINS] = kernels.HOLD, kernels.BINS
+        plan[at.SENT] = -1
         for place, array in (
             (at.NUMBERS, self.numbers),
             (at.COUNTS, self.counts),
@@ -114,6 +117,17 @@ class _Side:
             self._inputs = inputs
             note_address(plan, at.INPUTS, inputs[0])
             note_address(plan, at.TEMPORAL, inputs[1])
+
+    def expect(self, pending: Pending | None) -> None:
+        """Have the values be made of what is pending, if anything is."""
+        plan, self._pending = self.plan, pending  # kept as long as its addresses are used
+        if pending is None:
+            plan[at.SENT] = -1
+            return
+        note_address(plan, at.MEASURED_VALUES, pending.measured)
+        note_address(plan, at.RATES, pending.rates)
+        plan[at.CALLERS], plan[at.NUM_RATES] = pending.callers.ctypes.data, len(pending.rates)
+        plan[at.MEASURED_WIDTH], plan[at.SENT] = pending.measured.shape[1], pending.sent
 
     def out(self) -> NDArray[np.int32]:
         """int32 [found, 2], slots and columns out of bounds, in their order."""
@@ -157,6 +171,7 @@ class Sweep:
         ago: int,
         recent: int,
         inputs: Sequence[Rows] | None = None,
+        pending: Pending | None = None,
     ) -> Taken:
         """Take one interval in; see `kernels.observe`.
 
@@ -164,8 +179,10 @@ class Sweep:
             values: float32 [n, F], of services and of call paths.
             slots: int32 [n], whose they are, each once.
             inputs: room for what the model reads, filled: see `rows.gather`.
+            pending: what the call paths' values are to be made of; they are its `out`, then.
         """
         self._idle()
+        self._sides[1].expect(pending)
         for number, side in enumerate(self._sides):
             side.point(values[number], slots[number], inputs[number] if inputs else None)
             side.table.look(values[number])

@@ -27,6 +27,7 @@ from hopline.mesh.model.second import (
 )
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, write
 from hopline.mesh.tagae import plan as at
+from hopline.mesh.tagae.calls import add_rows
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
 from hopline.mesh.tagae.rows import gather_row, scatter_row
 from hopline.mesh.tagae.usual import BLOCK
@@ -83,11 +84,18 @@ def largest_of(plan: Plan, thread: int) -> NDArray[np.float64]:
 def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     """`kernels.observe` of slots first to last."""
     width, window = plan[at.WIDTH], plan[at.WINDOW]
+    values = carray(pointer(plan[at.VALUES]), (plan[at.NUM_ROWS], width), np.float32)
+    rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
+    if plan[at.SENT] >= 0:
+        measured = (plan[at.NUM_ROWS], plan[at.MEASURED_WIDTH])
+        add_rows(
+            first, last, rows, values, carray(pointer(plan[at.MEASURED_VALUES]), measured, np.float32),
+            carray(pointer(plan[at.CALLERS]), (plan[at.NUM_ROWS],), np.int32),
+            carray(pointer(plan[at.RATES]), (plan[at.NUM_RATES],), np.float32), plan[at.SENT],
+        )  # fmt: skip
     numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
-    measured, known = observe(
-        first, last,
-        carray(pointer(plan[at.VALUES]), (plan[at.NUM_ROWS], width), np.float32),
-        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32),
+    num_measured, num_known = observe(
+        first, last, values, rows,
         carray(pointer(plan[at.KINDS]), (width,), np.int8),
         plan[at.LOAD], column_floats(plan, at.CLIP),
         numbers[at.INTERVAL_S], plan[at.WARM_UP], numbers[at.DRIFT],
@@ -102,8 +110,8 @@ def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
         carray(pointer(plan[at.BLOCK_CLIP]), (BLOCK * width,), np.float32),
     )  # fmt: skip
     counts = counts_of(plan, thread)
-    counts[at.MEASURED] += measured
-    counts[at.KNOWN] += known
+    counts[at.MEASURED] += num_measured
+    counts[at.KNOWN] += num_known
 
 
 @njit(nogil=True, cache=True)
