@@ -148,6 +148,22 @@ def test_each_path_has_its_calls_for_each_request_of_its_caller(present, columns
         np.testing.assert_array_equal(found[:, width], expected)
 
 
+def test_intervals_without_call_paths_are_learned_from_like_others():
+    """The first ones of a watch: rates need two scrapes."""
+    none = np.zeros(0, np.int32)
+    assert CallsPerRequest(Schema()).of(
+        interval(none, np.zeros((0, 7), np.float32), none, np.zeros((0, 4), np.float32), 0)
+    ).shape == (0, 5)
+    snapshots = list(play(200))
+    width = snapshots[0].edge_features.shape[1]
+    empty = {"edge_src": none, "edge_dst": none, "edge_features": np.zeros((0, width), np.float32)}
+    some = [replace(each, **empty) if k < 3 else each for k, each in enumerate(snapshots)]
+    detector = Tagae(TagaeSettings(model="none"))
+    detector.fit(some, [Context()] * len(some))
+    verdict = detector.step(replace(some[0], time_s=some[-1].time_s + INTERVAL_S), Context())
+    assert verdict.state != "anomalous"
+
+
 @pytest.mark.parametrize("columns", [Schema().edge_features, ("client_ms", "request_rate")])
 def test_rows_that_a_sweep_fills_as_it_comes_to_them_are_those_filled_before(columns, monkeypatch):
     rng = np.random.default_rng(1)

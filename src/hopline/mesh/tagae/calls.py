@@ -59,7 +59,9 @@ class CallsPerRequest:
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
         self.width = len(schema.edge_features) + len(self.columns)
         self._rates = np.empty(0, np.float32)
-        self._room = np.zeros((0, 0), np.float32)  # kept: memory that is touched for the first time is slow
+        self._room = np.empty(
+            (0, self.width), np.float32
+        )  # kept: memory that is touched for the first time is slow
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """The call paths' numbers, and how many calls each has for a request of its caller.
@@ -78,9 +80,9 @@ class CallsPerRequest:
         num_slots = len(snapshot.roster)
         if len(self._rates) < num_slots:
             self._rates = np.empty(num_slots + num_slots // 4, np.float32)
-        e, width = snapshot.edge_features.shape
+        e = len(snapshot.edge_features)
         if len(self._room) < e:
-            self._room = np.empty((e + e // 4, width + 1), np.float32)
+            self._room = np.empty((e + e // 4, self.width), np.float32)
         _note_rates(snapshot.nodes, snapshot.node_features, self._received, self._rates)
         measured = np.ascontiguousarray(snapshot.edge_features, np.float32)
         callers = np.ascontiguousarray(snapshot.edge_src, np.int32)
