@@ -112,6 +112,31 @@ def in_roster(snapshot, roster):
     )
 
 
+class WithoutFirstPaths:
+    """A simulation that begins without call paths, as a watch's own history: rates need scrapes."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __getattr__(self, name):
+        return getattr(self._run, name)
+
+    def __iter__(self):
+        ends = np.zeros(0, np.int32)
+        for number, (snapshot, context) in enumerate(self._run):
+            if number < 3:
+                none = snapshot.edge_features[:0]
+                snapshot = dataclasses.replace(snapshot, edge_src=ends, edge_dst=ends, edge_features=none)
+            yield snapshot, context
+
+
+def test_what_begins_without_call_paths_is_learned_from(tmp_path):
+    run = simulate(MeshPlan(services=5, hours=200 * 15 / 3600), 3)
+    write(WithoutFirstPaths(run), tmp_path / "shop", "shop")
+    said = train(tmp_path / "shop", "--state-dir", tmp_path / "state", *WINDOW)
+    assert said["intervals"] == len(read_folder(tmp_path / "shop").training()[0])
+
+
 def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded, tmp_path, caplog):
     said = train(recorded, "--state-dir", tmp_path / "state", *WINDOW)
     recording = read_folder(recorded)
