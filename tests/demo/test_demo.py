@@ -48,7 +48,8 @@ def test_piped_output_has_no_control_codes(checked: "subprocess.CompletedProcess
 def test_finished_folder_is_served_until_interrupted(
     folder: Path, checked: "subprocess.CompletedProcess[str]"
 ) -> None:
-    command = demo(*TRAINING, "--port", "0", "--dir", str(folder))
+    # A shell without job control has what it starts with & ignore Ctrl-C, and tests may run so.
+    command = ["env", "--default-signal=INT", *demo(*TRAINING, "--port", "0", "--dir", str(folder))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=UTF8)
     assert process.stdout is not None
     try:

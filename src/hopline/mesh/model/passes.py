@@ -8,6 +8,7 @@ one phase for the first products, one for each layer and one for the edges.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import carray
@@ -55,7 +56,7 @@ _GENTLE = np.float32(0.2)
 
 
 @njit(nogil=True, cache=True)
-def note_address(plan: Plan, place: int, array: NDArray[np.float32]) -> None:
+def note_address(plan: Plan, place: int, array: NDArray[Any]) -> None:
     """Where an array lies; a third of the time that `ctypes.data` takes."""
     plan[place] = address_of(array)
 

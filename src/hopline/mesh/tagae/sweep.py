@@ -126,8 +126,9 @@ class _Side:
             return
         note_address(plan, at.MEASURED_VALUES, pending.measured)
         note_address(plan, at.RATES, pending.rates)
-        plan[at.CALLERS], plan[at.NUM_RATES] = pending.callers.ctypes.data, len(pending.rates)
-        plan[at.MEASURED_WIDTH], plan[at.SENT] = pending.measured.shape[1], pending.sent
+        note_address(plan, at.CALLERS, pending.callers)
+        plan[at.NUM_RATES], plan[at.MEASURED_WIDTH] = len(pending.rates), pending.measured.shape[1]
+        plan[at.SENT] = pending.sent
 
     def out(self) -> NDArray[np.int32]:
         """int32 [found, 2], slots and columns out of bounds, in their order."""
