@@ -58,10 +58,9 @@ class CallsPerRequest:
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
         self.width = len(schema.edge_features) + len(self.columns)
+        # Both are kept: memory that is touched for the first time is slow.
         self._rates = np.empty(0, np.float32)
-        self._room = np.empty(
-            (0, self.width), np.float32
-        )  # kept: memory that is touched for the first time is slow
+        self._room = np.empty((0, self.width), np.float32)
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """The call paths' numbers, and how many calls each has for a request of its caller.
