@@ -485,6 +485,7 @@ class Tagae:
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)
         pending = None
+        # What is typical of a column is looked for in all of its numbers, before the sweep.
         if self._calls is not None and self._calls.columns and not self._edges.is_looking:
             pending = self._calls.begin(snapshot)
         edge_numbers = self._edge_numbers(snapshot) if pending is None else pending.out
