@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.mesh.model import plan as at
+from hopline.mesh.model.attention import LINE, VECTOR_HEADS
+from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import PANEL
 from hopline.mesh.model.weights import FloatArray, Weights
 
@@ -42,13 +44,15 @@ def packed(matrix: FloatArray, depth: int | None = None) -> FloatArray:
     return result
 
 
-def packed_halves(matrix: FloatArray) -> FloatArray:
+def packed_halves(matrix: FloatArray, depth: int | None = None) -> FloatArray:
     """The same as bfloat16, two inputs beside each other: panels [in / 2, 32, 2], in a float32's memory."""
-    columns, depth = matrix.shape
-    wide = np.zeros((padded(columns), padded(depth)), np.uint16)
-    wide[:columns, :depth] = bfloat16(matrix)
-    panels = wide.reshape(padded(columns) // PANEL, PANEL, padded(depth) // 2, 2).transpose(0, 2, 1, 3)
-    result = aligned((padded(columns) // PANEL, padded(depth) // 2, PANEL))
+    columns, inputs = matrix.shape
+    depth = inputs if depth is None else depth
+    depth += depth % 2
+    wide = np.zeros((padded(columns), depth), np.uint16)
+    wide[:columns, :inputs] = bfloat16(matrix)
+    panels = wide.reshape(padded(columns) // PANEL, PANEL, depth // 2, 2).transpose(0, 2, 1, 3)
+    result = aligned((padded(columns) // PANEL, depth // 2, PANEL))
     result.view(np.uint16).reshape(panels.shape)[:] = panels
     return result
 
@@ -68,11 +72,40 @@ def widened(vector: FloatArray, columns: int) -> FloatArray:
     return result
 
 
-def rows_of(matrix: FloatArray, columns: int) -> FloatArray:
-    """A weight [out, in] as one row of `columns` for each input."""
-    result = aligned((max(1, matrix.shape[1]), columns))
+def rows_of(matrix: FloatArray, columns: int, rows: int | None = None) -> FloatArray:
+    """A weight [out, in] as one row of `columns` for each input.
+
+    Args:
+        rows: how many there shall be, if more; 0 for inputs that there are not.
+    """
+    result = aligned((max(1, matrix.shape[1] if rows is None else rows), columns))
     result[: matrix.shape[1], : matrix.shape[0]] = matrix.T
     return result
+
+
+def pairs_of(matrix: FloatArray, columns: int, rows: int) -> FloatArray:
+    """`rows_of` as bfloat16, a row of pairs for each two inputs, in a float32's memory."""
+    halves = bfloat16(rows_of(matrix, columns, rows))
+    result = aligned((max(1, rows // 2), columns))
+    result.view(np.uint16).reshape(-1, columns, 2)[: rows // 2] = halves[:rows].reshape(
+        -1, 2, columns
+    ).swapaxes(1, 2)
+    return result
+
+
+def as_halves(array: FloatArray) -> FloatArray:
+    """Rounded to bfloat16, in float32."""
+    return (bfloat16(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def fours(columns: int) -> int:
+    """Columns rounded up to whole fours."""
+    return -(-columns // 4) * 4
+
+
+def vectors(columns: int) -> int:
+    """Columns rounded up to whole vectors."""
+    return -(-columns // LANES) * LANES
 
 
 class Buffers:
@@ -114,7 +147,9 @@ class Buffers:
         plan[at.OUT_BYTES], plan[at.DECODER_BYTES] = 4 * self.out, 4 * self.inner
         plan[at.NODE_BYTES], plan[at.EDGE_BYTES] = 4 * self.node, 4 * self.edge
         self._hidden, self._layers = padded(shape.hidden), shape.layers
-        plan[at.ROUNDED_BYTES] = 2 * MOST_ROWS * max(self._hidden, self.out, self.inner)
+        widest = max(self._hidden, self.out, self.inner, vectors(shape.d_in))
+        plan[at.ROUNDED_TEMPORAL] = 2 * MOST_ROWS * widest
+        plan[at.ROUNDED_BYTES] = 2 * MOST_ROWS * (widest + vectors(shape.d_temporal))
         self._place_weights(weights)
 
     def _keep(self, place: int, array: FloatArray) -> None:
@@ -123,28 +158,46 @@ class Buffers:
 
     def _below(self, matrix: FloatArray) -> FloatArray:
         """A weight, packed for rows that the pass itself makes: these are filled up to whole panels."""
-        return packed_halves(matrix) if self._halves else packed(matrix, padded(matrix.shape[1]))
+        pack = packed_halves if self._halves else packed
+        return pack(matrix, padded(matrix.shape[1]))
+
+    def _of_inputs(self, matrix: FloatArray) -> FloatArray:
+        """A weight, packed for rows of inputs."""
+        return packed_halves(matrix) if self._halves else packed(matrix)
+
+    def _place_edge_weights(self, here: int, weights: Weights, name: str) -> None:
+        """What a layer reads of call paths, in whole fours."""
+        shape = weights.shape
+        weight = weights[name + "edge.weight"]
+        read, channels = weight.shape[1], shape.hidden // shape.heads
+        if self._halves:
+            weight = as_halves(weight)
+        if self._halves and (shape.heads, channels) in VECTOR_HEADS:
+            self._keep(here + at.W_EDGE, pairs_of(weight, shape.hidden, fours(read)))
+        else:
+            self._keep(here + at.W_EDGE, rows_of(weight, shape.hidden, fours(read)))
+        linear = weight.reshape(shape.heads, channels, read) * weights[name + "attention"][:, :, None]
+        self._keep(here + at.EDGE_LINEAR, rows_of(LINE * linear.sum(axis=1)[:4], 4, fours(read)))
+        self._keep(here + at.EDGE_START, widened(weight @ self._usual[:read], self._hidden))
 
     def _place_weights(self, weights: Weights) -> None:
         shape, hidden = weights.shape, self._hidden
-        self._keep(at.USUAL_EDGE, widened(self._usual, max(1, shape.d_edge)))
+        self._keep(at.USUAL_EDGE, widened(self._usual, max(4, fours(shape.d_edge))))
         for layer in range(shape.layers):
             here, name = at.LAYERS + at.LAYER_PLACES * layer, f"layers.{layer}."
-            pack = self._below if layer else packed
+            pack = self._below if layer else self._of_inputs
             self._keep(here + at.W_SOURCE, pack(weights[name + "source.weight"]))
             self._keep(here + at.B_SOURCE, widened(weights[name + "source.bias"], hidden))
             if not shape.shared:
                 self._keep(here + at.W_TARGET, pack(weights[name + "target.weight"]))
                 self._keep(here + at.B_TARGET, widened(weights[name + "target.bias"], hidden))
-            self._keep(here + at.W_TEMPORAL, packed(weights[name + "temporal.weight"]))
+            self._keep(here + at.W_TEMPORAL, self._of_inputs(weights[name + "temporal.weight"]))
             self._keep(here + at.ATTENTION, widened(weights[name + "attention"].reshape(-1), hidden))
-            edge = weights[name + "edge.weight"]
-            self._keep(here + at.W_EDGE, rows_of(edge, shape.hidden))
-            self._keep(here + at.EDGE_START, widened(edge @ self._usual[: edge.shape[1]], hidden))
+            self._place_edge_weights(here, weights, name)
             self._keep(here + at.BIAS, widened(weights[name + "bias"], hidden))
         if shape.own_inputs:
-            self._keep(at.W_OWN, packed(weights["own.weight"]))
-        self._keep(at.W_OWN_TEMPORAL, packed(weights["own_temporal.weight"]))
+            self._keep(at.W_OWN, self._of_inputs(weights["own.weight"]))
+        self._keep(at.W_OWN_TEMPORAL, self._of_inputs(weights["own_temporal.weight"]))
         self._keep(at.W_OUT, self._below(weights["out.weight"]))
         self._keep(at.B_OUT, widened(weights["out.bias"], self.out))
         self._keep(at.W_LINK, self._below(weights["link.weight"].T))
@@ -194,6 +247,7 @@ class Buffers:
                 self._row(f"source.{layer}", here + at.SOURCE_ROWS, (n, self._hidden))
             else:
                 plan[here + at.SOURCE_ROWS] = plan[below - at.LAYER_PLACES + at.SOURCE_ROWS]
+            self._row(f"linear.{layer}", here + at.LINEAR_ROWS, (n, 4))
             if self._keeps or layer == 0:
                 self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
             else:

@@ -116,10 +116,48 @@ class Emit:
         )
         return self.builder.call(function, [vector])
 
+    def rounded_quad(self, quad: Value) -> tuple[Value, Value]:
+        """Four numbers as bfloat16: two pairs, each in an int32, and the same as float32."""
+        builder = self.builder
+        halves = self.rounded(self.shuffle(quad, quad, [0, 1, 2, 3] * (LANES // 4)))
+        pairs = builder.bitcast(halves, ir.VectorType(I32, LANES // 2))
+        bits = builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES))
+        ints = ir.VectorType(I32, QUAD.count)
+        upper = builder.zext(self.shuffle(bits, bits, range(QUAD.count)), ints)
+        return pairs, builder.bitcast(builder.shl(upper, ir.Constant(ints, [16] * QUAD.count)), QUAD)
+
+    def load_some(self, address: Value, count: Value, kind: Any = QUAD) -> Value:
+        """The first `count` numbers of a vector at an address, the others 0; there may be fewer or more."""
+        builder, place = self.builder, self.builder.inttoptr(address, cgutils.voidptr_t)
+        lanes = ir.Constant(ir.VectorType(I32, kind.count), list(range(kind.count)))
+        truths = ir.VectorType(ir.IntType(1), kind.count)
+        there = builder.icmp_signed("<", lanes, self.splat(builder.trunc(count, I32), kind.count))
+        load = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(kind, [cgutils.voidptr_t, I32, truths, kind]),
+            f"llvm.masked.load.v{kind.count}f32.p0",
+        )
+        return builder.call(load, [place, ir.Constant(I32, 4), there, self.number(0.0, kind)])
+
     def max(self, a: Value, b: Value) -> Value:
         """The larger one, lane by lane."""
         builder = self.builder
         return builder.select(builder.fcmp_ordered(">", a, b, flags=FAST), a, b)
+
+    def magnitude(self, x: Value) -> Value:
+        """The absolute value, lane by lane."""
+        builder, kind = self.builder, x.type
+        ints = ir.VectorType(I32, kind.count)
+        bits = builder.and_(builder.bitcast(x, ints), ir.Constant(ints, [0x7FFFFFFF] * kind.count))
+        return builder.bitcast(bits, kind)
+
+    def any_above(self, quad: Value, bound: float) -> Value:
+        """Whether any of four numbers is larger, or not a number."""
+        builder = self.builder
+        above = builder.fcmp_unordered(">", quad, self.number(bound, QUAD))
+        return builder.icmp_unsigned(
+            "!=", builder.bitcast(above, ir.IntType(4)), ir.Constant(ir.IntType(4), 0)
+        )
 
     def leaky(self, x: Value, slope: Value) -> Value:
         """LeakyReLU, for slopes up to 1."""
@@ -163,6 +201,27 @@ class Emit:
             phi = builder.phi(value.type)
             phi.add_incoming(value, before)
             phi.add_incoming(result, inside)
+            phis.append(phi)
+        return phis
+
+    def either(
+        self,
+        condition: Value,
+        then: Callable[[], Sequence[Value]],
+        otherwise: Callable[[], Sequence[Value]],
+    ) -> list[Value]:
+        """What one of the two makes."""
+        builder = self.builder
+        with builder.if_else(condition) as (if_true, if_false):
+            with if_true:
+                results, after = then(), builder.block
+            with if_false:
+                others, after_others = otherwise(), builder.block
+        phis = []
+        for result, other in zip(results, others, strict=True):
+            phi = builder.phi(result.type)
+            phi.add_incoming(result, after)
+            phi.add_incoming(other, after_others)
             phis.append(phi)
         return phis
 

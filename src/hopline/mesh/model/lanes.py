@@ -17,11 +17,11 @@ from numba.extending import intrinsic
 
 from hopline.mesh.model.emit import FAST, FLOAT, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
 
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 #: Columns of a block of packed weights: two vectors.
 PANEL = 2 * LANES
 #: Rows and columns of the larger tile of a product: as many as there are registers for their sums.
-TILE_ROWS, TILE_COLUMNS = (12, PANEL) if _HAS_AVX512 else (6, LANES)
+TILE_ROWS, TILE_COLUMNS = (12, PANEL) if HAS_AVX512 else (6, LANES)
 #: Whether the processor multiplies bfloat16 numbers: two products in the time of one.
 HAS_BFLOAT16 = bool(get_host_cpu_features().get("avx512bf16"))
 #: Entries ahead of which a row is asked for. Lists have so many entries of room at their end.
@@ -82,186 +82,27 @@ one_half = make_tile(1, PANEL, halves=HAS_BFLOAT16)
 
 
 @intrinsic
-def round_row(typingctx: Any, row: Any, vectors: Any, out: Any) -> Any:
-    """So many vectors of float32 as bfloat16; as `many_halves` not to be run everywhere."""
+def round_row(typingctx: Any, row: Any, columns: Any, out: Any) -> Any:
+    """So many float32 as bfloat16, filled up with 0 to whole vectors; as `many_halves` not to be run
+    everywhere."""
     signature = types.void(types.int64, types.int64, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = Emit(builder)
-        row, vectors, out = args
+        row, columns, out = args
 
         def body(k: Value) -> list[Value]:
-            vector = emit.load(emit.at(row, emit.times(k, 4 * LANES)))
+            there = builder.sub(columns, emit.times(k, LANES))
+            vector = emit.load_some(emit.at(row, emit.times(k, 4 * LANES)), there, VECTOR)
             emit.store(emit.rounded(vector), emit.at(out, emit.times(k, 2 * LANES)))
             return []
 
         if HAS_BFLOAT16:
+            vectors = builder.sdiv(emit.at(columns, LANES - 1), ir.Constant(I64, LANES))
             emit.loop(vectors, [], body)
         return context.get_dummy_value()
 
     return signature, codegen
-
-
-def make_attend(heads: int, channels: int, *, all_at_once: bool = _HAS_AVX512) -> Any:
-    """One node's attention with up to four heads of so many channels.
-
-    Args:
-        all_at_once: whether there are registers for all heads; else one after the other.
-    """
-    per_head = channels // LANES
-    vectors = heads * per_head
-    row_bytes = 4 * LANES * vectors
-    at_once = vectors if all_at_once else per_head
-    groups_of_vectors = [range(v, v + at_once) for v in range(0, vectors, at_once)]
-
-    def attend(
-        typingctx: Any, source: Any, target: Any, attention: Any, others: Any, edges: Any, count: Any,
-        e: Any, d_edge: Any, edge_weight: Any, usual: Any, edge_start: Any, scores: Any, own: Any,
-        bias: Any, slope: Any, out: Any,
-    ) -> Any:  # fmt: skip
-        signature = types.void(*[types.int64] * 14, types.float32, types.int64)
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            emit = Emit(builder)
-            source, target, attention, others, edges, count = args[:6]
-            e, d_edge, edge_weight, usual, edge_start, scores, own, bias, slope, out = args[6:]
-            steps = [4 * LANES * v for v in range(vectors)]
-            targets = [
-                builder.fadd(emit.load(emit.at(target, step)), emit.load(emit.at(edge_start, step)))
-                for step in steps
-            ]
-            factors = [emit.load(emit.at(attention, step)) for step in steps]
-            gentle = emit.number(0.2)
-            fours = builder.ashr(d_edge, ir.Constant(I64, 2))
-            in_fours = emit.times(fours, QUAD.count)
-            rest = builder.sub(d_edge, in_fours)
-
-            def row_of(p: Value) -> Value:
-                j = builder.sext(emit.load(emit.at(others, emit.times(p, 4)), I32), I64)
-                return emit.at(source, emit.times(j, row_bytes))
-
-            def numbers_of(p: Value) -> Value:
-                edge = builder.sext(emit.load(emit.at(edges, emit.times(p, 4)), I32), I64)
-                return emit.at(e, emit.times(builder.mul(edge, d_edge), 4))
-
-            def other_numbers(numbers: Value, step: Value | int) -> Value:
-                """How far four of an edge's numbers are from the usual ones."""
-                four = emit.load(emit.at(numbers, step), QUAD)
-                return builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
-
-            def add_edge(numbers: Value, held: range, mixed: Sequence[Value]) -> Sequence[Value]:
-                """What an edge's numbers add to the vectors that are held."""
-
-                def add(number: Value, q: Value, mixed: Sequence[Value]) -> list[Value]:
-                    weights = emit.at(edge_weight, emit.times(q, row_bytes))
-                    return [
-                        emit.fma(number, emit.load(emit.at(weights, steps[v])), one)
-                        for v, one in zip(held, mixed, strict=True)
-                    ]
-
-                def add_four(k: Value, *mixed: Value) -> list[Value]:
-                    other = other_numbers(numbers, emit.times(k, 4 * QUAD.count))
-
-                    def add_all() -> list[Value]:
-                        result = list(mixed)
-                        for q in range(QUAD.count):
-                            place = emit.at(emit.times(k, QUAD.count), q)
-                            result = add(emit.shuffle(other, other, [q] * LANES), place, result)
-                        return result
-
-                    return emit.when(emit.any_set(other), mixed, add_all)
-
-                def add_one(k: Value, *mixed: Value) -> list[Value]:
-                    place = emit.at(k, in_fours)
-                    step = emit.times(place, 4)
-                    other = builder.fsub(
-                        emit.load(emit.at(numbers, step), FLOAT), emit.load(emit.at(usual, step), FLOAT)
-                    )
-                    return add(emit.splat(other), place, mixed)
-
-                mixed = emit.loop(fours, mixed, add_four)
-                found: Sequence[Value] = emit.loop(rest, mixed, add_one)
-                return found
-
-            def score(p: Value, highest: Value) -> list[Value]:
-                emit.prefetch(row_of(emit.at(p, AHEAD)), row_bytes)
-                emit.prefetch(numbers_of(emit.at(p, AHEAD)), 1)
-                row, numbers = row_of(p), numbers_of(p)
-                parts = [emit.number(0.0)] * QUAD.count
-                for held in groups_of_vectors:
-                    ends = [
-                        builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
-                        for v in held
-                    ]
-                    for v, one in zip(held, add_edge(numbers, held, ends), strict=True):
-                        head, gone = v // per_head, emit.leaky(one, gentle)
-                        parts[head] = (
-                            builder.fmul(gone, factors[v], flags=FAST)
-                            if v % per_head == 0
-                            else emit.fma(gone, factors[v], parts[head])
-                        )
-                quad = emit.four_sums(parts)
-                emit.store(quad, emit.at(scores, emit.times(p, 4 * QUAD.count)))
-                return [emit.max(highest, quad)]
-
-            (highest,) = emit.loop(count, [emit.number(-3.0e38, QUAD)], score)
-            for k in range(3):  # fill up the last vector of scores
-                emit.store(
-                    emit.number(-3.0e38, QUAD),
-                    emit.at(scores, emit.times(emit.at(count, k), 4 * QUAD.count)),
-                )
-            highest16 = emit.shuffle(highest, highest, [0, 1, 2, 3] * 4)
-
-            def exponential(k: Value, total: Value) -> list[Value]:
-                place = emit.at(scores, emit.times(k, 4 * LANES))
-                below = builder.fsub(emit.load(place), highest16)
-                value = emit.exp(emit.max(below, emit.number(-87.0)))
-                emit.store(value, place)
-                return [builder.fadd(total, value, flags=FAST)]
-
-            groups = builder.ashr(emit.at(count, 3), ir.Constant(I64, 2))
-            (total16,) = emit.loop(groups, [emit.number(0.0)], exponential)
-            total = emit.fold(total16)
-
-            sums: list[Value] = []
-            for held in groups_of_vectors:
-
-                def weigh(p: Value, *sums: Value, held: range = held) -> list[Value]:
-                    row = row_of(p)
-                    quad = emit.load(emit.at(scores, emit.times(p, 4 * QUAD.count)), QUAD)
-                    shares = {
-                        head: emit.shuffle(quad, quad, [head] * LANES)
-                        for head in sorted({v // per_head for v in held})
-                    }
-                    return [
-                        emit.fma(shares[v // per_head], emit.load(emit.at(row, steps[v])), one)
-                        for v, one in zip(held, sums, strict=True)
-                    ]
-
-                sums += emit.loop(count, [emit.number(0.0)] * len(held), weigh)
-            inverse = builder.fdiv(emit.number(1.0, QUAD), emit.max(total, emit.number(1e-30, QUAD)))
-            slopes = emit.splat(slope)
-            for v in range(vectors):
-                share = emit.shuffle(inverse, inverse, [v // per_head] * LANES)
-                value = emit.fma(sums[v], share, emit.load(emit.at(bias, steps[v])))
-                value = builder.fadd(value, emit.load(emit.at(own, steps[v])), flags=FAST)
-                emit.store(emit.leaky(value, slopes), emit.at(out, steps[v]))
-            return context.get_dummy_value()
-
-        return signature, codegen
-
-    return intrinsic(attend)
-
-
-#: `attend(source, target, attention, others, edges, count, e, d_edge, edge_weight, usual, edge_start,
-#: scores, own, bias, slope, out)`: one node's row of a layer, from `count` entries of its list.
-#: `edge_start` is what an edge with the `usual` numbers adds; only other numbers are multiplied. `scores`
-#: has room for count + 3 times 4 numbers. Softmax in two passes: lists are short, rows still in the cache
-#: in the second.
-attend_4x32 = make_attend(4, 32)
-attend_4x16 = make_attend(4, 16)
-attend_2x32 = make_attend(2, 32)
-attend_2x16 = make_attend(2, 16)
 
 
 @intrinsic

@@ -17,16 +17,22 @@ from numpy.typing import NDArray
 from hopline.intrinsics import LINE_BYTES, address_of, pointer, prefetch_at
 from hopline.jit import njit
 from hopline.mesh.model import plan as at
+from hopline.mesh.model.attention import (
+    attend_2x16,
+    attend_2x32,
+    attend_4x16,
+    attend_4x32,
+    linear_2x16,
+    linear_2x32,
+    linear_4x16,
+    linear_4x32,
+)
 from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import (
     AHEAD,
     PANEL,
     TILE_COLUMNS,
     TILE_ROWS,
-    attend_2x16,
-    attend_2x32,
-    attend_4x16,
-    attend_4x32,
     decode_edge,
     many_halves,
     many_rows,
@@ -53,6 +59,9 @@ Below = tuple[int, int]
 _PANEL_BYTES, _TILE_BYTES = 4 * PANEL, 4 * TILE_COLUMNS
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
+#: Nodes whose attention is computed together: what they listen to is still in the first cache when it is
+#: summed up.
+_FEW = 8
 
 
 @njit(nogil=True, cache=True)
@@ -110,7 +119,7 @@ def multiply_halves(
     end: int,
 ) -> None:
     """`multiply` of bfloat16, whose sums are float32."""
-    pairs = depth // 2
+    pairs = (depth + 1) // 2
     for panel in range(columns_bytes // _PANEL_BYTES):
         shift = panel * _PANEL_BYTES
         packed = b + shift * pairs
@@ -129,97 +138,95 @@ def multiply_halves(
 
 
 @njit(nogil=True, cache=True)
-def round_rows(a: int, row_bytes: int, begin: int, end: int, rounded: int) -> int:
-    """Rows begin to end as bfloat16. Returns the address at which row 0 would lie."""
-    half = row_bytes // 2
-    for row in range(begin, end):
-        round_row(a + row * row_bytes, row_bytes // (4 * LANES), rounded + (row - begin) * half)
-    return rounded - begin * half
-
-
-@njit(nogil=True, cache=True)
-def products_below(plan: Plan, rows: int, row_bytes: int, begin: int, end: int, rounded: int) -> Below:
-    """What `multiply_below` takes of rows that the pass itself has made: rounded where the plan says so.
+def factor(plan: Plan, rows: int, columns: int, begin: int, end: int, rounded: int) -> Below:
+    """What `multiply_by` takes of float32 rows: these, or in `rounded` as bfloat16 where the plan says so.
 
     Returns: address of row 0, bytes of a row.
     """
-    if plan[at.HALVES]:
-        return round_rows(rows, row_bytes, begin, end, rounded), row_bytes // 2
-    return rows, row_bytes
+    if not plan[at.HALVES]:
+        return rows, 4 * columns
+    step = (columns + LANES - 1) // LANES * LANES * 2
+    for row in range(begin, end):
+        round_row(rows + row * 4 * columns, columns, rounded + (row - begin) * step)
+    return rounded - begin * step, step
 
 
 @njit(nogil=True, cache=True)
-def multiply_below(
-    plan: Plan, below: Below, depth: int, b: int, columns_bytes: int, start: int, start_step: int, c: int,
+def multiply_by(
+    plan: Plan, rows: Below, depth: int, b: int, columns_bytes: int, start: int, start_step: int, c: int,
     slope: float, begin: int, end: int,
 ) -> None:  # fmt: skip
-    """`multiply` of rows of the pass's own, by weights that are packed as the plan wants them."""
-    rows, step = below
+    """`multiply` of what `factor` gave, by weights that are packed as the plan wants them."""
+    a, step = rows
     if plan[at.HALVES]:
         multiply_halves(
-            rows, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
+            a, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
         )
     else:
-        multiply(
-            rows, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
-        )
+        multiply(a, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end)
 
 
 @njit(nogil=True, cache=True)
-def add_temporal(plan: Plan, layer: int, without: int, begin: int, end: int) -> None:
-    """The temporal term of those who listen in a layer, on top of the rows `without` it."""
-    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
-    h, d_t = plan[at.H], plan[at.D_TEMPORAL]
+def finish_products(plan: Plan, layer: int, below: Below, depth: int, h: Below, begin: int, end: int) -> None:
+    """What a layer needs of the state below it and of the temporal rows: those listened to, who listens.
+
+    Args:
+        below, h: the state and the temporal rows, as `factor` gave them; depth: columns of the state.
+    """
     here = at.LAYERS + at.LAYER_PLACES * layer
-    multiply(
-        h, 4 * d_t, d_t, plan[here + at.W_TEMPORAL], width, without, width,
-        plan[here + at.TARGET_ROWS], width, _ONE, begin, end,
+    heads, channels = plan[at.HEADS], plan[at.CHANNELS]
+    width = heads * channels * 4
+    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
+    multiply_by(
+        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0, source, _ONE,
+        begin, end,
     )  # fmt: skip
+    without = source
+    if not plan[at.SHARED]:
+        multiply_by(
+            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0, target, _ONE,
+            begin, end,
+        )  # fmt: skip
+        without = target
+    multiply_by(
+        plan, h, plan[at.D_TEMPORAL], plan[here + at.W_TEMPORAL], width, without, width, target, _ONE,
+        begin, end,
+    )  # fmt: skip
+    attention, linear = plan[here + at.ATTENTION], plan[here + at.LINEAR_ROWS]
+    if heads == 4 and channels == 32:
+        linear_4x32(source, attention, begin, end, linear)
+    elif heads == 4 and channels == 16:
+        linear_4x16(source, attention, begin, end, linear)
+    elif heads == 2 and channels == 32:
+        linear_2x32(source, attention, begin, end, linear)
+    elif heads == 2 and channels == 16:
+        linear_2x16(source, attention, begin, end, linear)
 
 
 @njit(nogil=True, cache=True)
-def first_products(plan: Plan, begin: int, end: int) -> None:
-    """What the first layer needs of the inputs: for those who listen to a row, and for when it listens."""
+def first_products(plan: Plan, begin: int, end: int, rounded: int) -> None:
+    """What the first layer needs of the inputs; `rounded` is the address of this thread's scratch."""
     width = plan[at.HEADS] * plan[at.CHANNELS] * 4
-    x, d_in = plan[at.X], plan[at.D_IN]
-    h, d_t = plan[at.H], plan[at.D_TEMPORAL]
-    source, target = plan[at.LAYERS + at.SOURCE_ROWS], plan[at.LAYERS + at.TARGET_ROWS]
-    multiply(
-        x, 4 * d_in, d_in, plan[at.LAYERS + at.W_SOURCE], width, plan[at.LAYERS + at.B_SOURCE], 0,
-        source, width, _ONE, begin, end,
-    )  # fmt: skip
-    if not plan[at.SHARED]:
-        multiply(
-            x, 4 * d_in, d_in, plan[at.LAYERS + at.W_TARGET], width, plan[at.LAYERS + at.B_TARGET], 0,
-            target, width, _ONE, begin, end,
-        )  # fmt: skip
-    add_temporal(plan, 0, source if plan[at.SHARED] else target, begin, end)
+    d_in, d_t = plan[at.D_IN], plan[at.D_TEMPORAL]
+    x = factor(plan, plan[at.X], d_in, begin, end, rounded)
+    h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
+    finish_products(plan, 0, x, d_in, h, begin, end)
     own = plan[at.LAYERS + at.OWN_ROWS]
-    multiply(
-        h, 4 * d_t, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, width, _ONE, begin, end
+    multiply_by(
+        plan, h, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, _ONE, begin, end
     )
     if plan[at.OWN_INPUTS]:
-        multiply(x, 4 * d_in, d_in, plan[at.W_OWN], width, own, width, own, width, _ONE, begin, end)
+        multiply_by(plan, x, d_in, plan[at.W_OWN], width, own, width, own, _ONE, begin, end)
 
 
 @njit(nogil=True, cache=True)
 def next_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
     """What a later layer needs of the state below it; `rounded` is the address of this thread's scratch."""
     here = at.LAYERS + at.LAYER_PLACES * layer
-    depth = plan[at.HEADS] * plan[at.CHANNELS]
-    width = 4 * depth
-    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
-    below = products_below(plan, plan[here + at.OWN_ROWS], width, begin, end, rounded)
-    multiply_below(
-        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0, source, _ONE,
-        begin, end,
-    )  # fmt: skip
-    if not plan[at.SHARED]:
-        multiply_below(
-            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0, target, _ONE,
-            begin, end,
-        )  # fmt: skip
-    add_temporal(plan, layer, source if plan[at.SHARED] else target, begin, end)
+    depth, d_t = plan[at.HEADS] * plan[at.CHANNELS], plan[at.D_TEMPORAL]
+    below = factor(plan, plan[here + at.OWN_ROWS], depth, begin, end, rounded)
+    h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
+    finish_products(plan, layer, below, depth, h, begin, end)
 
 
 @njit(nogil=True, cache=True)
@@ -229,52 +236,61 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
     heads, channels = plan[at.HEADS], plan[at.CHANNELS]
     width = heads * channels * 4
     slope = _ONE if layer + 1 == plan[at.NUM_LAYERS] else _GENTLE
-    indptr = carray(pointer(plan[here + at.INDPTR]), (plan[at.NUM_NODES] + 1,), np.int32)
+    indptr, others, edges = plan[here + at.INDPTR], plan[here + at.OTHERS], plan[here + at.EDGES]
     source, target, own = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS], plan[here + at.OWN_ROWS]
     result, attention, bias = plan[here + at.RESULT_ROWS], plan[here + at.ATTENTION], plan[here + at.BIAS]
-    others, edges = plan[here + at.OTHERS], plan[here + at.EDGES]
-    e, edge_weight = plan[at.E], plan[here + at.W_EDGE]
+    e, edge_weight, edge_linear = plan[at.E], plan[here + at.W_EDGE], plan[here + at.EDGE_LINEAR]
+    linear, halves = plan[here + at.LINEAR_ROWS], plan[at.HALVES]
     usual, edge_start = plan[at.USUAL_EDGE], plan[here + at.EDGE_START]
     d_edge = plan[at.D_EDGE] if layer < plan[at.EDGE_LAYERS] else 0
-    for i in range(begin, end):
-        first = np.int64(indptr[i])
-        count = np.int64(indptr[i + 1]) - first
-        row = i * width
+    for first in range(begin, end, _FEW):
+        last = min(end, first + _FEW)
         if heads == 4 and channels == 32:
             attend_4x32(
-                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
+                indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
+                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 4 and channels == 16:
             attend_4x16(
-                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
+                indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
+                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 2 and channels == 32:
             attend_2x32(
-                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
+                indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
+                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 2 and channels == 16:
             attend_2x16(
-                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row,
+                indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
+                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
             )  # fmt: skip
         else:
-            attend_any(
-                source, target + row, attention, others + 4 * first, edges + 4 * first, count, e, d_edge,
-                edge_weight, usual, edge_start, scores, own + row, bias, slope, result + row, heads,
-                channels,
-            )  # fmt: skip
+            starts = carray(pointer(indptr), (last + 1,), np.int32)
+            for i in range(first, last):
+                entry, row = np.int64(starts[i]), i * width
+                attend_any(
+                    source, target + row, attention, others + 4 * entry, edges + 4 * entry,
+                    np.int64(starts[i + 1]) - entry, e, d_edge, edge_weight, usual, edge_start, scores,
+                    own + row, bias, slope, result + row, heads, channels, halves,
+                )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def as_half(number: float) -> float:
+    """A float32 rounded to bfloat16: to the nearest, to even where there are two."""
+    bits = np.float32(number).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint32((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 @njit(nogil=True, cache=True)
 def attend_any(
     source: int, target: int, attention: int, others: int, edges: int, count: int, e: int, d_edge: int,
     edge_weight: int, usual: int, edge_start: int, scores: int, own: int, bias: int, slope: float, out: int,
-    heads: int, channels: int,
+    heads: int, channels: int, halves: int,
 ) -> None:  # fmt: skip
-    """`lanes.attend_4x32` for any number of heads and channels; not as fast."""
+    """`attention.attend_4x32` of one row, for any number of heads and channels; not as fast."""
     width = heads * channels
     targets = carray(pointer(target), (width,), np.float32)
     factors = carray(pointer(attention), (width,), np.float32)
@@ -296,7 +312,8 @@ def attend_any(
             for c in range(head * channels, (head + 1) * channels):
                 mixed = row[c] + (targets[c] + starts[c])
                 for q in range(d_edge):
-                    mixed += (edge[q] - usually[q]) * weights[q, c]
+                    number = edge[q] - usually[q]
+                    mixed += (as_half(number) if halves else number) * weights[q, c]
                 score += max(mixed, _GENTLE * mixed) * factors[c]
             marks[p] = score
             highest = max(highest, score)
@@ -318,8 +335,8 @@ def embed(plan: Plan, begin: int, end: int, rounded: int) -> None:
     depth = plan[at.HEADS] * plan[at.CHANNELS]
     state = plan[at.LAYERS + at.LAYER_PLACES * (plan[at.NUM_LAYERS] - 1) + at.RESULT_ROWS]
     out = plan[at.OUT_BYTES]
-    below = products_below(plan, state, 4 * depth, begin, end, rounded)
-    multiply_below(plan, below, depth, plan[at.W_OUT], out, plan[at.B_OUT], 0, plan[at.Z], _ONE, begin, end)
+    below = factor(plan, state, depth, begin, end, rounded)
+    multiply_by(plan, below, depth, plan[at.W_OUT], out, plan[at.B_OUT], 0, plan[at.Z], _ONE, begin, end)
     if plan[at.MASK]:
         mask = carray(pointer(plan[at.MASK]), (plan[at.NUM_NODES],), np.uint8)
         z = carray(pointer(plan[at.Z]), (plan[at.NUM_NODES], out // 4), np.float32)
@@ -333,9 +350,9 @@ def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
     """The nodes' numbers, and what the edges need of each end."""
     out, inner = plan[at.OUT_BYTES], plan[at.DECODER_BYTES]
     nothing, depth = plan[at.NOTHING], out // 4
-    below = products_below(plan, plan[at.Z], out, begin, end, rounded)
-    multiply_below(plan, below, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], _ONE, begin, end)
-    multiply_below(
+    below = factor(plan, plan[at.Z], depth, begin, end, rounded)
+    multiply_by(plan, below, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], _ONE, begin, end)
+    multiply_by(
         plan,
         below,
         depth,
@@ -348,15 +365,15 @@ def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
         begin,
         end,
     )
-    multiply_below(
+    multiply_by(
         plan, below, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], _ONE, begin, end
     )
     hidden = plan[at.NODE_HIDDEN]
-    multiply_below(
+    multiply_by(
         plan, below, depth, plan[at.W_HIDDEN], inner, plan[at.B_HIDDEN], 0, hidden, _GENTLE, begin, end
     )
-    below = products_below(plan, hidden, inner, begin, end, rounded)
-    multiply_below(
+    below = factor(plan, hidden, inner // 4, begin, end, rounded)
+    multiply_by(
         plan, below, inner // 4, plan[at.W_NODES], plan[at.NODE_BYTES], plan[at.B_NODES], 0,
         plan[at.NODE_OUT], _ONE, begin, end,
     )  # fmt: skip
@@ -396,7 +413,7 @@ def piece_of(plan: Plan, phase: int, begin: int, end: int, thread: int) -> None:
     rounded = plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]
     scores = rounded + plan[at.ROUNDED_BYTES]
     if phase == 0:
-        first_products(plan, begin, end)
+        first_products(plan, begin, end, rounded)
     elif phase <= layers:
         attend_rows(plan, phase - 1, begin, end, scores)
         if phase < layers:

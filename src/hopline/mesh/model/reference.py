@@ -76,7 +76,7 @@ def encode(
     """Embeddings of all nodes, float32 [n, d_out]; 0 for masked ones.
 
     Args:
-        rounded: what is done to both sides of a product of rows that are no inputs.
+        rounded: what is done to both sides of a product.
     """
     mask = np.ones(len(x), bool) if node_mask is None else node_mask
     kept = mask[sources] & mask[targets]
@@ -84,20 +84,20 @@ def encode(
     state = x
     for layer, listens in enumerate(weights.shape.listens):
         at = f"layers.{layer}."
-        near = rounded if layer else exact
-        source = near(state) @ near(weights[at + "source.weight"]).T + weights[at + "source.bias"]
+        near = rounded(state)
+        source = near @ rounded(weights[at + "source.weight"]).T + weights[at + "source.bias"]
         target = source
         if not weights.shape.shared:
-            target = near(state) @ near(weights[at + "target.weight"]).T + weights[at + "target.bias"]
-        target = target + h @ weights[at + "temporal.weight"].T
+            target = near @ rounded(weights[at + "target.weight"]).T + weights[at + "target.bias"]
+        target = target + rounded(h) @ rounded(weights[at + "temporal.weight"]).T
         read = weights[at + "edge.weight"].shape[1]
-        edge = e[kept][:, :read] @ weights[at + "edge.weight"].T
+        edge = rounded(e[kept][:, :read]) @ rounded(weights[at + "edge.weight"]).T
         ends = edges if listens == "callers" else edges[::-1]
         heard = attend(source, target, edge, weights[at + "attention"], ends)
         if layer == 0:
-            own = h @ weights["own_temporal.weight"].T
+            own = rounded(h) @ rounded(weights["own_temporal.weight"]).T
             if weights.shape.own_inputs:
-                own = own + x @ weights["own.weight"].T
+                own = own + rounded(x) @ rounded(weights["own.weight"]).T
         else:
             own = state
         state = heard + own + weights[at + "bias"]

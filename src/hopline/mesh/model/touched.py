@@ -41,7 +41,7 @@ def refresh(
     for q in range(count):
         i = np.int64(rows[q])
         marks[i] = stamp
-        first_products(plan, i, i + 1)
+        first_products(plan, i, i + 1, rounded)
     for layer in range(layers):
         if layer:
             for q in range(count):

@@ -128,11 +128,11 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     for i in range(first, last):
         row = np.int64(rows[i])
         if row >= 0:
-            gather_row(slow[i], near[i], slope[i], load, MOST, x[row], h[row])
-            most = np.int32(0)
-            for f in range(width):
-                most = max(most, count[i, f])
-            young += int(most < MIN_WINDOW)
+            gather_row(slow, near, slope, load, i, MOST, x, h, row)
+            column = 0
+            while column < width and count[i, column] < MIN_WINDOW:
+                column += 1
+            young += int(column == width)
     counts_of(plan, thread)[at.YOUNG] += young
 
 
@@ -145,7 +145,7 @@ def scatter_piece(plan: Plan, result: int, row_bytes: int, first: int, last: int
     for i in range(first, last):
         row = np.int64(rows[i])
         if row >= 0:
-            scatter_row(values[row], recon[i], modelled, MOST)
+            scatter_row(values, row, recon, i, modelled, MOST)
 
 
 @njit(nogil=True, cache=True)

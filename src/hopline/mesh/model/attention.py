@@ -1,0 +1,303 @@
+"""Vector code of a layer's attention, written as LLVM instructions; see `lanes` for why and how.
+
+A score is a sum of a * leaky(m) over the channels of m = source + target + edge, and leaky(m) is
+0.6 m + 0.4 |m| for a slope of 0.2. The first part is linear: each source's is computed once for all who
+listen to it, an edge's takes as many products as it has numbers, and the target's is the same in all of
+its scores, which a softmax does not see. What is left for each channel is |m| and one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from hopline.mesh.model.emit import FAST, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
+from hopline.mesh.model.lanes import AHEAD, HAS_AVX512, HAS_BFLOAT16
+
+#: LeakyReLU with a slope of 0.2 as a line and an absolute value.
+LINE, FOLD = 0.6, 0.4
+#: Numbers of heads and channels for which there is vector code.
+VECTOR_HEADS = ((4, 32), (4, 16), (2, 32), (2, 16))
+#: Scores whose exponentials and their sums are normal float32 numbers as they are.
+_SAFE_SCORE = 60.0
+
+
+def make_linear(heads: int, channels: int) -> Any:
+    """The linear part of the scores of those who are listened to.
+
+    `linear(rows, attention, begin, end, out)`: for rows begin to end of `heads` times `channels` numbers
+    four numbers each, of heads that there are not 0. Addresses are those of row 0.
+    """
+    per_head = channels // LANES
+    vectors = heads * per_head
+
+    def linear(typingctx: Any, rows: Any, attention: Any, begin: Any, end: Any, out: Any) -> Any:
+        signature = types.void(*[types.int64] * 5)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            emit = Emit(builder)
+            rows, attention, begin, end, out = args
+            factors = [
+                builder.fmul(emit.load(emit.at(attention, 4 * LANES * v)), emit.number(LINE))
+                for v in range(vectors)
+            ]
+
+            def of_row(k: Value) -> list[Value]:
+                i = builder.add(begin, k)
+                row = emit.at(rows, emit.times(i, 4 * LANES * vectors))
+                parts = [emit.number(0.0)] * QUAD.count
+                for v in range(vectors):
+                    part = emit.load(emit.at(row, 4 * LANES * v))
+                    parts[v // per_head] = emit.fma(part, factors[v], parts[v // per_head])
+                emit.store(emit.four_sums(parts), emit.at(out, emit.times(i, 4 * QUAD.count)))
+                return []
+
+            emit.loop(builder.sub(end, begin), [], of_row)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return intrinsic(linear)
+
+
+def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) -> Any:
+    """Attention of many nodes with up to four heads of so many channels.
+
+    Loops over all nodes one after the other, not all of a node's steps in one: lists are short, and a
+    node's scores, exponentials and sums each wait for the ones before, while nodes wait for nothing.
+
+    Args:
+        all_at_once: whether there are registers for all heads; else one after the other.
+    """
+    per_head = channels // LANES
+    vectors = heads * per_head
+    row_bytes = 4 * LANES * vectors
+    at_once = vectors if all_at_once else per_head
+    groups_of_vectors = [range(v, v + at_once) for v in range(0, vectors, at_once)]
+    steps = [4 * LANES * v for v in range(vectors)]
+
+    def attend(
+        typingctx: Any, indptr: Any, others: Any, edges: Any, begin: Any, end: Any, source: Any,
+        linear: Any, target: Any, attention: Any, e: Any, d_edge: Any, edge_weight: Any, edge_linear: Any,
+        usual: Any, edge_start: Any, halves: Any, scores: Any, own: Any, bias: Any, slope: Any, out: Any,
+    ) -> Any:  # fmt: skip
+        signature = types.void(*[types.int64] * 19, types.float32, types.int64)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            emit = Emit(builder)
+            indptr, others, edges, begin, end, source, linear, target, attention = args[:9]
+            e, d_edge, edge_weight, edge_linear, usual, edge_start, halves, scores = args[9:17]
+            own, bias, slope, out = args[17:]
+            factors = [
+                builder.fmul(emit.load(emit.at(attention, step)), emit.number(FOLD)) for step in steps
+            ]
+            groups = builder.ashr(emit.at(d_edge, 3), ir.Constant(I64, 2))
+
+            def whole(address: Value, k: Value) -> Value:
+                """An int32 of a list."""
+                return builder.sext(emit.load(emit.at(address, emit.times(k, 4)), I32), I64)
+
+            first = whole(indptr, begin)
+            num_nodes = builder.sub(end, begin)
+
+            def place_of(p: Value) -> Value:
+                """Where an entry's scores lie."""
+                return emit.at(scores, emit.times(builder.sub(p, first), 4 * QUAD.count))
+
+            def numbers_of(p: Value) -> Value:
+                return emit.at(e, emit.times(builder.mul(whole(edges, p), d_edge), 4))
+
+            def add_numbers(
+                group: Value, other: Value, weight_of: Any, many: Sequence[Value]
+            ) -> Sequence[Value]:
+                """Add what four numbers of an edge are worth, to its linear part and to vectors."""
+                line, *mixed = many
+                for q in range(QUAD.count):
+                    number = emit.shuffle(other, other, [q] * QUAD.count)
+                    place = emit.times(emit.at(emit.times(group, QUAD.count), q), 4 * QUAD.count)
+                    line = emit.fma(number, emit.load(emit.at(edge_linear, place), QUAD), line)
+                return [line, *weight_of(mixed)]
+
+            def add_edge(numbers: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
+                """What an edge's numbers add to its linear part, and to the vectors that are held."""
+
+                def weights(row: Value, v: int, kind: Any) -> Value:
+                    return emit.load(emit.at(edge_weight, emit.at(emit.times(row, row_bytes), steps[v])), kind)
+
+                def add_group(k: Value, *many: Value) -> list[Value]:
+                    step = emit.times(k, 4 * QUAD.count)
+                    there = builder.sub(d_edge, emit.times(k, QUAD.count))
+                    four = emit.load_some(emit.at(numbers, step), there)
+                    other = builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
+
+                    def whole_numbers() -> Sequence[Value]:
+                        def add(mixed: Sequence[Value]) -> Sequence[Value]:
+                            for q in range(QUAD.count):
+                                number = emit.shuffle(other, other, [q] * LANES)
+                                row = emit.at(emit.times(k, QUAD.count), q)
+                                mixed = [
+                                    emit.fma(number, weights(row, v, VECTOR), one)
+                                    for v, one in zip(held, mixed, strict=True)
+                                ]
+                            return mixed
+
+                        return add_numbers(k, other, add, many)
+
+                    def half_numbers() -> Sequence[Value]:
+                        pairs, rounded = emit.rounded_quad(other)
+
+                        def add(mixed: Sequence[Value]) -> Sequence[Value]:
+                            for q in range(QUAD.count // 2):
+                                pair = emit.shuffle(pairs, pairs, [q] * LANES)
+                                row = emit.at(emit.times(k, QUAD.count // 2), q)
+                                mixed = [
+                                    emit.add_pairs(pair, weights(row, v, HALVES), one)
+                                    for v, one in zip(held, mixed, strict=True)
+                                ]
+                            return mixed
+
+                        return add_numbers(k, rounded, add, many)
+
+                    def add_all() -> Sequence[Value]:
+                        if not HAS_BFLOAT16:
+                            return whole_numbers()
+                        are_halves = builder.icmp_signed("!=", halves, ir.Constant(I64, 0))
+                        return emit.either(are_halves, half_numbers, whole_numbers)
+
+                    return emit.when(emit.any_set(other), many, add_all)
+
+                found: Sequence[Value] = emit.loop(groups, many, add_group)
+                return found
+
+            def of_node(k: Value) -> tuple[Value, Value, Value]:
+                """A node's row in bytes, its first entry, and how many entries it has."""
+                i = builder.add(begin, k)
+                p = whole(indptr, i)
+                return emit.times(i, row_bytes), p, builder.sub(whole(indptr, emit.at(i, 1)), p)
+
+            def score_node(k: Value, largest: Value) -> list[Value]:
+                row_at, first_entry, count = of_node(k)
+                targets = [
+                    builder.fadd(
+                        emit.load(emit.at(emit.at(target, row_at), step)),
+                        emit.load(emit.at(edge_start, step)),
+                        flags=FAST,
+                    )
+                    for step in steps
+                ]
+
+                def score(q: Value, largest: Value) -> list[Value]:
+                    p = builder.add(first_entry, q)
+                    later = emit.at(p, AHEAD)
+                    emit.prefetch(emit.at(source, emit.times(whole(others, later), row_bytes)), row_bytes)
+                    emit.prefetch(numbers_of(later), 1)
+                    other, numbers = whole(others, p), numbers_of(p)
+                    row = emit.at(source, emit.times(other, row_bytes))
+                    line = emit.load(emit.at(linear, emit.times(other, 4 * QUAD.count)), QUAD)
+                    parts = [emit.number(0.0)] * QUAD.count
+                    for held in groups_of_vectors:
+                        ends = [
+                            builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
+                            for v in held
+                        ]
+                        more, *mixed = add_edge(numbers, held, [line, *ends])
+                        line = line if held[0] else more  # once, not for every head
+                        for v, one in zip(held, mixed, strict=True):
+                            head, size = v // per_head, emit.magnitude(one)
+                            parts[head] = (
+                                builder.fmul(size, factors[v], flags=FAST)
+                                if v % per_head == 0
+                                else emit.fma(size, factors[v], parts[head])
+                            )
+                    quad = builder.fadd(emit.four_sums(parts), line, flags=FAST)
+                    emit.store(quad, place_of(p))
+                    return [emit.max(largest, emit.magnitude(quad))]
+
+                found: list[Value] = emit.loop(count, [largest], score)
+                return found
+
+            def lower_node(k: Value) -> list[Value]:
+                """Have a node's highest scores be 0, which changes no share."""
+                _, first_entry, count = of_node(k)
+
+                def higher(q: Value, highest: Value) -> list[Value]:
+                    return [emit.max(highest, emit.load(place_of(builder.add(first_entry, q)), QUAD))]
+
+                (highest,) = emit.loop(count, [emit.number(-3.0e38, QUAD)], higher)
+
+                def lower(q: Value) -> list[Value]:
+                    place = place_of(builder.add(first_entry, q))
+                    emit.store(builder.fsub(emit.load(place, QUAD), highest, flags=FAST), place)
+                    return []
+
+                emit.loop(count, [], lower)
+                return []
+
+            def exponential(k: Value) -> list[Value]:
+                place = emit.at(scores, emit.times(k, 4 * LANES))
+                emit.store(emit.exp(emit.max(emit.load(place), emit.number(-87.0))), place)
+                return []
+
+            def weigh_node(k: Value) -> list[Value]:
+                row_at, first_entry, count = of_node(k)
+                sums: list[Value] = []
+                total = emit.number(0.0, QUAD)
+                for held in groups_of_vectors:
+
+                    def weigh(q: Value, total: Value, *sums: Value, held: range = held) -> list[Value]:
+                        p = builder.add(first_entry, q)
+                        row = emit.at(source, emit.times(whole(others, p), row_bytes))
+                        quad = emit.load(place_of(p), QUAD)
+                        shares = {
+                            head: emit.shuffle(quad, quad, [head] * LANES)
+                            for head in sorted({v // per_head for v in held})
+                        }
+                        return [
+                            builder.fadd(total, quad, flags=FAST),
+                            *(
+                                emit.fma(shares[v // per_head], emit.load(emit.at(row, steps[v])), one)
+                                for v, one in zip(held, sums, strict=True)
+                            ),
+                        ]
+
+                    nothing = [emit.number(0.0, QUAD), *[emit.number(0.0)] * len(held)]
+                    total, *more = emit.loop(count, nothing, weigh)
+                    sums += more
+                inverse = builder.fdiv(emit.number(1.0, QUAD), emit.max(total, emit.number(1e-30, QUAD)))
+                for v in range(vectors):
+                    share = emit.shuffle(inverse, inverse, [v // per_head] * LANES)
+                    value = emit.fma(sums[v], share, emit.load(emit.at(bias, steps[v])))
+                    mine = emit.load(emit.at(emit.at(own, row_at), steps[v]))
+                    value = builder.fadd(value, mine, flags=FAST)
+                    emit.store(emit.leaky(value, slopes), emit.at(emit.at(out, row_at), steps[v]))
+                return []
+
+            slopes = emit.splat(slope)
+            (largest,) = emit.loop(num_nodes, [emit.number(0.0, QUAD)], score_node)
+            with builder.if_then(emit.any_above(largest, _SAFE_SCORE), likely=False):
+                emit.loop(num_nodes, [], lower_node)
+            entries = builder.sub(whole(indptr, end), first)
+            emit.loop(builder.ashr(emit.at(entries, 3), ir.Constant(I64, 2)), [], exponential)
+            emit.loop(num_nodes, [], weigh_node)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return intrinsic(attend)
+
+
+#: `attend(indptr, others, edges, begin, end, source, linear, target, attention, e, d_edge, edge_weight,
+#: edge_linear, usual, edge_start, halves, scores, own, bias, slope, out)`: rows begin to end of a layer;
+#: addresses are those of row 0. `linear` has the rows of `make_linear`. Only what an edge's numbers differ
+#: from the `usual` ones is multiplied; `edge_start` is what those add. `edge_weight` has a row for each
+#: number, or with `halves` for each two, as pairs of bfloat16; `edge_linear` has four numbers for each.
+#: These and `usual` are filled up with 0 to whole fours. `scores` has room for 4 numbers of each entry of
+#: these rows, and 12 more.
+attend_4x32, linear_4x32 = make_attend(4, 32), make_linear(4, 32)
+attend_4x16, linear_4x16 = make_attend(4, 16), make_linear(4, 16)
+attend_2x32, linear_2x32 = make_attend(2, 32), make_linear(2, 32)
+attend_2x16, linear_2x16 = make_attend(2, 16), make_linear(2, 16)
