@@ -31,14 +31,12 @@ class Pending(NamedTuple):
     Attributes:
         out: float32 [e, Fe + 1], to be filled.
         measured: float32 [e, Fe], the call paths' numbers; callers: int32 [e].
-        rates: float32 [slots], requests per second that services get; NaN where they are too few.
         sent: column of the calls per second in `measured`.
     """
 
     out: NDArray[np.float32]
     measured: NDArray[np.float32]
     callers: SlotArray
-    rates: NDArray[np.float32]
     sent: int
 
 
@@ -58,8 +56,7 @@ class CallsPerRequest:
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
         self.width = len(schema.edge_features) + len(self.columns)
-        # Both are kept: memory that is touched for the first time is slow.
-        self._rates = np.empty(0, np.float32)
+        # Kept: memory that is touched for the first time is slow.
         self._room = np.empty((0, self.width), np.float32)
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
@@ -69,39 +66,45 @@ class CallsPerRequest:
         """
         if not self.columns:
             return snapshot.edge_features
-        pending = self.begin(snapshot)
-        every_row = np.arange(len(pending.out), dtype=np.int32)
-        add_rows(0, len(every_row), every_row, *pending)
-        return pending.out
+        out, measured, callers, sent = self.begin(snapshot)
+        every_row = np.arange(len(out), dtype=np.int32)
+        row_of = np.full(len(snapshot.roster), -1, np.int32)
+        row_of[snapshot.nodes] = np.arange(len(snapshot.nodes), dtype=np.int32)
+        values = np.ascontiguousarray(snapshot.node_features, np.float32)
+        add_rows(
+            0, len(every_row), every_row, out, measured, callers, sent, row_of, values, self._received
+        )  # fmt: skip
+        return out
 
     def begin(self, snapshot: Snapshot) -> Pending:
         """As `of`, for a caller who fills the rows as it comes to them; where there are `columns`."""
-        num_slots = len(snapshot.roster)
-        if len(self._rates) < num_slots:
-            self._rates = np.empty(num_slots + num_slots // 4, np.float32)
         e = len(snapshot.edge_features)
         if len(self._room) < e:
             self._room = np.empty((e + e // 4, self.width), np.float32)
-        _note_rates(snapshot.nodes, snapshot.node_features, self._received, self._rates)
         measured = np.ascontiguousarray(snapshot.edge_features, np.float32)
         callers = np.ascontiguousarray(snapshot.edge_src, np.int32)
-        return Pending(self._room[:e], measured, callers, self._rates, self._sent)
+        return Pending(self._room[:e], measured, callers, self._sent)
 
 
-@njit(nogil=True, cache=True)
-def _note_rates(nodes, node_features, received, rates):  # type: ignore[no-untyped-def]
-    """`rates`, float32 [slots]: requests per second of each service; NaN where it gets too few or none."""
-    rates[:] = np.float32(math.nan)
-    for row in range(len(nodes)):
-        rate = node_features[row, received]
-        rates[nodes[row]] = rate if rate >= _FEWEST else np.float32(math.nan)
+@njit(nogil=True, cache=True, inline="always")
+def rate_of(service, row_of, node_values, received):  # type: ignore[no-untyped-def]
+    """Requests per second of a service; NaN where it gets too few or is absent."""
+    row = np.int64(row_of[service])
+    rate = node_values[row if row >= 0 else 0, received]
+    return rate if row >= 0 and rate >= _FEWEST else np.float32(math.nan)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_rows(  # type: ignore[no-untyped-def]
-    begin, end, rows, out, measured, callers, rates, sent
+    begin, end, rows, out, measured, callers, sent, row_of, node_values, received
 ):
-    """Fill rows `rows[begin]` to `rows[end - 1]` of `out`, but for those below 0; see `Pending`."""
+    """Fill rows `rows[begin]` to `rows[end - 1]` of `out`, but for those below 0; see `Pending`.
+
+    Args:
+        row_of: int32 [slots], a service's row in `node_values`, float32 [n, F], -1 where it is absent;
+            there is at least one row.
+        received: column of the requests per second that a service gets.
+    """
     width = measured.shape[1]
     if width == _USUAL_WIDTH:  # said outright, a row is one load and one store: a third of the loop's time
         for i in range(begin, end):
@@ -109,11 +112,13 @@ def add_rows(  # type: ignore[no-untyped-def]
             if row >= 0:
                 out[row, 0], out[row, 1] = measured[row, 0], measured[row, 1]
                 out[row, 2], out[row, 3] = measured[row, 2], measured[row, 3]
-                out[row, _USUAL_WIDTH] = measured[row, sent] / rates[callers[row]]
+                rate = rate_of(callers[row], row_of, node_values, received)
+                out[row, _USUAL_WIDTH] = measured[row, sent] / rate
     else:
         for i in range(begin, end):
             row = np.int64(rows[i])
             if row >= 0:
                 for column in range(width):
                     out[row, column] = measured[row, column]
-                out[row, width] = measured[row, sent] / rates[callers[row]]
+                rate = rate_of(callers[row], row_of, node_values, received)
+                out[row, width] = measured[row, sent] / rate

@@ -25,14 +25,14 @@ from hopline.mesh.model.partition import WHOLE_UP_TO, part_scores
 from hopline.mesh.model.weights import Weights
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Gap, Snapshot
-from hopline.mesh.tagae import calibrate, expect, expected, kernels, rows
+from hopline.mesh.tagae import calibrate, expect, expected, kernels
 from hopline.mesh.tagae.abnormal import MOST, Stretch, stretches
 from hopline.mesh.tagae.calls import CallsPerRequest
 from hopline.mesh.tagae.clues import Clue, Key, together
 from hopline.mesh.tagae.cut import Cut
 from hopline.mesh.tagae.live import LiveState
 from hopline.mesh.tagae.overall import Overall
-from hopline.mesh.tagae.pairs import Pairs
+from hopline.mesh.tagae.pairs import Lineup, Pairs
 from hopline.mesh.tagae.roles import role_of
 from hopline.mesh.tagae.series import SeriesTable
 from hopline.mesh.tagae.sweep import Sweep, Taken
@@ -267,6 +267,7 @@ class Tagae:
         self._tables = (self._nodes, self._edges)
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
         self._pairs = Pairs()
+        self._lineup = Lineup(self._pairs)
         self._sweep = Sweep(self._nodes, self._edges, self.settings.threads)
         self._witness = Witness(self._nodes, self._edges, self._pairs)
         self._expectation = None
@@ -475,15 +476,15 @@ class Tagae:
         return self._tracker.close_all()
 
     def _observe(self, snapshot: Snapshot) -> Taken:
-        paths = self._paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._lineup.take(snapshot)
+        nodes, paths = self._lineup.nodes, self._lineup.paths
         self._nodes.grow(len(snapshot.roster))
         self._edges.grow(len(self._pairs))
         if new := self._nodes.size - len(self._absent):
             self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
-        rows.count_absent(self._absent, snapshot.nodes)
         inputs = None
         if self._expectation is not None:
-            inputs = self._expectation.rooms(len(snapshot.nodes), len(paths), *self._tables)
+            inputs = self._expectation.rooms(len(nodes), len(paths), *self._tables)
         pending = None
         # What is typical of a column is looked for in all of its numbers, before the sweep.
         if self._calls is not None and self._calls.columns and not self._edges.is_looking:
@@ -491,7 +492,7 @@ class Tagae:
         edge_numbers = self._edge_numbers(snapshot) if pending is None else pending.out
         taken = self._taken = self._sweep.take_in(
             (snapshot.node_features, edge_numbers),
-            (snapshot.nodes, paths),
+            (nodes, paths),
             self.steps,
             interval_s=self.interval_s,
             warm_up=self.settings.warm_up,
@@ -500,6 +501,7 @@ class Tagae:
             drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
             inputs=inputs,
             pending=pending,
+            absent=self._absent,
         )
         self._parts = self._cut.parts(snapshot)
         return taken
@@ -513,7 +515,7 @@ class Tagae:
         model = None
         if self._expectation is not None:
             model = self._expectation.ready(
-                snapshot, self._paths, self._taken.young, *self._tables, self._parts
+                snapshot, self._lineup, self._taken.young, *self._tables, self._parts
             )
         return self._sweep.judge(
             self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn, model=model

@@ -24,13 +24,14 @@ from hopline.errors import StateDamaged
 from hopline.mesh.model.device import AnyEncoder, encoder_for
 from hopline.mesh.model.encoder import Encoder, Reconstruction
 from hopline.mesh.model.frames import Frame
-from hopline.mesh.model.graph import MeshGraph, same
+from hopline.mesh.model.graph import MeshGraph
 from hopline.mesh.model.partition import PartEncoder
 from hopline.mesh.model.shape import ModelShape
 from hopline.mesh.model.weights import Weights
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae import arrivals, rows
+from hopline.mesh.tagae.pairs import Lineup
 from hopline.mesh.tagae.series import SeriesTable
 from hopline.mesh.tagae.sweep import Rows
 from hopline.mesh.tagae.sweep_kernels import MOST
@@ -109,7 +110,7 @@ class Expectation:
     def ready(
         self,
         snapshot: Snapshot,
-        paths: SlotArray,
+        lineup: Lineup,
         young: int,
         nodes: SeriesTable,
         edges: SeriesTable,
@@ -118,17 +119,18 @@ class Expectation:
         """Prepare the pass over the inputs that lie in `rooms`, those of the present interval.
 
         Args:
-            paths: int32 [e], slots of the call paths; the same object while they are the same.
+            lineup: who is there.
             young: how many services have no window yet.
             parts: int32 [n], the part of each service, where the mesh is large. It is taken in parts
                 where that is quicker; halos are whole, and so results are those of the whole mesh.
 
         Returns: the pass's plan, for `Sweep.judge`; None where it is done, and `recon` of both tables set.
         """
-        if paths is not self._paths or not _are_same(snapshot.nodes, self._nodes):
+        paths = lineup.paths
+        if paths is not self._paths or lineup.nodes is not self._nodes:
             self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
-            self._paths, self._nodes = paths, snapshot.nodes.copy()
-        (x, h), (e, g) = self.rooms(len(snapshot.nodes), len(paths), nodes, edges)
+            self._paths, self._nodes = paths, lineup.nodes
+        (x, h), (e, g) = self.rooms(len(lineup.nodes), len(paths), nodes, edges)
         if young:
             if edges.load >= 0:
                 amounts = snapshot.edge_features[:, edges.load]
@@ -171,10 +173,6 @@ class Expectation:
             kept = self._memory[part] = empty(table, n + n // 4)
         x, h = kept
         return x[:n], h[:n]
-
-
-def _are_same(a: SlotArray, b: SlotArray) -> bool:
-    return len(a) == len(b) and bool(same(a, a, b, b))
 
 
 def empty(table: SeriesTable, n: int) -> Rows:

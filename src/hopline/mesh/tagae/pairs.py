@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.jit import njit
 from hopline.mesh.model.graph import same
 from hopline.mesh.roster import SlotArray
+from hopline.mesh.snapshot import Snapshot
 
 
 class Pairs:
@@ -66,3 +68,40 @@ class Pairs:
         """Take up paths in the order of their slots."""
         self.__init__()  # type: ignore[misc]
         self._add(np.asarray(src, np.int32), np.asarray(dst, np.int32))
+
+
+class Lineup:
+    """Who is there in an interval: the same arrays as in the one before while they are the same.
+
+    What depends on them is made anew where the array is another one; numbers are compared here, once.
+
+    Attributes:
+        nodes: int32 [n], slots of the services.
+        paths: int32 [e], slots of the call paths.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.nodes: SlotArray = np.zeros(0, np.int32)
+        self.paths: SlotArray = np.zeros(0, np.int32)
+        self._pairs = pairs
+        self._ends = self.paths, self.paths
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Go on to the next interval."""
+        nodes, src, dst = snapshot.nodes, snapshot.edge_src, snapshot.edge_dst
+        are_nodes, are_paths = as_before(self.nodes, nodes, *self._ends, src, dst)
+        if not are_nodes:
+            self.nodes = nodes.astype(np.int32)
+        if not are_paths:
+            self.paths = self._pairs.slots(src, dst)
+            self._ends = src.astype(np.int32), dst.astype(np.int32)
+
+
+@njit(nogil=True, cache=True)
+def as_before(
+    nodes: SlotArray, new_nodes: SlotArray, src: SlotArray, dst: SlotArray, new_src: SlotArray,
+    new_dst: SlotArray,
+) -> tuple[bool, bool]:  # fmt: skip
+    """Whether services, and whether call paths, are those of before."""
+    are_nodes = len(nodes) == len(new_nodes) and same(nodes, nodes, new_nodes, new_nodes)
+    return are_nodes, len(src) == len(new_src) and same(src, dst, new_src, new_dst)

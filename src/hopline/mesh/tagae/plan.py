@@ -20,13 +20,13 @@ ARRAYS = (
 ) = range(34)  # fmt: skip
 
 #: Sizes of the table, and what a step sets. Where SENT is a column, VALUES are made of MEASURED_VALUES as
-#: the sweep comes to them; see `calls.Pending`.
+#: the sweep comes to them; see `calls.Pending`. ABSENT counts intervals, of services only.
 (
     SIZE, ROOM, WIDTH, MODELLED, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND,
-    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, RATES, NUM_RATES, SENT, NUM_PLACES,
-) = range(34, 68)  # fmt: skip
+    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, NUM_PLACES,
+) = range(34, 67)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

@@ -139,12 +139,3 @@ def scatter_row(values, row, into, slot, width, most):
     """One row to its slot."""
     step = values.strides[0] // values.itemsize  # the model's rows are wider than what is told of them
     scatter_numbers(values, row * step, into, slot * into.shape[1], width, most)
-
-
-@njit(nogil=True, cache=True)
-def count_absent(absent, slots):
-    """One interval more in `absent`, int32, for all but these slots, int32: 0."""
-    for i in range(len(absent)):
-        absent[i] += 1
-    for k in range(len(slots)):
-        absent[slots[k]] = 0

@@ -24,13 +24,7 @@ from hopline.mesh.tagae import kernels
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.calls import Pending
 from hopline.mesh.tagae.series import SeriesTable
-from hopline.mesh.tagae.sweep_kernels import (
-    order_judging,
-    order_taking,
-    serve,
-    sweep_alone,
-    sweep_shared,
-)
+from hopline.mesh.tagae.sweep_kernels import Outcome, judge_all, serve, take_in
 
 #: Services plus call paths from which a second thread is worth its while.
 SHARED_FROM = 1000
@@ -40,10 +34,9 @@ _BLOCK, _LARGEST, _PIECES = 64, 512, 8
 FloatArray = NDArray[np.float32]
 #: A model's inputs of a table: float32 [n, 2 F] of now, [n, F] of the window; written by the sweep.
 Rows = tuple[FloatArray, FloatArray]
-
-
-#: See `sweep_kernels.outcome`.
-Outcome = tuple[int, int, int, int, float]
+#: What stands for what is not pending.
+_NO_ROWS: FloatArray = np.zeros((0, 0), np.float32)
+_NO_SLOTS: SlotArray = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +68,8 @@ class _Side:
         self._size = -1
         self._rows: SlotArray = np.zeros(0, np.int32)
         self._slots: SlotArray = np.zeros(0, np.int32)
-        self._values: FloatArray = np.zeros((0, 0), np.float32)
+        self._absent: SlotArray | None = None
         self._inputs: Rows | None = None
-        self._pending: Pending | None = None
         plan, width = self.plan, len(table.columns)
         plan[at.WIDTH], plan[at.WINDOW], plan[at.LOAD] = width, table.window, table.load
         plan[at.MODELLED] = table.modelled
@@ -92,43 +84,41 @@ class _Side:
         ):
             plan[place] = array.ctypes.data
 
-    def point(self, values: FloatArray, slots: SlotArray, inputs: Rows | None) -> None:
-        """Have the plan say where everything of this interval lies."""
+    def is_pointed(self, slots: SlotArray, inputs: Rows | None, absent: SlotArray | None) -> bool:
+        """Whether `point` has nothing to do."""
+        table = self.table
+        return (
+            slots is self._slots
+            and self._moves == table.moves
+            and self._size == table.size
+            and absent is self._absent
+            and (inputs is None or inputs is self._inputs)
+        )
+
+    def point(self, slots: SlotArray, inputs: Rows | None, absent: SlotArray | None) -> None:
+        """Have the plan say where everything lies that does not come anew with each interval."""
         table, plan = self.table, self.plan
         if self._moves != table.moves:
             self._moves = table.moves
             plan[at.ROOM] = table.room
             for place, name in enumerate(at.ARRAYS):
                 plan[place] = getattr(table, name).ctypes.data
-        if self._size != table.size or (
-            slots is not self._slots and not np.array_equal(slots, self._slots)
-        ):
+        if self._size != table.size or slots is not self._slots:
             self._size = table.size
-            self._slots = np.ascontiguousarray(slots, np.int32)
+            self._slots = slots
             self._rows = np.full(table.size, -1, np.int32)
-            self._rows[self._slots] = np.arange(len(slots), dtype=np.int32)
+            self._rows[slots] = np.arange(len(slots), dtype=np.int32)
             plan[at.SIZE], plan[at.NUM_ROWS] = table.size, len(slots)
-            plan[at.ROWS], plan[at.SLOTS] = self._rows.ctypes.data, self._slots.ctypes.data
+            plan[at.ROWS], plan[at.SLOTS] = self._rows.ctypes.data, slots.ctypes.data
             blocks = -(-table.size // (_BLOCK * _PIECES))
             plan[at.PIECE] = min(_LARGEST, max(1, blocks) * _BLOCK)
-        self._values = np.ascontiguousarray(values, np.float32)
-        note_address(plan, at.VALUES, self._values)
+        if absent is not self._absent:
+            self._absent = absent
+            plan[at.ABSENT] = 0 if absent is None else absent.ctypes.data
         if inputs is not None and inputs is not self._inputs:
             self._inputs = inputs
             note_address(plan, at.INPUTS, inputs[0])
             note_address(plan, at.TEMPORAL, inputs[1])
-
-    def expect(self, pending: Pending | None) -> None:
-        """Have the values be made of what is pending, if anything is."""
-        plan, self._pending = self.plan, pending  # kept as long as its addresses are used
-        if pending is None:
-            plan[at.SENT] = -1
-            return
-        note_address(plan, at.MEASURED_VALUES, pending.measured)
-        note_address(plan, at.RATES, pending.rates)
-        note_address(plan, at.CALLERS, pending.callers)
-        plan[at.NUM_RATES], plan[at.MEASURED_WIDTH] = len(pending.rates), pending.measured.shape[1]
-        plan[at.SENT] = pending.sent
 
     def out(self) -> NDArray[np.int32]:
         """int32 [found, 2], slots and columns out of bounds, in their order."""
@@ -150,6 +140,7 @@ class Sweep:
         self._step = np.zeros(at.STEP_PLACES, np.int64)
         self._model: NDArray[np.int64] | None = None
         self._counters: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._kept: tuple[object, ...] = ()
         plans = (self._step, self._sides[0].plan, self._sides[1].plan)
         self._plans = plans
         self._second = SecondThread(serve, plans, at.NUM_PHASES) if has_second(threads) else None
@@ -173,28 +164,43 @@ class Sweep:
         recent: int,
         inputs: Sequence[Rows] | None = None,
         pending: Pending | None = None,
+        absent: SlotArray | None = None,
     ) -> Taken:
         """Take one interval in; see `kernels.observe`.
 
         Args:
             values: float32 [n, F], of services and of call paths.
-            slots: int32 [n], whose they are, each once.
+            slots: int32 [n], whose they are, each once; other arrays where these change.
             inputs: room for what the model reads, filled: see `rows.gather`.
             pending: what the call paths' values are to be made of; they are its `out`, then.
+            absent: int32, intervals since each service was there last: one more, or 0.
         """
-        self._idle()
-        self._sides[1].expect(pending)
-        for number, side in enumerate(self._sides):
-            side.point(values[number], slots[number], inputs[number] if inputs else None)
-            side.table.look(values[number])
-        window = self._sides[0].table.window
+        nodes, edges = self._sides
+        node_inputs, edge_inputs = inputs or (None, None)
+        if not (
+            nodes.is_pointed(slots[0], node_inputs, absent)
+            and edges.is_pointed(slots[1], edge_inputs, None)
+        ):
+            self._idle()
+            nodes.point(slots[0], node_inputs, absent)
+            edges.point(slots[1], edge_inputs, None)
+        for side, its_values in zip(self._sides, values, strict=True):
+            side.table.look(its_values)
+        window = nodes.table.window
+        _, measured, callers, sent = pending or (None, _NO_ROWS, _NO_SLOTS, -1)
+        self._kept = kept = (  # as long as their addresses are used
+            np.ascontiguousarray(values[0], np.float32),
+            np.ascontiguousarray(values[1], np.float32),
+            measured,
+            callers,
+        )
         bits = 1 << at.OBSERVE | (1 << at.GATHER if inputs else 0)
-        order_taking(
-            *self._plans, bits, warm_up, step % window, min(ago, window - 1), min(recent, window - 1),
-            interval_s, drift,
+        found = take_in(
+            *self._plans, *self._threads, *kept, sent, bits, warm_up, step % window,
+            min(ago, window - 1), min(recent, window - 1), interval_s, drift,
         )  # fmt: skip
-        measured, known, young, *_ = self._run(more=True)
-        return Taken(measured, known, young)
+        measured_now, known, young, *_ = cast(Outcome, found)
+        return Taken(measured_now, known, young)
 
     def judge(
         self, step: int, *, warm_up: int, hold: int, learn: int, model: NDArray[np.int64] | None = None
@@ -208,13 +214,14 @@ class Sweep:
         Returns: table (0 = services), slot and column of each series that was out of bounds for long
             enough, and the largest score.
         """
-        self._idle()
         bits = 1 << at.JUDGE
         if model is not None:
             self._point_at(model)
             bits |= 1 << at.MODEL | 1 << at.SCATTER
-        order_judging(*self._plans, bits, warm_up, step % kernels.HOLD, min(hold, kernels.HOLD), learn)
-        *_, out, largest = self._run(more=False)
+        found_by_all = judge_all(
+            *self._plans, *self._threads, bits, warm_up, step % kernels.HOLD, min(hold, kernels.HOLD), learn
+        )
+        *_, out, largest = cast(Outcome, found_by_all)
         found = []
         if out:
             for number, side in enumerate(self._sides):
@@ -233,6 +240,7 @@ class Sweep:
     def _point_at(self, model: NDArray[np.int64]) -> None:
         if model is self._model:
             return
+        self._idle()
         self._model = model
         step = self._step
         words = PHASES + PHASE_WORDS * (int(model[model_at.NUM_LAYERS]) + model_at.PHASES_BESIDE)
@@ -241,8 +249,10 @@ class Sweep:
             step[at.MODEL_CONTROL], step[at.MODEL_WORDS] = self._counters.ctypes.data, words
         step[at.MODEL_PLAN], step[at.MODEL_PLACES] = model.ctypes.data, len(model)
 
-    def _run(self, *, more: bool) -> Outcome:
+    @property
+    def _threads(self) -> tuple[NDArray[np.int64], bool]:
+        """By what threads agree, and whether there are two."""
         if self._second is None or not self._is_large:
-            return cast(Outcome, sweep_alone(*self._plans, self._alone))
+            return self._alone, False
         self._second.start()
-        return cast(Outcome, sweep_shared(*self._plans, self._second.control, more))
+        return self._second.control, True

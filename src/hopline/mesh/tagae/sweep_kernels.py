@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from hopline.intrinsics import pointer
+from hopline.intrinsics import address_of, pointer
 from hopline.jit import njit
 from hopline.mesh.model import plan as model_at
 from hopline.mesh.model.passes import work
@@ -24,8 +24,10 @@ from hopline.mesh.model.second import (
     leave,
     open_pass,
     take_piece,
+    wait_idle,
 )
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add, write
+from hopline.mesh.roster import SlotArray
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.calls import add_rows
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
@@ -33,6 +35,9 @@ from hopline.mesh.tagae.rows import gather_row, scatter_row
 from hopline.mesh.tagae.usual import BLOCK
 
 Plan = NDArray[np.int64]
+Floats = NDArray[np.float32]
+#: See `outcome`.
+Outcome = tuple[int, int, int, int, float]
 
 #: Deviations beyond are as good as this to a model of normal time.
 MOST = np.float32(4.0)
@@ -81,8 +86,8 @@ def largest_of(plan: Plan, thread: int) -> NDArray[np.float64]:
 
 
 @njit(nogil=True, cache=True)
-def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
-    """`kernels.observe` of slots first to last."""
+def observe_piece(plan: Plan, nodes: Plan, first: int, last: int, thread: int) -> None:
+    """`kernels.observe` of slots first to last of a table; `nodes` is the services' plan."""
     width, window = plan[at.WIDTH], plan[at.WINDOW]
     values = carray(pointer(plan[at.VALUES]), (plan[at.NUM_ROWS], width), np.float32)
     rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
@@ -90,9 +95,15 @@ def observe_piece(plan: Plan, first: int, last: int, thread: int) -> None:
         measured = (plan[at.NUM_ROWS], plan[at.MEASURED_WIDTH])
         add_rows(
             first, last, rows, values, carray(pointer(plan[at.MEASURED_VALUES]), measured, np.float32),
-            carray(pointer(plan[at.CALLERS]), (plan[at.NUM_ROWS],), np.int32),
-            carray(pointer(plan[at.RATES]), (plan[at.NUM_RATES],), np.float32), plan[at.SENT],
+            carray(pointer(plan[at.CALLERS]), (plan[at.NUM_ROWS],), np.int32), plan[at.SENT],
+            carray(pointer(nodes[at.ROWS]), (nodes[at.SIZE],), np.int32),
+            carray(pointer(nodes[at.VALUES]), (nodes[at.NUM_ROWS], nodes[at.WIDTH]), np.float32),
+            nodes[at.LOAD],
         )  # fmt: skip
+    if plan[at.ABSENT]:
+        absent = carray(pointer(plan[at.ABSENT]), (plan[at.SIZE],), np.int32)
+        for i in range(first, last):
+            absent[i] = 0 if rows[i] >= 0 else absent[i] + 1
     numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
     num_measured, num_known = observe(
         first, last, values, rows,
@@ -176,12 +187,12 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
 
 @njit(nogil=True, cache=True)
 def piece_of(
-    step: Plan, plan: Plan, is_nodes: bool, phase: int, first: int, last: int, thread: int
+    step: Plan, plan: Plan, nodes: Plan, is_nodes: bool, phase: int, first: int, last: int, thread: int
 ) -> None:
-    """One piece of one phase."""
+    """One piece of one phase of a table; `nodes` is the services' plan."""
     bits = step[at.BITS]
     if phase == at.OBSERVE:
-        observe_piece(plan, first, last, thread)
+        observe_piece(plan, nodes, first, last, thread)
         if bits >> at.GATHER & 1:
             gather_piece(plan, first, last, thread)
     else:
@@ -220,35 +231,10 @@ def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> N
             if piece >= half:
                 piece -= half if is_nodes else node_pieces
             first = piece * plan[at.PIECE]
-            piece_of(step, plan, is_nodes, phase, first, min(plan[at.SIZE], first + plan[at.PIECE]), thread)
+            last = min(plan[at.SIZE], first + plan[at.PIECE])
+            piece_of(step, plan, nodes, is_nodes, phase, first, last, thread)
             fetch_add(control, place + DONE, 1)
         await_pieces(control, place, pieces)
-
-
-@njit(nogil=True, cache=True)
-def order_taking(
-    step: Plan, nodes: Plan, edges: Plan, bits: int, warm_up: int, pos: int, ago: int, recent: int,
-    interval_s: float, drift: float,
-) -> None:  # fmt: skip
-    """What the next sweep is to take in, and how; counts begin again."""
-    step[at.BITS] = bits
-    for plan in (nodes, edges):
-        plan[at.WARM_UP], plan[at.POS], plan[at.AGO], plan[at.RECENT] = warm_up, pos, ago, recent
-        numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
-        numbers[at.INTERVAL_S], numbers[at.DRIFT] = interval_s, drift
-        for thread in range(2):
-            counts_of(plan, thread)[:] = 0
-            largest_of(plan, thread)[0] = 0.0
-
-
-@njit(nogil=True, cache=True)
-def order_judging(
-    step: Plan, nodes: Plan, edges: Plan, bits: int, warm_up: int, held_at: int, hold: int, learn: int
-) -> None:
-    """What the next sweep is to judge, and how."""
-    step[at.BITS] = bits
-    for plan in (nodes, edges):
-        plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
 
 
 @njit(nogil=True, cache=True)
@@ -260,7 +246,7 @@ def reset(step: Plan) -> None:
 
 
 @njit(nogil=True, cache=True)
-def outcome(step: Plan, nodes: Plan, edges: Plan) -> tuple[int, int, int, int, float]:
+def outcome(step: Plan, nodes: Plan, edges: Plan) -> Outcome:
     """Counts of both threads: measured, known, young services, out of bounds; the largest score."""
     measured, known, young, out, largest = 0, 0, 0, 0, 0.0
     for plan in (nodes, edges):
@@ -283,31 +269,69 @@ def outcome(step: Plan, nodes: Plan, edges: Plan) -> tuple[int, int, int, int, f
 
 
 @njit(nogil=True, cache=True)
-def sweep_alone(step: Plan, nodes: Plan, edges: Plan, control: Plan) -> tuple[int, int, int, int, float]:
-    """All phases by the calling thread; `control` is no other's. Returns: see `outcome`."""
-    reset(step)
-    for place in range(PHASES, len(control)):
-        write(control, place, 0)
+def run(step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, more: bool) -> Outcome:
+    """All phases, with the second thread's help or without; `control` is no other's, then.
+
+    Args:
+        more: another sweep comes soon.
+    """
+    if step[at.BITS] >> at.MODEL & 1:
+        reset(step)
+    if is_shared:
+        open_pass(control, at.NUM_PHASES, more)
+    else:
+        for place in range(PHASES, len(control)):
+            write(control, place, 0)
     sweep(step, nodes, edges, control, 0)
+    if is_shared:
+        close_pass(control)
     return outcome(step, nodes, edges)
 
 
 @njit(nogil=True, cache=True)
-def sweep_shared(
-    step: Plan, nodes: Plan, edges: Plan, control: Plan, more: bool
-) -> tuple[int, int, int, int, float]:
-    """All phases with the second thread's help; `second.wait_idle` came before plans were changed.
+def take_in(
+    step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, node_values: Floats,
+    edge_values: Floats, measured: Floats, callers: SlotArray, sent: int, bits: int, warm_up: int, pos: int,
+    ago: int, recent: int, interval_s: float, drift: float,
+) -> Outcome:  # fmt: skip
+    """Take one interval in; counts begin again. One call, since each costs some microseconds.
 
     Args:
-        more: another sweep comes soon.
+        node_values, edge_values: float32 [n, F], contiguous.
+        measured, callers, sent: what the call paths' values are to be made of, as `calls.Pending` has it;
+            `sent` is -1 where they are there already.
+        bits to drift: see `kernels.observe`.
 
     Returns: see `outcome`.
     """
-    reset(step)
-    open_pass(control, at.NUM_PHASES, more)
-    sweep(step, nodes, edges, control, 0)
-    close_pass(control)
-    return outcome(step, nodes, edges)
+    if is_shared:
+        wait_idle(control)
+    nodes[at.VALUES], edges[at.VALUES] = address_of(node_values), address_of(edge_values)
+    edges[at.MEASURED_VALUES], edges[at.CALLERS] = address_of(measured), address_of(callers)
+    edges[at.MEASURED_WIDTH], edges[at.SENT] = measured.shape[1], sent
+    step[at.BITS] = bits
+    for plan in (nodes, edges):
+        plan[at.WARM_UP], plan[at.POS], plan[at.AGO], plan[at.RECENT] = warm_up, pos, ago, recent
+        numbers = carray(pointer(plan[at.NUMBERS]), (2,), np.float64)
+        numbers[at.INTERVAL_S], numbers[at.DRIFT] = interval_s, drift
+        for thread in range(2):
+            counts_of(plan, thread)[:] = 0
+            largest_of(plan, thread)[0] = 0.0
+    return run(step, nodes, edges, control, is_shared, True)
+
+
+@njit(nogil=True, cache=True)
+def judge_all(
+    step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, bits: int, warm_up: int,
+    held_at: int, hold: int, learn: int,
+) -> Outcome:  # fmt: skip
+    """Judge the interval that was taken in; see `kernels.judge`. Returns: see `outcome`."""
+    if is_shared:
+        wait_idle(control)
+    step[at.BITS] = bits
+    for plan in (nodes, edges):
+        plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
+    return run(step, nodes, edges, control, is_shared, False)
 
 
 @njit(nogil=True, cache=True)
