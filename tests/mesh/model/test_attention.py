@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from hopline.mesh.model.attention import LINE, make_attend, make_linear
-from hopline.mesh.model.buffers import aligned, pairs_of, rows_of
+from hopline.mesh.model.attention import LINE, halve_edges, make_attend, make_linear
+from hopline.mesh.model.buffers import aligned, pairs_of, rows_of, two_pairs_of
 from hopline.mesh.model.lanes import HAS_BFLOAT16
 from hopline.mesh.model.reference import bfloat16, exact
 
@@ -51,9 +51,11 @@ def test_attention_is_what_numpy_says(all_at_once, heads, channels, halves):
     @njit
     def run(where, begin, end, d_edge, halves, slope, num_rows):
         linear(where[3], where[6], 0, num_rows, where[4])
+        if halves:
+            halve_edges(where[7], d_edge, where[10], 0, 60, where[16])
         attend(
             where[0], where[1], where[2], begin, end, where[3], where[4], where[5], where[6], where[7],
-            d_edge, where[8], where[9], where[10], where[11], halves, where[12], where[13], where[14],
+            d_edge, where[8], where[9], where[10], where[11], where[16] if halves else 0, where[12], where[13], where[14],
             slope, where[15],
         )  # fmt: skip
 
@@ -85,9 +87,10 @@ def test_attention_is_what_numpy_says(all_at_once, heads, channels, halves):
         out = np.full((n, width), 77, np.float32)
         kept = [
             indptr, others, edges, source, aligned((50, 4)), target, attention, e,
-            (pairs_of if halves else rows_of)(weight, width, fours), rows_of(LINE * edge_linear, 4, fours),
+            (pairs_of if halves else rows_of)(weight, width, fours),
+            (two_pairs_of if halves else rows_of)((LINE * edge_linear).astype(np.float32), 4, fours),
             wide_usual, (usual @ weight.T).astype(np.float32), aligned((4 * (indptr[-1] + 8),)), own, bias,
-            out,
+            out, aligned((61, max(1, fours // 2))),
         ]  # fmt: skip
         where = np.array([address(array) for array in kept])
         run(where, 1, n - 1, d_edge, int(halves), np.float32(slope), 50)

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from hopline.mesh.model.emit import FAST, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
+from hopline.mesh.model.emit import FAST, FLOAT, HALVES, I32, I64, LANES, QUAD, VECTOR, Emit, Value
 from hopline.mesh.model.lanes import AHEAD, HAS_AVX512, HAS_BFLOAT16
 
 #: LeakyReLU with a slope of 0.2 as a line and an absolute value.
@@ -64,6 +64,65 @@ def make_linear(heads: int, channels: int) -> Any:
     return intrinsic(linear)
 
 
+@intrinsic
+def halve_edges(
+    typingctx: Any, e: Any, d_edge: Any, usual: Any, begin: Any, end: Any, out: Any
+) -> Any:
+    """How far edges' numbers are from the usual ones, as bfloat16, filled up with 0 to whole fours.
+
+    Of rows begin to end; `e` and `out` are addresses of row 0. Not to be run everywhere, as `many_halves`.
+    """
+    signature = types.void(*[types.int64] * 6)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emit(builder)
+        e, d_edge, usual, begin, end, out = args
+        groups = builder.ashr(emit.at(d_edge, 3), ir.Constant(I64, 2))
+
+        def of_row(k: Value) -> list[Value]:
+            i = builder.add(begin, k)
+            row = emit.at(e, emit.times(builder.mul(i, d_edge), 4))
+            into = emit.at(out, emit.times(builder.mul(i, groups), 2 * QUAD.count))
+
+            def of_group(q: Value) -> list[Value]:
+                step = emit.times(q, 4 * QUAD.count)
+                there = builder.sub(d_edge, emit.times(q, QUAD.count))
+                four = emit.load_some(emit.at(row, step), there)
+                other = builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
+                halves = emit.rounded(emit.shuffle(other, other, [0, 1, 2, 3] * (LANES // 4)))
+                pairs = builder.bitcast(halves, ir.VectorType(I64, LANES // 4))
+                pair = builder.extract_element(pairs, ir.Constant(I32, 0))
+                emit.store(pair, emit.at(into, emit.times(q, 2 * QUAD.count)))
+                return []
+
+            emit.loop(groups, [], of_group)
+            return []
+
+        def of_two(k: Value) -> list[Value]:
+            place = emit.times(k, LANES)
+            there = builder.sub(builder.mul(builder.sub(end, begin), eight), place)
+            pair = emit.load_some(emit.at(first, emit.times(place, 4)), there, VECTOR)
+            halves = emit.rounded(builder.fsub(pair, usual_of_two))
+            emit.store_some(halves, emit.at(into, emit.times(place, 2)), there)
+            return []
+
+        if HAS_BFLOAT16:
+            eight = ir.Constant(I64, LANES // 2)
+            with builder.if_else(builder.icmp_signed("==", d_edge, eight)) as (two_rows, one_row):
+                with two_rows:
+                    first = emit.at(e, emit.times(builder.mul(begin, eight), 4))
+                    into = emit.at(out, emit.times(builder.mul(begin, eight), 2))
+                    half = emit.load(usual, ir.VectorType(FLOAT, LANES // 2))
+                    usual_of_two = emit.shuffle(half, half, [k % 8 for k in range(LANES)])
+                    count = emit.at(builder.mul(builder.sub(end, begin), eight), LANES - 1)
+                    emit.loop(builder.ashr(count, ir.Constant(I64, 4)), [], of_two)
+                with one_row:
+                    emit.loop(builder.sub(end, begin), [], of_row)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) -> Any:
     """Attention of many nodes with up to four heads of so many channels.
 
@@ -83,14 +142,14 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
     def attend(
         typingctx: Any, indptr: Any, others: Any, edges: Any, begin: Any, end: Any, source: Any,
         linear: Any, target: Any, attention: Any, e: Any, d_edge: Any, edge_weight: Any, edge_linear: Any,
-        usual: Any, edge_start: Any, halves: Any, scores: Any, own: Any, bias: Any, slope: Any, out: Any,
+        usual: Any, edge_start: Any, edge_halves: Any, scores: Any, own: Any, bias: Any, slope: Any, out: Any,
     ) -> Any:  # fmt: skip
         signature = types.void(*[types.int64] * 19, types.float32, types.int64)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             emit = Emit(builder)
             indptr, others, edges, begin, end, source, linear, target, attention = args[:9]
-            e, d_edge, edge_weight, edge_linear, usual, edge_start, halves, scores = args[9:17]
+            e, d_edge, edge_weight, edge_linear, usual, edge_start, edge_halves, scores = args[9:17]
             own, bias, slope, out = args[17:]
             factors = [
                 builder.fmul(emit.load(emit.at(attention, step)), emit.number(FOLD)) for step in steps
@@ -108,25 +167,9 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                 """Where an entry's scores lie."""
                 return emit.at(scores, emit.times(builder.sub(p, first), 4 * QUAD.count))
 
-            def numbers_of(p: Value) -> Value:
-                return emit.at(e, emit.times(builder.mul(whole(edges, p), d_edge), 4))
-
-            def add_numbers(
-                group: Value, other: Value, weight_of: Any, many: Sequence[Value]
-            ) -> Sequence[Value]:
-                """Add what four numbers of an edge are worth, to its linear part and to vectors."""
-                line, *mixed = many
-                for q in range(QUAD.count):
-                    number = emit.shuffle(other, other, [q] * QUAD.count)
-                    place = emit.times(emit.at(emit.times(group, QUAD.count), q), 4 * QUAD.count)
-                    line = emit.fma(number, emit.load(emit.at(edge_linear, place), QUAD), line)
-                return [line, *weight_of(mixed)]
-
-            def add_edge(numbers: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
+            def add_whole(p: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
                 """What an edge's numbers add to its linear part, and to the vectors that are held."""
-
-                def weights(row: Value, v: int, kind: Any) -> Value:
-                    return emit.load(emit.at(edge_weight, emit.at(emit.times(row, row_bytes), steps[v])), kind)
+                numbers = emit.at(e, emit.times(builder.mul(whole(edges, p), d_edge), 4))
 
                 def add_group(k: Value, *many: Value) -> list[Value]:
                     step = emit.times(k, 4 * QUAD.count)
@@ -134,44 +177,64 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                     four = emit.load_some(emit.at(numbers, step), there)
                     other = builder.fsub(four, emit.load(emit.at(usual, step), QUAD))
 
-                    def whole_numbers() -> Sequence[Value]:
-                        def add(mixed: Sequence[Value]) -> Sequence[Value]:
-                            for q in range(QUAD.count):
-                                number = emit.shuffle(other, other, [q] * LANES)
-                                row = emit.at(emit.times(k, QUAD.count), q)
-                                mixed = [
-                                    emit.fma(number, weights(row, v, VECTOR), one)
-                                    for v, one in zip(held, mixed, strict=True)
-                                ]
-                            return mixed
-
-                        return add_numbers(k, other, add, many)
-
-                    def half_numbers() -> Sequence[Value]:
-                        pairs, rounded = emit.rounded_quad(other)
-
-                        def add(mixed: Sequence[Value]) -> Sequence[Value]:
-                            for q in range(QUAD.count // 2):
-                                pair = emit.shuffle(pairs, pairs, [q] * LANES)
-                                row = emit.at(emit.times(k, QUAD.count // 2), q)
-                                mixed = [
-                                    emit.add_pairs(pair, weights(row, v, HALVES), one)
-                                    for v, one in zip(held, mixed, strict=True)
-                                ]
-                            return mixed
-
-                        return add_numbers(k, rounded, add, many)
-
                     def add_all() -> Sequence[Value]:
-                        if not HAS_BFLOAT16:
-                            return whole_numbers()
-                        are_halves = builder.icmp_signed("!=", halves, ir.Constant(I64, 0))
-                        return emit.either(are_halves, half_numbers, whole_numbers)
+                        line, *mixed = many
+                        for q in range(QUAD.count):
+                            row = emit.at(emit.times(k, QUAD.count), q)
+                            number = emit.shuffle(other, other, [q] * LANES)
+                            four_numbers = emit.shuffle(other, other, [q] * QUAD.count)
+                            factor = emit.load(emit.at(edge_linear, emit.times(row, 4 * QUAD.count)), QUAD)
+                            line = emit.fma(four_numbers, factor, line)
+                            weights = emit.at(edge_weight, emit.times(row, row_bytes))
+                            mixed = [
+                                emit.fma(number, emit.load(emit.at(weights, steps[v])), one)
+                                for v, one in zip(held, mixed, strict=True)
+                            ]
+                        return [line, *mixed]
 
                     return emit.when(emit.any_set(other), many, add_all)
 
                 found: Sequence[Value] = emit.loop(groups, many, add_group)
                 return found
+
+            def add_halves(p: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
+                """The same of numbers that `halve_edges` made, with weights that are pairs too."""
+                numbers = emit.at(
+                    edge_halves, emit.times(builder.mul(whole(edges, p), groups), 2 * QUAD.count)
+                )
+
+                def add_group(k: Value, *many: Value) -> list[Value]:
+                    four = emit.at(numbers, emit.times(k, 2 * QUAD.count))
+
+                    def add_all() -> Sequence[Value]:
+                        line, *mixed = many
+                        for q in range(QUAD.count // 2):
+                            row = emit.at(emit.times(k, QUAD.count // 2), q)
+                            pair = emit.splat(emit.load(emit.at(four, 4 * q), I32))
+                            four_pairs = emit.shuffle(pair, pair, range(QUAD.count))
+                            factors = emit.at(edge_linear, emit.times(row, 8 * QUAD.count))
+                            for part in (0, 4 * QUAD.count):
+                                line = emit.add_four_pairs(four_pairs, emit.at(factors, part), line)
+                            weights = emit.at(edge_weight, emit.times(row, row_bytes))
+                            mixed = [
+                                emit.add_pairs(pair, emit.load(emit.at(weights, steps[v]), HALVES), one)
+                                for v, one in zip(held, mixed, strict=True)
+                            ]
+                        return [line, *mixed]
+
+                    is_set = builder.icmp_unsigned("!=", emit.load(four, I64), ir.Constant(I64, 0))
+                    return emit.when(is_set, many, add_all)
+
+                found: Sequence[Value] = emit.loop(groups, many, add_group)
+                return found
+
+            def add_edge(p: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
+                if not HAS_BFLOAT16:
+                    return add_whole(p, held, many)
+                are_halves = builder.icmp_signed("!=", edge_halves, ir.Constant(I64, 0))
+                return emit.either(
+                    are_halves, lambda: add_halves(p, held, many), lambda: add_whole(p, held, many)
+                )
 
             def of_node(k: Value) -> tuple[Value, Value, Value]:
                 """A node's row in bytes, its first entry, and how many entries it has."""
@@ -194,8 +257,7 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                     p = builder.add(first_entry, q)
                     later = emit.at(p, AHEAD)
                     emit.prefetch(emit.at(source, emit.times(whole(others, later), row_bytes)), row_bytes)
-                    emit.prefetch(numbers_of(later), 1)
-                    other, numbers = whole(others, p), numbers_of(p)
+                    other = whole(others, p)
                     row = emit.at(source, emit.times(other, row_bytes))
                     line = emit.load(emit.at(linear, emit.times(other, 4 * QUAD.count)), QUAD)
                     parts = [emit.number(0.0)] * QUAD.count
@@ -204,7 +266,7 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                             builder.fadd(emit.load(emit.at(row, steps[v])), targets[v], flags=FAST)
                             for v in held
                         ]
-                        more, *mixed = add_edge(numbers, held, [line, *ends])
+                        more, *mixed = add_edge(p, held, [line, *ends])
                         line = line if held[0] else more  # once, not for every head
                         for v, one in zip(held, mixed, strict=True):
                             head, size = v // per_head, emit.magnitude(one)
@@ -291,12 +353,13 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
 
 
 #: `attend(indptr, others, edges, begin, end, source, linear, target, attention, e, d_edge, edge_weight,
-#: edge_linear, usual, edge_start, halves, scores, own, bias, slope, out)`: rows begin to end of a layer;
-#: addresses are those of row 0. `linear` has the rows of `make_linear`. Only what an edge's numbers differ
-#: from the `usual` ones is multiplied; `edge_start` is what those add. `edge_weight` has a row for each
-#: number, or with `halves` for each two, as pairs of bfloat16; `edge_linear` has four numbers for each.
-#: These and `usual` are filled up with 0 to whole fours. `scores` has room for 4 numbers of each entry of
-#: these rows, and 12 more.
+#: edge_linear, usual, edge_start, edge_halves, scores, own, bias, slope, out)`: rows begin to end of a
+#: layer; addresses are those of row 0. `linear` has the rows of `make_linear`. Only what an edge's numbers
+#: differ from the `usual` ones is multiplied; `edge_start` is what those add. `edge_weight` has a row for
+#: each number and `edge_linear` four numbers, filled up with 0 to whole fours as `usual` is. Where
+#: `edge_halves` is not 0 it has the rows of `halve_edges`, and weights are pairs of bfloat16: a row for each
+#: two numbers, and four pairs twice in `edge_linear`, whose sum is the weight. `scores` has room for 4
+#: numbers of each entry of these rows, and 12 more.
 attend_4x32, linear_4x32 = make_attend(4, 32), make_linear(4, 32)
 attend_4x16, linear_4x16 = make_attend(4, 16), make_linear(4, 16)
 attend_2x32, linear_2x32 = make_attend(2, 32), make_linear(2, 32)

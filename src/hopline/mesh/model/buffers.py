@@ -93,6 +93,15 @@ def pairs_of(matrix: FloatArray, columns: int, rows: int) -> FloatArray:
     return result
 
 
+def two_pairs_of(matrix: FloatArray, columns: int, rows: int) -> FloatArray:
+    """`pairs_of` twice for each two inputs: of what a weight is as bfloat16, and of what that leaves out."""
+    coarse = as_halves(matrix)
+    parts = [pairs_of(part, columns, rows) for part in (coarse, matrix - coarse)]
+    result = aligned((len(parts[0]), 2 * columns))
+    result[:] = np.hstack(parts)
+    return result
+
+
 def as_halves(array: FloatArray) -> FloatArray:
     """Rounded to bfloat16, in float32."""
     return (bfloat16(array).astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -128,6 +137,9 @@ class Buffers:
     ) -> None:
         shape = weights.shape
         self._halves, self._usual, self._keeps = halves, usual_edge, keep
+        heads = (shape.heads, shape.hidden // shape.heads)
+        self._halves_edges = halves and shape.d_edge > 0 and heads in VECTOR_HEADS
+        self._edge_halves = fours(shape.d_edge) // 2 if self._halves_edges else 0
         self.plan: NDArray[np.int64] = np.zeros(at.LAYERS + at.LAYER_PLACES * shape.layers, np.int64)
         self.num_nodes = self.num_edges = 0
         self._weights: list[FloatArray] = []
@@ -172,12 +184,14 @@ class Buffers:
         read, channels = weight.shape[1], shape.hidden // shape.heads
         if self._halves:
             weight = as_halves(weight)
-        if self._halves and (shape.heads, channels) in VECTOR_HEADS:
+        linear = weight.reshape(shape.heads, channels, read) * weights[name + "attention"][:, :, None]
+        linear = LINE * linear.sum(axis=1)[:4]
+        if self._halves_edges:
             self._keep(here + at.W_EDGE, pairs_of(weight, shape.hidden, fours(read)))
+            self._keep(here + at.EDGE_LINEAR, two_pairs_of(linear, 4, fours(read)))
         else:
             self._keep(here + at.W_EDGE, rows_of(weight, shape.hidden, fours(read)))
-        linear = weight.reshape(shape.heads, channels, read) * weights[name + "attention"][:, :, None]
-        self._keep(here + at.EDGE_LINEAR, rows_of(LINE * linear.sum(axis=1)[:4], 4, fours(read)))
+            self._keep(here + at.EDGE_LINEAR, rows_of(linear, 4, fours(read)))
         self._keep(here + at.EDGE_START, widened(weight @ self._usual[:read], self._hidden))
 
     def _place_weights(self, weights: Weights) -> None:
@@ -267,6 +281,8 @@ class Buffers:
         e = self.num_edges
         self._row("edges", at.EDGE_OUT, (e, self.edge))
         self._row("links", at.LINKS, (e,))
+        if self._halves_edges:
+            self._row("edge_halves", at.EDGE_HALVES, (e, self._edge_halves))
         scores = -(-max(16 * (e + 4), 4 * self.inner) // _LINE_BYTES) * _LINE_BYTES
         each = int(self.plan[at.ROUNDED_BYTES]) + scores
         self.plan[at.SCRATCH_BYTES] = each

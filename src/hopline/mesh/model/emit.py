@@ -108,6 +108,14 @@ class Emit:
         )
         return self.builder.call(function, [c, self.builder.bitcast(a, HALVES), b])
 
+    def add_four_pairs(self, a: Value, address: Value, c: Value) -> Value:
+        """`add_pairs` of vectors of four; `a` is four int32, the other pairs lie at an address."""
+        kind = ir.VectorType(HALF, 2 * QUAD.count)
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(QUAD, [QUAD, kind, kind]), "llvm.x86.avx512bf16.dpbf16ps.128"
+        )
+        return self.builder.call(function, [c, self.builder.bitcast(a, kind), self.load(address, kind)])
+
     def rounded(self, vector: Value) -> Value:
         """A vector as bfloat16, to the nearest."""
         kind = ir.VectorType(HALF, LANES)
@@ -115,16 +123,6 @@ class Emit:
             self.builder.module, ir.FunctionType(kind, [VECTOR]), "llvm.x86.avx512bf16.cvtneps2bf16.512"
         )
         return self.builder.call(function, [vector])
-
-    def rounded_quad(self, quad: Value) -> tuple[Value, Value]:
-        """Four numbers as bfloat16: two pairs, each in an int32, and the same as float32."""
-        builder = self.builder
-        halves = self.rounded(self.shuffle(quad, quad, [0, 1, 2, 3] * (LANES // 4)))
-        pairs = builder.bitcast(halves, ir.VectorType(I32, LANES // 2))
-        bits = builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES))
-        ints = ir.VectorType(I32, QUAD.count)
-        upper = builder.zext(self.shuffle(bits, bits, range(QUAD.count)), ints)
-        return pairs, builder.bitcast(builder.shl(upper, ir.Constant(ints, [16] * QUAD.count)), QUAD)
 
     def load_some(self, address: Value, count: Value, kind: Any = QUAD) -> Value:
         """The first `count` numbers of a vector at an address, the others 0; there may be fewer or more."""
@@ -138,6 +136,21 @@ class Emit:
             f"llvm.masked.load.v{kind.count}f32.p0",
         )
         return builder.call(load, [place, ir.Constant(I32, 4), there, self.number(0.0, kind)])
+
+    def store_some(self, halves: Value, address: Value, count: Value) -> None:
+        """The first `count` of a vector of bfloat16, put at an address; there may be fewer or more."""
+        builder, kind = self.builder, ir.VectorType(ir.IntType(16), LANES)
+        place = builder.inttoptr(address, cgutils.voidptr_t)
+        lanes = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+        there = builder.icmp_signed("<", lanes, self.splat(builder.trunc(count, I32)))
+        store = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(
+                ir.VoidType(), [kind, cgutils.voidptr_t, I32, ir.VectorType(ir.IntType(1), LANES)]
+            ),
+            f"llvm.masked.store.v{LANES}i16.p0",
+        )
+        builder.call(store, [builder.bitcast(halves, kind), place, ir.Constant(I32, 2), there])
 
     def max(self, a: Value, b: Value) -> Value:
         """The larger one, lane by lane."""

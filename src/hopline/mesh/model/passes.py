@@ -22,6 +22,7 @@ from hopline.mesh.model.attention import (
     attend_2x32,
     attend_4x16,
     attend_4x32,
+    halve_edges,
     linear_2x16,
     linear_2x32,
     linear_4x16,
@@ -211,6 +212,12 @@ def first_products(plan: Plan, begin: int, end: int, rounded: int) -> None:
     x = factor(plan, plan[at.X], d_in, begin, end, rounded)
     h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
     finish_products(plan, 0, x, d_in, h, begin, end)
+    if plan[at.EDGE_HALVES]:  # of as many edges as these are of all rows
+        n, e = plan[at.NUM_NODES], plan[at.NUM_EDGES]
+        halve_edges(
+            plan[at.E], plan[at.D_EDGE], plan[at.USUAL_EDGE], begin * e // n, end * e // n,
+            plan[at.EDGE_HALVES],
+        )  # fmt: skip
     own = plan[at.LAYERS + at.OWN_ROWS]
     multiply_by(
         plan, h, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, _ONE, begin, end
@@ -240,7 +247,7 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
     source, target, own = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS], plan[here + at.OWN_ROWS]
     result, attention, bias = plan[here + at.RESULT_ROWS], plan[here + at.ATTENTION], plan[here + at.BIAS]
     e, edge_weight, edge_linear = plan[at.E], plan[here + at.W_EDGE], plan[here + at.EDGE_LINEAR]
-    linear, halves = plan[here + at.LINEAR_ROWS], plan[at.HALVES]
+    linear, edge_halves = plan[here + at.LINEAR_ROWS], plan[at.EDGE_HALVES]
     usual, edge_start = plan[at.USUAL_EDGE], plan[here + at.EDGE_START]
     d_edge = plan[at.D_EDGE] if layer < plan[at.EDGE_LAYERS] else 0
     for first in range(begin, end, _FEW):
@@ -248,22 +255,22 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
         if heads == 4 and channels == 32:
             attend_4x32(
                 indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
-                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
+                edge_weight, edge_linear, usual, edge_start, edge_halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 4 and channels == 16:
             attend_4x16(
                 indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
-                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
+                edge_weight, edge_linear, usual, edge_start, edge_halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 2 and channels == 32:
             attend_2x32(
                 indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
-                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
+                edge_weight, edge_linear, usual, edge_start, edge_halves, scores, own, bias, slope, result,
             )  # fmt: skip
         elif heads == 2 and channels == 16:
             attend_2x16(
                 indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
-                edge_weight, edge_linear, usual, edge_start, halves, scores, own, bias, slope, result,
+                edge_weight, edge_linear, usual, edge_start, edge_halves, scores, own, bias, slope, result,
             )  # fmt: skip
         else:
             starts = carray(pointer(indptr), (last + 1,), np.int32)
@@ -272,7 +279,7 @@ def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> No
                 attend_any(
                     source, target + row, attention, others + 4 * entry, edges + 4 * entry,
                     np.int64(starts[i + 1]) - entry, e, d_edge, edge_weight, usual, edge_start, scores,
-                    own + row, bias, slope, result + row, heads, channels, halves,
+                    own + row, bias, slope, result + row, heads, channels, plan[at.HALVES],
                 )  # fmt: skip
 
 
