@@ -12,6 +12,8 @@ ODD = ModelShape(
     5, 3, 2, 3, 9, hidden=96, heads=3, layers=3, d_out=20, d_decoder=40, own_inputs=False,
     directions=("callers", "callers", "callees"), shared=False, edge_layers=2,
 )  # fmt: skip
+#: Of the usual columns, as a detector has it.
+WATCHED = ModelShape(14, 7, 8, 7, 4, d_edge_temporal=4, own_inputs=False)
 BARE = ModelShape(4, 0, 0, 1, 1, hidden=32, heads=1, layers=1, d_out=33)
 
 

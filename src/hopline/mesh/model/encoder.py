@@ -145,12 +145,16 @@ class Encoder:
     def ready(
         self, graph: MeshGraph, x: FloatArray, h: FloatArray, e: FloatArray, g: FloatArray | None
     ) -> Plan:
-        """The plan of `reconstruct`, for a caller who lets `passes.work` do it among other work."""
+        """The plan of `reconstruct`, for a caller who lets `passes.work` do it among other work.
+
+        All but the logits of links, which a step of the watch does not read.
+        """
         version, *given = self._ready
         if version != graph.version or any(map(is_not, given, (graph, x, h, e, g))):
             self._check_temporal(graph, g)
             self.place(graph, x, h, e, g, None)
             self.buffers.plan[at.PHASE_BITS] = self._whole
+            self.buffers.plan[at.WITH_LINKS] = 0
             self._ready = (graph.version, graph, x, h, e, g)
         return self.buffers.plan
 
@@ -195,7 +199,7 @@ class Encoder:
             self._check_temporal(graph, g)
         self.place(graph, x, h, e, g, node_mask)
         plan = self.buffers.plan
-        plan[at.PHASE_BITS] = bits
+        plan[at.PHASE_BITS], plan[at.WITH_LINKS] = bits, 1
         if self._second is None or graph.num_nodes + graph.num_edges < SHARED_FROM:
             run_alone(plan)
         else:

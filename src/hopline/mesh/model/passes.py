@@ -14,7 +14,7 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from hopline.intrinsics import LINE_BYTES, address_of, pointer, prefetch_at
+from hopline.intrinsics import address_of, pointer
 from hopline.jit import njit
 from hopline.mesh.model import plan as at
 from hopline.mesh.model.attention import (
@@ -28,13 +28,19 @@ from hopline.mesh.model.attention import (
     linear_4x16,
     linear_4x32,
 )
+from hopline.mesh.model.edge_decoder import (
+    USUAL_INNER,
+    USUAL_NUMBERS,
+    USUAL_TEMPORAL,
+    decode_edge,
+    decode_usual,
+    link_edges,
+)
 from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import (
-    AHEAD,
     PANEL,
     TILE_COLUMNS,
     TILE_ROWS,
-    decode_edge,
     many_halves,
     many_rows,
     one_half,
@@ -358,7 +364,8 @@ def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
     out, inner = plan[at.OUT_BYTES], plan[at.DECODER_BYTES]
     nothing, depth = plan[at.NOTHING], out // 4
     below = factor(plan, plan[at.Z], depth, begin, end, rounded)
-    multiply_by(plan, below, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], _ONE, begin, end)
+    if plan[at.WITH_LINKS]:
+        multiply_by(plan, below, depth, plan[at.W_LINK], out, nothing, 0, plan[at.QUERY], _ONE, begin, end)
     multiply_by(
         plan,
         below,
@@ -388,29 +395,36 @@ def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
 
 @njit(nogil=True, cache=True)
 def decode_edges(plan: Plan, begin: int, end: int, scores: int) -> None:
-    """The edges' numbers and logits; `scores` is scratch."""
+    """The edges' numbers, and their logits where they are asked for; `scores` is scratch."""
     out, inner, row = plan[at.OUT_BYTES], plan[at.DECODER_BYTES], plan[at.EDGE_BYTES]
-    sources = carray(pointer(plan[at.SOURCES]), (plan[at.NUM_EDGES],), np.int32)
-    targets = carray(pointer(plan[at.TARGETS]), (plan[at.NUM_EDGES],), np.int32)
-    link_bias = carray(pointer(plan[at.LINK_BIAS]), (1,), np.float32)[0]
-    d_temporal = plan[at.D_EDGE_TEMPORAL]
-    for k in range(begin, end):
-        later = min(k + AHEAD, plan[at.NUM_EDGES] - 1)
-        caller, callee = np.int64(sources[later]), np.int64(targets[later])
-        for step in range(0, inner, LINE_BYTES):
-            prefetch_at(plan[at.CALLER] + caller * inner + step)
-            prefetch_at(plan[at.CALLEE] + callee * inner + step)
-        for step in range(0, out, LINE_BYTES):
-            prefetch_at(plan[at.QUERY] + caller * out + step)
-            prefetch_at(plan[at.Z] + callee * out + step)
-        caller, callee = np.int64(sources[k]), np.int64(targets[k])
-        decode_edge(
-            plan[at.CALLER] + caller * inner, plan[at.CALLEE] + callee * inner, inner,
-            plan[at.G] + 4 * d_temporal * k, d_temporal, plan[at.W_EDGE_TEMPORAL], scores, row // 16,
-            plan[at.W_EDGES], plan[at.B_EDGES], plan[at.EDGE_OUT] + row * k,
-            plan[at.QUERY] + caller * out, plan[at.Z] + callee * out, out, link_bias,
-            plan[at.LINKS] + 4 * k,
+    sources, targets, d_temporal = plan[at.SOURCES], plan[at.TARGETS], plan[at.D_EDGE_TEMPORAL]
+    if inner == 4 * USUAL_INNER and row == 4 * USUAL_NUMBERS and d_temporal == USUAL_TEMPORAL:
+        decode_usual(
+            sources, targets, begin, end, plan[at.NUM_EDGES] - 1, plan[at.CALLER], plan[at.CALLEE],
+            plan[at.G], plan[at.W_EDGE_TEMPORAL], plan[at.W_EDGES], plan[at.B_EDGES], plan[at.EDGE_OUT],
         )  # fmt: skip
+    else:
+        callers = carray(pointer(sources), (plan[at.NUM_EDGES],), np.int32)
+        callees = carray(pointer(targets), (plan[at.NUM_EDGES],), np.int32)
+        for k in range(begin, end):
+            decode_edge(
+                plan[at.CALLER] + np.int64(callers[k]) * inner,
+                plan[at.CALLEE] + np.int64(callees[k]) * inner,
+                inner,
+                plan[at.G] + 4 * d_temporal * k,
+                d_temporal,
+                plan[at.W_EDGE_TEMPORAL],
+                scores,
+                row // 16,
+                plan[at.W_EDGES],
+                plan[at.B_EDGES],
+                plan[at.EDGE_OUT] + row * k,
+            )
+    if plan[at.WITH_LINKS]:
+        link_bias = carray(pointer(plan[at.LINK_BIAS]), (1,), np.float32)[0]
+        link_edges(
+            sources, targets, begin, end, plan[at.QUERY], plan[at.Z], out, link_bias, plan[at.LINKS]
+        )
 
 
 @njit(nogil=True, cache=True)

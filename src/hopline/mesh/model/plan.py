@@ -14,7 +14,8 @@ from __future__ import annotations
     W_OWN, W_OWN_TEMPORAL, W_OUT, B_OUT, W_LINK, W_CALLER, B_CALLER, W_CALLEE, W_HIDDEN, B_HIDDEN,
     W_NODES, B_NODES, W_EDGE_TEMPORAL, W_EDGES, B_EDGES, LINK_BIAS, NOTHING,
     Z, QUERY, CALLER, CALLEE, NODE_HIDDEN, NODE_OUT, EDGE_OUT, LINKS, HALVES, ROUNDED_BYTES, USUAL_EDGE, ROUNDED_TEMPORAL, EDGE_HALVES,
-) = range(60)  # fmt: skip
+    WITH_LINKS,
+) = range(61)  # fmt: skip
 
 #: Where the first layer's own places begin, and how many each layer has.
 LAYERS, LAYER_PLACES = 64, 18
