@@ -57,11 +57,21 @@ def make_tile(rows: int, columns: int, *, halves: bool = False) -> Any:
 
             sums = emit.loop(depth, sums, body)
             slopes = emit.splat(slope)
-            for r in range(rows):
-                line = emit.at(c, emit.times(c_step, r))
-                for v in vectors:
-                    y = emit.leaky(sums[len(vectors) * r + v], slopes)
-                    emit.store(y, emit.at(line, 4 * LANES * v))
+
+            def put(bent: bool) -> None:
+                for r in range(rows):
+                    line = emit.at(c, emit.times(c_step, r))
+                    for v in vectors:
+                        y = sums[len(vectors) * r + v]
+                        emit.store(emit.leaky(y, slopes) if bent else y, emit.at(line, 4 * LANES * v))
+
+            # Most products are not bent, and take so little that this shows.
+            is_bent = builder.fcmp_ordered("!=", slope, ir.Constant(FLOAT, 1.0))
+            with builder.if_else(is_bent) as (bent, straight):
+                with bent:
+                    put(True)
+                with straight:
+                    put(False)
             return context.get_dummy_value()
 
         return signature, codegen

@@ -75,7 +75,6 @@ class SecondThread:
     def rouse(self) -> None:
         """A pass comes within the next milliseconds: waking takes some 50 µs, which other work can hide."""
         if self._thread is not None:
-            wait_idle(self.control)
             rouse(self.control)
 
     def start(self) -> None:
@@ -109,7 +108,8 @@ def wait_idle(control: Control) -> None:
 
 @njit(nogil=True, cache=True)
 def rouse(control: Control) -> None:
-    """Wake the second thread: a pass comes soon."""
+    """Wake the second thread, once it reads no plan: a pass comes soon."""
+    wait_idle(control)
     write(control, SOON, 1)
     advance(control)
 

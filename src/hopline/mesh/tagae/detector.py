@@ -35,7 +35,7 @@ from hopline.mesh.tagae.overall import Overall
 from hopline.mesh.tagae.pairs import Lineup, Pairs
 from hopline.mesh.tagae.roles import role_of
 from hopline.mesh.tagae.series import SeriesTable
-from hopline.mesh.tagae.sweep import Sweep, Taken
+from hopline.mesh.tagae.sweep import Order, Sweep, Taken
 from hopline.mesh.tagae.telling import told
 from hopline.mesh.tagae.tracker import Tracker, Trouble
 from hopline.mesh.tagae.witness import Place, Witness
@@ -390,11 +390,12 @@ class Tagae:
             self._begin(snapshot.schema)
         self._sweep.rouse()
         ended = self._mind_the_clock(snapshot.time_s)
-        taken = self._observe(snapshot)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
+        learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
+        is_plain = not changes and not self._excused
+        taken = self._observe(snapshot, learn if is_plain else None)
         self._excuse(changes, snapshot)
         troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
-        learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
         found, score = self._judge(snapshot, learn)
         if self._parts is not None:
             score = max(score, self._together(snapshot, self._parts, learn == kernels.USUAL))
@@ -415,7 +416,7 @@ class Tagae:
             ended += self._follow(snapshot, found, direct)
         incidents = [told(trouble, snapshot.roster) for trouble in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
-        suppressed = tuple(sorted({change.service for change in changes}))
+        suppressed = tuple(sorted({change.service for change in changes})) if changes else ()
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, snapshot.gaps)
 
     def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
@@ -475,13 +476,19 @@ class Tagae:
             table.forget_window(also_levels_of=still)
         return self._tracker.close_all()
 
-    def _observe(self, snapshot: Snapshot) -> Taken:
+    def _observe(self, snapshot: Snapshot, learn: int | None = None) -> Taken:
+        """Take an interval in.
+
+        Args:
+            learn: how it is judged, where that can be done at once: nothing of it is excused.
+        """
         self._lineup.take(snapshot)
         nodes, paths = self._lineup.nodes, self._lineup.paths
         self._nodes.grow(len(snapshot.roster))
         self._edges.grow(len(self._pairs))
         if new := self._nodes.size - len(self._absent):
             self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
+        self._parts = self._cut.parts(snapshot)
         inputs = None
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(nodes), len(paths), *self._tables)
@@ -502,9 +509,16 @@ class Tagae:
             inputs=inputs,
             pending=pending,
             absent=self._absent,
+            then=None if learn is None else self._order(snapshot, learn),
         )
-        self._parts = self._cut.parts(snapshot)
         return taken
+
+    def _order(self, snapshot: Snapshot, learn: int) -> Order | None:
+        """How an interval is judged at once; None where the model's pass has to be seen to before."""
+        if self._expectation is None:
+            return Order(self._hold, learn, None)
+        model = self._expectation.ahead(snapshot, self._lineup, *self._tables, self._parts)
+        return None if model is None else Order(self._hold, learn, model)
 
     def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """What there is to judge of the call paths, float32 [e, columns]."""
@@ -513,7 +527,7 @@ class Tagae:
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
         """What is out of bounds of the interval that was observed last, and the largest score."""
         model = None
-        if self._expectation is not None:
+        if self._expectation is not None and not self._sweep.is_judged:
             model = self._expectation.ready(
                 snapshot, self._lineup, self._taken.young, *self._tables, self._parts
             )

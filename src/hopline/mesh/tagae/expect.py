@@ -127,10 +127,7 @@ class Expectation:
         Returns: the pass's plan, for `Sweep.judge`; None where it is done, and `recon` of both tables set.
         """
         paths = lineup.paths
-        if paths is not self._paths or lineup.nodes is not self._nodes:
-            self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
-            self._paths, self._nodes = paths, lineup.nodes
-        (x, h), (e, g) = self.rooms(len(lineup.nodes), len(paths), nodes, edges)
+        (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
         if young:
             if edges.load >= 0:
                 amounts = snapshot.edge_features[:, edges.load]
@@ -147,6 +144,29 @@ class Expectation:
         rows.scatter(found.nodes, snapshot.nodes, nodes.recon, nodes.modelled, MOST)
         rows.scatter(found.edges, paths, edges.recon, edges.modelled, MOST)
         return None
+
+    def ahead(
+        self,
+        snapshot: Snapshot,
+        lineup: Lineup,
+        nodes: SeriesTable,
+        edges: SeriesTable,
+        parts: SlotArray | None,
+    ) -> NDArray[np.int64] | None:
+        """As `ready`, before the inputs are there; None where the pass is not the sweep's to do."""
+        if parts is not None or not isinstance(self.encoder, Encoder):
+            return None
+        (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
+        return self.encoder.ready(self.graph, x, h, e, g)
+
+    def _follow(
+        self, snapshot: Snapshot, lineup: Lineup, nodes: SeriesTable, edges: SeriesTable
+    ) -> Rooms:
+        """Have the graph be that of the interval. Returns: where its inputs are."""
+        if lineup.paths is not self._paths or lineup.nodes is not self._nodes:
+            self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
+            self._paths, self._nodes = lineup.paths, lineup.nodes
+        return self.rooms(len(lineup.nodes), len(lineup.paths), nodes, edges)
 
     def _by_parts(
         self,

@@ -1,7 +1,8 @@
-"""One step over all series of both tables, with the model's pass between: two calls of compiled code.
+"""One step over all series of both tables, with the model's pass between: one call of compiled code.
 
     take_in:  observe ─► gather                       services and call paths, in pieces, by two threads
-    judge:    [model's phases ─► scatter] ─► judge
+    judge:    [model's phases ─► scatter] ─► judge    in the same call, or in another one where something
+                                                      has to be done between
 
 Wants two threads where there is enough to do; what comes of it is the same with one.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,19 @@ class Taken:
     measured: int
     known: int
     young: int
+
+
+class Order(NamedTuple):
+    """How the interval that is taken in is to be judged at once.
+
+    Attributes:
+        hold, learn: see `kernels.judge`.
+        model: the plan of the model's pass, which comes first; None where there is none.
+    """
+
+    hold: int
+    learn: int
+    model: NDArray[np.int64] | None
 
 
 class _Side:
@@ -141,6 +155,7 @@ class Sweep:
         self._model: NDArray[np.int64] | None = None
         self._counters: NDArray[np.int64] = np.zeros(0, np.int64)
         self._kept: tuple[object, ...] = ()
+        self._judged: tuple[int, float] | None = None
         plans = (self._step, self._sides[0].plan, self._sides[1].plan)
         self._plans = plans
         self._second = SecondThread(serve, plans, at.NUM_PHASES) if has_second(threads) else None
@@ -165,6 +180,7 @@ class Sweep:
         inputs: Sequence[Rows] | None = None,
         pending: Pending | None = None,
         absent: SlotArray | None = None,
+        then: Order | None = None,
     ) -> Taken:
         """Take one interval in; see `kernels.observe`.
 
@@ -174,6 +190,7 @@ class Sweep:
             inputs: room for what the model reads, filled: see `rows.gather`.
             pending: what the call paths' values are to be made of; they are its `out`, then.
             absent: int32, intervals since each service was there last: one more, or 0.
+            then: judge it at once, if no service is young; `judge` gives what was found.
         """
         nodes, edges = self._sides
         node_inputs, edge_inputs = inputs or (None, None)
@@ -195,17 +212,37 @@ class Sweep:
             callers,
         )
         bits = 1 << at.OBSERVE | (1 << at.GATHER if inputs else 0)
-        found = take_in(
+        hold, learn = 0, kernels.NOTHING
+        if then is not None:
+            hold, learn = then.hold, then.learn
+            bits |= self._bits(then.model)
+        outcome = take_in(
             *self._plans, *self._threads, *kept, sent, bits, warm_up, step % window,
-            min(ago, window - 1), min(recent, window - 1), interval_s, drift,
+            min(ago, window - 1), min(recent, window - 1), interval_s, drift, step % kernels.HOLD,
+            min(hold, kernels.HOLD), learn,
         )  # fmt: skip
-        measured_now, known, young, *_ = cast(Outcome, found)
+        measured_now, known, young, *judged = cast(Outcome, outcome)
+        self._judged = None if then is None or young else (judged[0], judged[1])
         return Taken(measured_now, known, young)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the interval was judged when it was taken in, as `then` had it."""
+        return self._judged is not None
+
+    def _bits(self, model: NDArray[np.int64] | None) -> int:
+        """Phases of judging."""
+        if model is None:
+            return 1 << at.JUDGE
+        self._point_at(model)
+        return 1 << at.MODEL | 1 << at.SCATTER | 1 << at.JUDGE
 
     def judge(
         self, step: int, *, warm_up: int, hold: int, learn: int, model: NDArray[np.int64] | None = None
     ) -> tuple[list[tuple[int, int, int]], float]:
         """Compare the interval that was taken in with what was expected; see `kernels.judge`.
+
+        Nothing is left to do where it was judged when it was taken in.
 
         Args:
             learn: what is counted as normal time; see `kernels.judge`.
@@ -214,14 +251,14 @@ class Sweep:
         Returns: table (0 = services), slot and column of each series that was out of bounds for long
             enough, and the largest score.
         """
-        bits = 1 << at.JUDGE
-        if model is not None:
-            self._point_at(model)
-            bits |= 1 << at.MODEL | 1 << at.SCATTER
-        found_by_all = judge_all(
-            *self._plans, *self._threads, bits, warm_up, step % kernels.HOLD, min(hold, kernels.HOLD), learn
-        )
-        *_, out, largest = cast(Outcome, found_by_all)
+        if self._judged is None:
+            bits, held_at = self._bits(model), step % kernels.HOLD
+            outcome = judge_all(
+                *self._plans, *self._threads, bits, warm_up, held_at, min(hold, kernels.HOLD), learn
+            )
+            *_, out, largest = cast(Outcome, outcome)
+        else:
+            (out, largest), self._judged = self._judged, None
         found = []
         if out:
             for number, side in enumerate(self._sides):

@@ -205,11 +205,23 @@ def piece_of(
 
 
 @njit(nogil=True, cache=True)
+def young_services(nodes: Plan) -> int:
+    """Services without a window, once all are gathered."""
+    return counts_of(nodes, 0)[at.YOUNG] + counts_of(nodes, 1)[at.YOUNG]
+
+
+@njit(nogil=True, cache=True)
 def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> None:
-    """All phases of `step`; what the other thread has taken is waited for between them."""
+    """All phases of `step`; what the other thread has taken is waited for between them.
+
+    Where an interval is to be taken in and judged at once, and there are services without a window, it is
+    only taken in.
+    """
     for phase in range(at.NUM_PHASES):
         if not step[at.BITS] >> phase & 1:
             continue
+        if phase > at.OBSERVE and step[at.BITS] >> at.OBSERVE & 1 and young_services(nodes):
+            return  # what the model reads of these comes from their neighbours first
         if phase == at.MODEL:
             model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
             counters = carray(pointer(step[at.MODEL_CONTROL]), (step[at.MODEL_WORDS],), np.int64)
@@ -248,7 +260,7 @@ def reset(step: Plan) -> None:
 @njit(nogil=True, cache=True)
 def outcome(step: Plan, nodes: Plan, edges: Plan) -> Outcome:
     """Counts of both threads: measured, known, young services, out of bounds; the largest score."""
-    measured, known, young, out, largest = 0, 0, 0, 0, 0.0
+    measured, known, out, largest = 0, 0, 0, 0.0
     for plan in (nodes, edges):
         for thread in range(2):
             counts = counts_of(plan, thread)
@@ -263,9 +275,7 @@ def outcome(step: Plan, nodes: Plan, edges: Plan) -> Outcome:
             for k in range(size):
                 first[k] += second[k]
                 second[k] = 0
-    for thread in range(2):
-        young += counts_of(nodes, thread)[at.YOUNG]
-    return measured, known, young, out, largest
+    return measured, known, young_services(nodes), out, largest
 
 
 @njit(nogil=True, cache=True)
@@ -289,20 +299,29 @@ def run(step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, mo
 
 
 @njit(nogil=True, cache=True)
+def order_judging(nodes: Plan, edges: Plan, warm_up: int, held_at: int, hold: int, learn: int) -> None:
+    """How to judge; see `kernels.judge`."""
+    for plan in (nodes, edges):
+        plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
+
+
+@njit(nogil=True, cache=True)
 def take_in(
     step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, node_values: Floats,
     edge_values: Floats, measured: Floats, callers: SlotArray, sent: int, bits: int, warm_up: int, pos: int,
-    ago: int, recent: int, interval_s: float, drift: float,
+    ago: int, recent: int, interval_s: float, drift: float, held_at: int, hold: int, learn: int,
 ) -> Outcome:  # fmt: skip
-    """Take one interval in; counts begin again. One call, since each costs some microseconds.
+    """Take one interval in, and judge it if `bits` say so; counts begin again.
+
+    One call, since each costs some microseconds.
 
     Args:
         node_values, edge_values: float32 [n, F], contiguous.
         measured, callers, sent: what the call paths' values are to be made of, as `calls.Pending` has it;
             `sent` is -1 where they are there already.
-        bits to drift: see `kernels.observe`.
+        bits to drift: see `kernels.observe`; held_at to learn: see `kernels.judge`.
 
-    Returns: see `outcome`.
+    Returns: see `outcome`. Nothing was judged where services are young.
     """
     if is_shared:
         wait_idle(control)
@@ -317,7 +336,8 @@ def take_in(
         for thread in range(2):
             counts_of(plan, thread)[:] = 0
             largest_of(plan, thread)[0] = 0.0
-    return run(step, nodes, edges, control, is_shared, True)
+    order_judging(nodes, edges, warm_up, held_at, hold, learn)
+    return run(step, nodes, edges, control, is_shared, not bits >> at.JUDGE & 1)
 
 
 @njit(nogil=True, cache=True)
@@ -329,8 +349,7 @@ def judge_all(
     if is_shared:
         wait_idle(control)
     step[at.BITS] = bits
-    for plan in (nodes, edges):
-        plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
+    order_judging(nodes, edges, warm_up, held_at, hold, learn)
     return run(step, nodes, edges, control, is_shared, False)
 
 
