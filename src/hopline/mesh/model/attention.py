@@ -313,9 +313,10 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                     def weigh(q: Value, total: Value, *sums: Value, held: range = held) -> list[Value]:
                         p = builder.add(first_entry, q)
                         row = emit.at(source, emit.times(whole(others, p), row_bytes))
-                        quad = emit.load(place_of(p), QUAD)
+                        place = place_of(p)
+                        quad = emit.load(place, QUAD)
                         shares = {
-                            head: emit.shuffle(quad, quad, [head] * LANES)
+                            head: emit.splat(emit.load(emit.at(place, 4 * head), FLOAT))
                             for head in sorted({v // per_head for v in held})
                         }
                         return [
