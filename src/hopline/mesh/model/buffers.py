@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from hopline.mesh.model import plan as at
 from hopline.mesh.model.attention import LINE, VECTOR_HEADS
+from hopline.mesh.model.eight_bits import HAS_EIGHT_BITS, LARGEST, SHIFT
 from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import PANEL
+from hopline.mesh.model.passes import MOST_ROWS
 from hopline.mesh.model.weights import FloatArray, Weights
 
 _LINE_BYTES = 64
-#: Rows of a piece of work at most.
-MOST_ROWS = 48
 
 
 def padded(columns: int) -> int:
@@ -55,6 +55,23 @@ def packed_halves(matrix: FloatArray, depth: int | None = None) -> FloatArray:
     result = aligned((padded(columns) // PANEL, depth // 2, PANEL))
     result.view(np.uint16).reshape(panels.shape)[:] = panels
     return result
+
+
+def packed_bytes(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same in eight bits, four inputs beside each other: panels [in / 4, 32, 4].
+
+    Returns: panels and, for each column, its scale and where its sums start (int32); memory of float32.
+    """
+    columns, depth = matrix.shape
+    largest = np.maximum(np.abs(matrix).max(axis=1, keepdims=True), 1e-30)
+    whole = np.zeros((padded(columns), depth), np.int8)
+    whole[:columns] = np.rint(matrix * (np.float32(LARGEST) / largest))
+    panels = whole.reshape(padded(columns) // PANEL, PANEL, depth // 4, 4).transpose(0, 2, 1, 3)
+    result = aligned((padded(columns) // PANEL, depth // 4, PANEL))
+    result.view(np.int8).reshape(panels.shape)[:] = panels
+    start = aligned((padded(columns),))
+    start.view(np.int32)[:] = -SHIFT * whole.astype(np.int32).sum(axis=1)
+    return result, widened(largest[:, 0] / np.float32(LARGEST), padded(columns)), start
 
 
 def bfloat16(array: FloatArray) -> NDArray[np.uint16]:
@@ -137,6 +154,7 @@ class Buffers:
     ) -> None:
         shape = weights.shape
         self._halves, self._usual, self._keeps = halves, usual_edge, keep
+        self._eight_bits = halves and HAS_EIGHT_BITS
         heads = (shape.heads, shape.hidden // shape.heads)
         self._halves_edges = halves and shape.d_edge > 0 and heads in VECTOR_HEADS
         self._edge_halves = fours(shape.d_edge) // 2 if self._halves_edges else 0
@@ -152,6 +170,7 @@ class Buffers:
         plan[at.HEADS], plan[at.CHANNELS] = shape.heads, shape.hidden // shape.heads
         plan[at.OWN_INPUTS], plan[at.SHARED] = shape.own_inputs, shape.shared
         plan[at.EDGE_LAYERS], plan[at.HALVES] = shape.edge_layers, halves
+        plan[at.EIGHT_BITS] = self._eight_bits
         self.out = padded(shape.d_out)
         self.inner = padded(shape.d_decoder)
         self.node = padded(max(1, shape.n_node_targets))
@@ -199,12 +218,19 @@ class Buffers:
         self._keep(at.USUAL_EDGE, widened(self._usual, max(4, fours(shape.d_edge))))
         for layer in range(shape.layers):
             here, name = at.LAYERS + at.LAYER_PLACES * layer, f"layers.{layer}."
-            pack = self._below if layer else self._of_inputs
-            self._keep(here + at.W_SOURCE, pack(weights[name + "source.weight"]))
-            self._keep(here + at.B_SOURCE, widened(weights[name + "source.bias"], hidden))
-            if not shape.shared:
-                self._keep(here + at.W_TARGET, pack(weights[name + "target.weight"]))
-                self._keep(here + at.B_TARGET, widened(weights[name + "target.bias"], hidden))
+            for end, places in (
+                ("source", (at.W_SOURCE, at.SOURCE_SCALES, at.SOURCE_START, at.B_SOURCE)),
+                ("target", (at.W_TARGET, at.TARGET_SCALES, at.TARGET_START, at.B_TARGET)),
+            ):
+                if end == "target" and shape.shared:
+                    continue
+                weight, (matrix, scales, start, bias) = weights[f"{name}{end}.weight"], places
+                if layer and self._eight_bits:
+                    for place, array in zip((matrix, scales, start), packed_bytes(weight), strict=True):
+                        self._keep(here + place, array)
+                else:
+                    self._keep(here + matrix, (self._below if layer else self._of_inputs)(weight))
+                self._keep(here + bias, widened(weights[f"{name}{end}.bias"], hidden))
             self._keep(here + at.W_TEMPORAL, self._of_inputs(weights[name + "temporal.weight"]))
             self._keep(here + at.ATTENTION, widened(weights[name + "attention"].reshape(-1), hidden))
             self._place_edge_weights(here, weights, name)

@@ -172,6 +172,14 @@ class Emit:
             "!=", builder.bitcast(above, ir.IntType(4)), ir.Constant(ir.IntType(4), 0)
         )
 
+    def nearest(self, x: Value) -> Value:
+        """Rounded to whole numbers, to even where there are two."""
+        name = f"llvm.roundeven.v{x.type.count}f32"
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(x.type, [x.type]), name
+        )
+        return self.builder.call(function, [x])
+
     def leaky(self, x: Value, slope: Value) -> Value:
         """LeakyReLU, for slopes up to 1."""
         return self.max(x, self.builder.fmul(x, slope, flags=FAST))

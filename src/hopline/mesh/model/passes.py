@@ -36,6 +36,7 @@ from hopline.mesh.model.edge_decoder import (
     decode_usual,
     link_edges,
 )
+from hopline.mesh.model.eight_bits import many_bytes, one_bytes, quantise_row
 from hopline.mesh.model.emit import LANES
 from hopline.mesh.model.lanes import (
     PANEL,
@@ -64,6 +65,8 @@ Plan = NDArray[np.int64]
 Below = tuple[int, int]
 
 _PANEL_BYTES, _TILE_BYTES = 4 * PANEL, 4 * TILE_COLUMNS
+#: Rows of a piece of work at most.
+MOST_ROWS = 48
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
 #: Nodes whose attention is computed together: what they listen to is still in the first cache when it is
@@ -174,30 +177,89 @@ def multiply_by(
 
 
 @njit(nogil=True, cache=True)
-def finish_products(plan: Plan, layer: int, below: Below, depth: int, h: Below, begin: int, end: int) -> None:
-    """What a layer needs of the state below it and of the temporal rows: those listened to, who listens.
+def quantise_rows(rows: int, depth: int, begin: int, end: int, rounded: int, scales: int) -> None:
+    """Rows begin to end in eight bits, into scratch, and their scales."""
+    for row in range(begin, end):
+        k = row - begin
+        quantise_row(rows + row * 4 * depth, depth // LANES, rounded + k * depth, scales + 4 * k)
+
+
+@njit(nogil=True, cache=True)
+def multiply_bytes(
+    rounded: int, depth: int, scales: int, b: int, columns_bytes: int, columns: int, start: int, bias: int,
+    c: int, begin: int, end: int,
+) -> None:  # fmt: skip
+    """Rows begin to end of c = bias + a @ b, of what `quantise_rows` left in scratch."""
+    fours = depth // 4
+    whole = (end - begin) - (end - begin) % TILE_ROWS
+    for panel in range(columns_bytes // _PANEL_BYTES):
+        shift = panel * _PANEL_BYTES
+        packed, into = b + shift * fours, c + shift + begin * columns_bytes
+        for k in range(0, whole, TILE_ROWS):
+            many_bytes(
+                rounded + k * depth, depth, fours, packed, scales + 4 * k, columns + shift, start + shift,
+                bias + shift, into + k * columns_bytes, columns_bytes,
+            )  # fmt: skip
+        for k in range(whole, end - begin):
+            one_bytes(
+                rounded + k * depth, depth, fours, packed, scales + 4 * k, columns + shift, start + shift,
+                bias + shift, into + k * columns_bytes, columns_bytes,
+            )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def state_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
+    """What is listened to of the state below a layer, and who listens without the temporal term."""
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    depth = plan[at.HEADS] * plan[at.CHANNELS]
+    width, rows = 4 * depth, plan[here + at.OWN_ROWS]
+    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
+    if plan[at.EIGHT_BITS]:
+        scales = rounded + MOST_ROWS * depth
+        quantise_rows(rows, depth, begin, end, rounded, scales)
+        multiply_bytes(
+            rounded, depth, scales, plan[here + at.W_SOURCE], width, plan[here + at.SOURCE_SCALES],
+            plan[here + at.SOURCE_START], plan[here + at.B_SOURCE], source, begin, end,
+        )  # fmt: skip
+        if not plan[at.SHARED]:
+            multiply_bytes(
+                rounded, depth, scales, plan[here + at.W_TARGET], width, plan[here + at.TARGET_SCALES],
+                plan[here + at.TARGET_START], plan[here + at.B_TARGET], target, begin, end,
+            )  # fmt: skip
+    else:
+        products(plan, layer, factor(plan, rows, depth, begin, end, rounded), depth, begin, end)
+
+
+@njit(nogil=True, cache=True)
+def products(plan: Plan, layer: int, below: Below, depth: int, begin: int, end: int) -> None:
+    """The same of rows as `factor` gave them, of so many columns."""
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
+    multiply_by(
+        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0,
+        plan[here + at.SOURCE_ROWS], _ONE, begin, end,
+    )  # fmt: skip
+    if not plan[at.SHARED]:
+        multiply_by(
+            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0,
+            plan[here + at.TARGET_ROWS], _ONE, begin, end,
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def finish_products(plan: Plan, layer: int, h: Below, begin: int, end: int) -> None:
+    """The temporal term of who listens, and the linear part of the scores of who is listened to.
 
     Args:
-        below, h: the state and the temporal rows, as `factor` gave them; depth: columns of the state.
+        h: temporal rows, as `factor` gave them.
     """
     here = at.LAYERS + at.LAYER_PLACES * layer
     heads, channels = plan[at.HEADS], plan[at.CHANNELS]
     width = heads * channels * 4
     source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
     multiply_by(
-        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0, source, _ONE,
-        begin, end,
-    )  # fmt: skip
-    without = source
-    if not plan[at.SHARED]:
-        multiply_by(
-            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0, target, _ONE,
-            begin, end,
-        )  # fmt: skip
-        without = target
-    multiply_by(
-        plan, h, plan[at.D_TEMPORAL], plan[here + at.W_TEMPORAL], width, without, width, target, _ONE,
-        begin, end,
+        plan, h, plan[at.D_TEMPORAL], plan[here + at.W_TEMPORAL], width,
+        source if plan[at.SHARED] else target, width, target, _ONE, begin, end,
     )  # fmt: skip
     attention, linear = plan[here + at.ATTENTION], plan[here + at.LINEAR_ROWS]
     if heads == 4 and channels == 32:
@@ -217,7 +279,8 @@ def first_products(plan: Plan, begin: int, end: int, rounded: int) -> None:
     d_in, d_t = plan[at.D_IN], plan[at.D_TEMPORAL]
     x = factor(plan, plan[at.X], d_in, begin, end, rounded)
     h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
-    finish_products(plan, 0, x, d_in, h, begin, end)
+    products(plan, 0, x, d_in, begin, end)
+    finish_products(plan, 0, h, begin, end)
     if plan[at.EDGE_HALVES]:  # of as many edges as these are of all rows
         n, e = plan[at.NUM_NODES], plan[at.NUM_EDGES]
         halve_edges(
@@ -235,11 +298,10 @@ def first_products(plan: Plan, begin: int, end: int, rounded: int) -> None:
 @njit(nogil=True, cache=True)
 def next_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
     """What a later layer needs of the state below it; `rounded` is the address of this thread's scratch."""
-    here = at.LAYERS + at.LAYER_PLACES * layer
-    depth, d_t = plan[at.HEADS] * plan[at.CHANNELS], plan[at.D_TEMPORAL]
-    below = factor(plan, plan[here + at.OWN_ROWS], depth, begin, end, rounded)
-    h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
-    finish_products(plan, layer, below, depth, h, begin, end)
+    state_products(plan, layer, begin, end, rounded)
+    temporal = rounded + plan[at.ROUNDED_TEMPORAL]
+    h = factor(plan, plan[at.H], plan[at.D_TEMPORAL], begin, end, temporal)
+    finish_products(plan, layer, h, begin, end)
 
 
 @njit(nogil=True, cache=True)

@@ -14,17 +14,17 @@ from __future__ import annotations
     W_OWN, W_OWN_TEMPORAL, W_OUT, B_OUT, W_LINK, W_CALLER, B_CALLER, W_CALLEE, W_HIDDEN, B_HIDDEN,
     W_NODES, B_NODES, W_EDGE_TEMPORAL, W_EDGES, B_EDGES, LINK_BIAS, NOTHING,
     Z, QUERY, CALLER, CALLEE, NODE_HIDDEN, NODE_OUT, EDGE_OUT, LINKS, HALVES, ROUNDED_BYTES, USUAL_EDGE, ROUNDED_TEMPORAL, EDGE_HALVES,
-    WITH_LINKS,
-) = range(61)  # fmt: skip
+    WITH_LINKS, EIGHT_BITS,
+) = range(62)  # fmt: skip
 
 #: Where the first layer's own places begin, and how many each layer has.
-LAYERS, LAYER_PLACES = 64, 18
+LAYERS, LAYER_PLACES = 64, 22
 #: Within a layer's places: its lists, its rows, its weights.
 (
     INDPTR, OTHERS, EDGES, SOURCE_ROWS, TARGET_ROWS, OWN_ROWS, RESULT_ROWS,
     W_SOURCE, B_SOURCE, W_TARGET, B_TARGET, W_TEMPORAL, ATTENTION, W_EDGE, BIAS, EDGE_START,
-    LINEAR_ROWS, EDGE_LINEAR,
-) = range(18)  # fmt: skip
+    LINEAR_ROWS, EDGE_LINEAR, SOURCE_SCALES, SOURCE_START, TARGET_SCALES, TARGET_START,
+) = range(22)  # fmt: skip
 
 #: Phases of a pass beside its layers 1 to L: 0 is the first products; these follow the layers.
 DECODE_NODES, DECODE_EDGES = 1, 2

@@ -33,6 +33,18 @@ def bfloat16(rows: FloatArray) -> FloatArray:
     return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def product(rows: FloatArray, weight: FloatArray) -> FloatArray:
+    """rows @ weight.T of whole numbers of eight bits: each row and each row of the weight has its scale."""
+
+    def quantised(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+        largest = np.maximum(np.abs(matrix).max(axis=1, keepdims=True), np.float32(1e-30))
+        return np.rint(matrix * (np.float32(127) / largest)), largest / np.float32(127)
+
+    whole, scales = quantised(rows)
+    columns, column_scales = quantised(weight)
+    return (whole @ columns.T) * scales * column_scales.T
+
+
 def attend(
     source: FloatArray, target: FloatArray, edge: FloatArray, attention: FloatArray, ends: NDArray[np.int32]
 ) -> FloatArray:
@@ -72,11 +84,13 @@ def encode(
     e: FloatArray,
     node_mask: NDArray[np.bool_] | None = None,
     rounded: Rounding = exact,
+    eight_bits: bool = False,
 ) -> FloatArray:
     """Embeddings of all nodes, float32 [n, d_out]; 0 for masked ones.
 
     Args:
         rounded: what is done to both sides of a product.
+        eight_bits: whether what a layer makes for the next one is multiplied as `product` does.
     """
     mask = np.ones(len(x), bool) if node_mask is None else node_mask
     kept = mask[sources] & mask[targets]
@@ -84,11 +98,15 @@ def encode(
     state = x
     for layer, listens in enumerate(weights.shape.listens):
         at = f"layers.{layer}."
-        near = rounded(state)
-        source = near @ rounded(weights[at + "source.weight"]).T + weights[at + "source.bias"]
-        target = source
-        if not weights.shape.shared:
-            target = near @ rounded(weights[at + "target.weight"]).T + weights[at + "target.bias"]
+
+        def made(end: str, at: str = at, layer: int = layer, state: FloatArray = state) -> FloatArray:
+            weight, bias = weights[f"{at}{end}.weight"], weights[f"{at}{end}.bias"]
+            if layer and eight_bits:
+                return product(state, weight) + bias
+            return rounded(state) @ rounded(weight).T + bias
+
+        source = made("source")
+        target = source if weights.shape.shared else made("target")
         target = target + rounded(h) @ rounded(weights[at + "temporal.weight"]).T
         read = weights[at + "edge.weight"].shape[1]
         edge = rounded(e[kept][:, :read]) @ rounded(weights[at + "edge.weight"]).T
