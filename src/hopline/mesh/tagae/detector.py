@@ -483,10 +483,11 @@ class Tagae:
             learn: how it is judged, where that can be done at once: nothing of it is excused.
         """
         self._lineup.take(snapshot)
-        nodes, paths = self._lineup.nodes, self._lineup.paths
-        self._nodes.grow(len(snapshot.roster))
+        nodes, paths, hold = self._lineup.nodes, self._lineup.paths, self._hold
         self._edges.grow(len(self._pairs))
-        if new := self._nodes.size - len(self._absent):
+        if len(snapshot.roster) > len(self._absent):
+            self._nodes.grow(len(snapshot.roster))
+            new = self._nodes.size - len(self._absent)
             self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
         self._parts = self._cut.parts(snapshot)
         inputs = None
@@ -503,22 +504,22 @@ class Tagae:
             self.steps,
             interval_s=self.interval_s,
             warm_up=self.settings.warm_up,
-            ago=2 * self._hold,
-            recent=max(1, self._hold - 2),
+            ago=2 * hold,
+            recent=max(1, hold - 2),
             drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
             inputs=inputs,
             pending=pending,
             absent=self._absent,
-            then=None if learn is None else self._order(snapshot, learn),
+            then=None if learn is None else self._order(snapshot, hold, learn),
         )
         return taken
 
-    def _order(self, snapshot: Snapshot, learn: int) -> Order | None:
+    def _order(self, snapshot: Snapshot, hold: int, learn: int) -> Order | None:
         """How an interval is judged at once; None where the model's pass has to be seen to before."""
         if self._expectation is None:
-            return Order(self._hold, learn, None)
+            return Order(hold, learn, None)
         model = self._expectation.ahead(snapshot, self._lineup, *self._tables, self._parts)
-        return None if model is None else Order(self._hold, learn, model)
+        return None if model is None else Order(hold, learn, model)
 
     def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """What there is to judge of the call paths, float32 [e, columns]."""

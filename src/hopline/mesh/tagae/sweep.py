@@ -201,8 +201,10 @@ class Sweep:
             self._idle()
             nodes.point(slots[0], node_inputs, absent)
             edges.point(slots[1], edge_inputs, None)
-        for side, its_values in zip(self._sides, values, strict=True):
-            side.table.look(its_values)
+        if nodes.table.is_looking:
+            nodes.table.look(values[0])
+        if edges.table.is_looking:
+            edges.table.look(values[1])
         window = nodes.table.window
         _, measured, callers, sent = pending or (None, _NO_ROWS, _NO_SLOTS, -1)
         self._kept = kept = (  # as long as their addresses are used
