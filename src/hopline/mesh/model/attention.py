@@ -65,9 +65,7 @@ def make_linear(heads: int, channels: int) -> Any:
 
 
 @intrinsic
-def halve_edges(
-    typingctx: Any, e: Any, d_edge: Any, usual: Any, begin: Any, end: Any, out: Any
-) -> Any:
+def halve_edges(typingctx: Any, e: Any, d_edge: Any, usual: Any, begin: Any, end: Any, out: Any) -> Any:
     """How far edges' numbers are from the usual ones, as bfloat16, filled up with 0 to whole fours.
 
     Of rows begin to end; `e` and `out` are addresses of row 0. Not to be run everywhere, as `many_halves`.
@@ -142,7 +140,8 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
     def attend(
         typingctx: Any, indptr: Any, others: Any, edges: Any, begin: Any, end: Any, source: Any,
         linear: Any, target: Any, attention: Any, e: Any, d_edge: Any, edge_weight: Any, edge_linear: Any,
-        usual: Any, edge_start: Any, edge_halves: Any, scores: Any, own: Any, bias: Any, slope: Any, out: Any,
+        usual: Any, edge_start: Any, edge_halves: Any, scores: Any, own: Any, bias: Any, slope: Any,
+        out: Any,
     ) -> Any:  # fmt: skip
         signature = types.void(*[types.int64] * 19, types.float32, types.int64)
 
@@ -358,8 +357,8 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
 #: layer; addresses are those of row 0. `linear` has the rows of `make_linear`. Only what an edge's numbers
 #: differ from the `usual` ones is multiplied; `edge_start` is what those add. `edge_weight` has a row for
 #: each number and `edge_linear` four numbers, filled up with 0 to whole fours as `usual` is. Where
-#: `edge_halves` is not 0 it has the rows of `halve_edges`, and weights are pairs of bfloat16: a row for each
-#: two numbers, and four pairs twice in `edge_linear`, whose sum is the weight. `scores` has room for 4
+#: `edge_halves` is not 0 it has the rows of `halve_edges`, and weights are pairs of bfloat16: a row for
+#: each two numbers, and four pairs twice in `edge_linear`, whose sum is the weight. `scores` has room for 4
 #: numbers of each entry of these rows, and 12 more.
 attend_4x32, linear_4x32 = make_attend(4, 32), make_linear(4, 32)
 attend_4x16, linear_4x16 = make_attend(4, 16), make_linear(4, 16)

@@ -9,8 +9,8 @@ from hopline.mesh.model import plan as at
 from hopline.mesh.model.attention import LINE, VECTOR_HEADS
 from hopline.mesh.model.eight_bits import HAS_EIGHT_BITS, LARGEST, SHIFT
 from hopline.mesh.model.emit import LANES
-from hopline.mesh.model.lanes import PANEL
-from hopline.mesh.model.passes import MOST_ROWS
+from hopline.mesh.model.lanes import PANEL, TILE_ROWS
+from hopline.mesh.model.products import MOST_ROWS
 from hopline.mesh.model.weights import FloatArray, Weights
 
 _LINE_BYTES = 64
@@ -104,14 +104,14 @@ def pairs_of(matrix: FloatArray, columns: int, rows: int) -> FloatArray:
     """`rows_of` as bfloat16, a row of pairs for each two inputs, in a float32's memory."""
     halves = bfloat16(rows_of(matrix, columns, rows))
     result = aligned((max(1, rows // 2), columns))
-    result.view(np.uint16).reshape(-1, columns, 2)[: rows // 2] = halves[:rows].reshape(
-        -1, 2, columns
-    ).swapaxes(1, 2)
+    result.view(np.uint16).reshape(-1, columns, 2)[: rows // 2] = (
+        halves[:rows].reshape(-1, 2, columns).swapaxes(1, 2)
+    )
     return result
 
 
 def two_pairs_of(matrix: FloatArray, columns: int, rows: int) -> FloatArray:
-    """`pairs_of` twice for each two inputs: of what a weight is as bfloat16, and of what that leaves out."""
+    """`pairs_of` twice for each two inputs: of a weight as bfloat16, and of what that leaves out."""
     coarse = as_halves(matrix)
     parts = [pairs_of(part, columns, rows) for part in (coarse, matrix - coarse)]
     result = aligned((len(parts[0]), 2 * columns))
@@ -154,6 +154,7 @@ class Buffers:
     ) -> None:
         shape = weights.shape
         self._halves, self._usual, self._keeps = halves, usual_edge, keep
+        self._shared = shape.shared
         self._eight_bits = halves and HAS_EIGHT_BITS
         heads = (shape.heads, shape.hidden // shape.heads)
         self._halves_edges = halves and shape.d_edge > 0 and heads in VECTOR_HEADS
@@ -279,20 +280,19 @@ class Buffers:
         for layer in range(self._layers):
             here = at.LAYERS + at.LAYER_PLACES * layer
             below = here - at.LAYER_PLACES
-            if layer == 0:
-                self._row("own.0", here + at.OWN_ROWS, (n, self._hidden))
-            else:
+            if layer:
                 plan[here + at.OWN_ROWS] = plan[below + at.RESULT_ROWS]
             if self._keeps or layer < 2:  # others' rows of the layer below are still read
                 self._row(f"source.{layer}", here + at.SOURCE_ROWS, (n, self._hidden))
             else:
                 plan[here + at.SOURCE_ROWS] = plan[below - at.LAYER_PLACES + at.SOURCE_ROWS]
             self._row(f"linear.{layer}", here + at.LINEAR_ROWS, (n, 4))
+            if not self._shared:
+                if self._keeps or layer == 0:
+                    self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
+                else:
+                    plan[here + at.TARGET_ROWS] = plan[below + at.TARGET_ROWS]
             if self._keeps or layer == 0:
-                self._row(f"target.{layer}", here + at.TARGET_ROWS, (n, self._hidden))
-            else:
-                plan[here + at.TARGET_ROWS] = plan[below + at.TARGET_ROWS]
-            if self._keeps:
                 self._row(f"result.{layer}", here + at.RESULT_ROWS, (n, self._hidden))
             else:
                 plan[here + at.RESULT_ROWS] = plan[here + at.OWN_ROWS]
@@ -310,7 +310,7 @@ class Buffers:
         if self._halves_edges:
             self._row("edge_halves", at.EDGE_HALVES, (e, self._edge_halves))
         scores = -(-max(16 * (e + 4), 4 * self.inner) // _LINE_BYTES) * _LINE_BYTES
-        each = int(self.plan[at.ROUNDED_BYTES]) + scores
+        each = int(self.plan[at.ROUNDED_BYTES]) + 2 * TILE_ROWS * 4 * self._hidden + scores
         self.plan[at.SCRATCH_BYTES] = each
         self._row("scratch", at.SCRATCH, (2 * each // 4,))
 

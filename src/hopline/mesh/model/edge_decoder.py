@@ -115,7 +115,8 @@ def link_edges(
             (product,) = emit.loop(blocks, [emit.number(0.0)], add_product)
             quad, logit = emit.fold(product), bias
             for lane in range(QUAD.count):
-                logit = builder.fadd(logit, builder.extract_element(quad, ir.Constant(I32, lane)), flags=FAST)
+                part = builder.extract_element(quad, ir.Constant(I32, lane))
+                logit = builder.fadd(logit, part, flags=FAST)
             emit.store(logit, emit.at(out, emit.times(edge, 4)))
             return []
 

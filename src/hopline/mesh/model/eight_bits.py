@@ -30,10 +30,15 @@ _BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 @intrinsic
 def quantise_row(typingctx: Any, row: Any, vectors: Any, out: Any, scale: Any) -> Any:
-    """So many vectors of float32 as whole numbers, plus 128, and the row's scale; not to be run everywhere."""
+    """So many vectors of float32 as whole numbers plus 128, and the row's scale.
+
+    Not to be run everywhere.
+    """
     signature = types.void(*[types.int64] * 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not HAS_EIGHT_BITS:
+            return context.get_dummy_value()
         emit = Emit(builder)
         row, vectors, out, scale = args
 
@@ -111,8 +116,9 @@ def _make_tile(rows: int) -> Any:
     return intrinsic(tile)
 
 
-#: `tile(a, a_step, fours, b, scales, columns, start, bias, c, c_step)`: c = bias + a @ b for 32 columns. `a`
-#: has rows of `a_step` bytes as `quantise_row` makes them, four times `fours` of them, with their `scales`;
-#: `b` is packed [fours, 32, 4], with the scales of its `columns`; `start` takes off what 128 adds.
+#: `tile(a, a_step, fours, b, scales, columns, start, bias, c, c_step)`: c = bias + a @ b for 32 columns.
+#: `a` has rows of `a_step` bytes as `quantise_row` makes them, four times `fours` of them, with their
+#: `scales`; `b` is packed [fours, 32, 4], with the scales of its `columns`; `start` takes off what 128
+#: adds.
 many_bytes = _make_tile(TILE_ROWS)
 one_bytes = _make_tile(1)

@@ -112,7 +112,9 @@ class Emit:
         """`add_pairs` of vectors of four; `a` is four int32, the other pairs lie at an address."""
         kind = ir.VectorType(HALF, 2 * QUAD.count)
         function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(QUAD, [QUAD, kind, kind]), "llvm.x86.avx512bf16.dpbf16ps.128"
+            self.builder.module,
+            ir.FunctionType(QUAD, [QUAD, kind, kind]),
+            "llvm.x86.avx512bf16.dpbf16ps.128",
         )
         return self.builder.call(function, [c, self.builder.bitcast(a, kind), self.load(address, kind)])
 

@@ -20,7 +20,8 @@ from hopline.mesh.model import plan as at
 from hopline.mesh.model.buffers import Buffers
 from hopline.mesh.model.graph import BoolArray, Lists, MeshGraph
 from hopline.mesh.model.lanes import HAS_BFLOAT16, TILE_ROWS
-from hopline.mesh.model.passes import MOST_ROWS, Plan, note_address, run_alone, run_shared, serve
+from hopline.mesh.model.passes import note_address, run_alone, run_shared, serve
+from hopline.mesh.model.products import MOST_ROWS, Plan
 from hopline.mesh.model.second import SecondThread, has_second
 from hopline.mesh.model.weights import FloatArray, Weights
 

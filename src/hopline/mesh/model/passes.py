@@ -5,6 +5,8 @@ layer follow attention while a row is in the cache. Between layers all rows must
 one phase for the first products, one for each layer and one for the edges.
 """
 
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
 import math
@@ -36,17 +38,13 @@ from hopline.mesh.model.edge_decoder import (
     decode_usual,
     link_edges,
 )
-from hopline.mesh.model.eight_bits import many_bytes, one_bytes, quantise_row
-from hopline.mesh.model.emit import LANES
-from hopline.mesh.model.lanes import (
-    PANEL,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    many_halves,
-    many_rows,
-    one_half,
-    one_row,
-    round_row,
+from hopline.mesh.model.lanes import TILE_ROWS
+from hopline.mesh.model.products import (
+    Plan,
+    factor,
+    multiply_by,
+    products,
+    state_products,
 )
 from hopline.mesh.model.second import (
     await_pieces,
@@ -59,19 +57,11 @@ from hopline.mesh.model.second import (
 )
 from hopline.mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add
 
-Plan = NDArray[np.int64]
-
-#: Address of row 0, and bytes of a row.
-Below = tuple[int, int]
-
-_PANEL_BYTES, _TILE_BYTES = 4 * PANEL, 4 * TILE_COLUMNS
-#: Rows of a piece of work at most.
-MOST_ROWS = 48
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
 #: Nodes whose attention is computed together: what they listen to is still in the first cache when it is
 #: summed up.
-_FEW = 8
+FEW = TILE_ROWS
 
 
 @njit(nogil=True, cache=True)
@@ -81,187 +71,18 @@ def note_address(plan: Plan, place: int, array: NDArray[Any]) -> None:
 
 
 @njit(nogil=True, cache=True)
-def multiply(
-    a: int,
-    a_step: int,
-    depth: int,
-    b: int,
-    columns_bytes: int,
-    start: int,
-    start_step: int,
-    c: int,
-    c_step: int,
-    slope: float,
-    begin: int,
-    end: int,
-) -> None:
-    """Rows begin to end of c = leaky(start + a @ b); all are addresses, `b` is packed in panels."""
-    for panel in range(columns_bytes // _PANEL_BYTES):
-        shift = panel * _PANEL_BYTES
-        packed = b + shift * depth
-        tiled = end - (end - begin) % TILE_ROWS
-        for part in range(0, _PANEL_BYTES, _TILE_BYTES):
-            for row in range(begin, tiled, TILE_ROWS):
-                many_rows(
-                    a + row * a_step, a_step, depth, packed + part, start + shift + part + row * start_step,
-                    start_step, c + shift + part + row * c_step, c_step, slope,
-                )  # fmt: skip
-        for row in range(tiled, end):
-            one_row(
-                a + row * a_step, a_step, depth, packed, start + shift + row * start_step, start_step,
-                c + shift + row * c_step, c_step, slope,
-            )  # fmt: skip
+def scores_of(plan: Plan, rounded: int) -> int:
+    """Address of scratch for entries' scores, behind that for rounded rows and those who listen."""
+    return rounded + plan[at.ROUNDED_BYTES] + 2 * FEW * plan[at.HEADS] * plan[at.CHANNELS] * 4
 
 
 @njit(nogil=True, cache=True)
-def multiply_halves(
-    a: int,
-    a_step: int,
-    depth: int,
-    b: int,
-    columns_bytes: int,
-    start: int,
-    start_step: int,
-    c: int,
-    c_step: int,
-    slope: float,
-    begin: int,
-    end: int,
-) -> None:
-    """`multiply` of bfloat16, whose sums are float32."""
-    pairs = (depth + 1) // 2
-    for panel in range(columns_bytes // _PANEL_BYTES):
-        shift = panel * _PANEL_BYTES
-        packed = b + shift * pairs
-        tiled = end - (end - begin) % TILE_ROWS
-        for part in range(0, _PANEL_BYTES, _TILE_BYTES):
-            for row in range(begin, tiled, TILE_ROWS):
-                many_halves(
-                    a + row * a_step, a_step, pairs, packed + part, start + shift + part + row * start_step,
-                    start_step, c + shift + part + row * c_step, c_step, slope,
-                )  # fmt: skip
-        for row in range(tiled, end):
-            one_half(
-                a + row * a_step, a_step, pairs, packed, start + shift + row * start_step, start_step,
-                c + shift + row * c_step, c_step, slope,
-            )  # fmt: skip
-
-
-@njit(nogil=True, cache=True)
-def factor(plan: Plan, rows: int, columns: int, begin: int, end: int, rounded: int) -> Below:
-    """What `multiply_by` takes of float32 rows: these, or in `rounded` as bfloat16 where the plan says so.
-
-    Returns: address of row 0, bytes of a row.
-    """
-    if not plan[at.HALVES]:
-        return rows, 4 * columns
-    step = (columns + LANES - 1) // LANES * LANES * 2
-    for row in range(begin, end):
-        round_row(rows + row * 4 * columns, columns, rounded + (row - begin) * step)
-    return rounded - begin * step, step
-
-
-@njit(nogil=True, cache=True)
-def multiply_by(
-    plan: Plan, rows: Below, depth: int, b: int, columns_bytes: int, start: int, start_step: int, c: int,
-    slope: float, begin: int, end: int,
-) -> None:  # fmt: skip
-    """`multiply` of what `factor` gave, by weights that are packed as the plan wants them."""
-    a, step = rows
-    if plan[at.HALVES]:
-        multiply_halves(
-            a, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end
-        )
-    else:
-        multiply(a, step, depth, b, columns_bytes, start, start_step, c, columns_bytes, slope, begin, end)
-
-
-@njit(nogil=True, cache=True)
-def quantise_rows(rows: int, depth: int, begin: int, end: int, rounded: int, scales: int) -> None:
-    """Rows begin to end in eight bits, into scratch, and their scales."""
-    for row in range(begin, end):
-        k = row - begin
-        quantise_row(rows + row * 4 * depth, depth // LANES, rounded + k * depth, scales + 4 * k)
-
-
-@njit(nogil=True, cache=True)
-def multiply_bytes(
-    rounded: int, depth: int, scales: int, b: int, columns_bytes: int, columns: int, start: int, bias: int,
-    c: int, begin: int, end: int,
-) -> None:  # fmt: skip
-    """Rows begin to end of c = bias + a @ b, of what `quantise_rows` left in scratch."""
-    fours = depth // 4
-    whole = (end - begin) - (end - begin) % TILE_ROWS
-    for panel in range(columns_bytes // _PANEL_BYTES):
-        shift = panel * _PANEL_BYTES
-        packed, into = b + shift * fours, c + shift + begin * columns_bytes
-        for k in range(0, whole, TILE_ROWS):
-            many_bytes(
-                rounded + k * depth, depth, fours, packed, scales + 4 * k, columns + shift, start + shift,
-                bias + shift, into + k * columns_bytes, columns_bytes,
-            )  # fmt: skip
-        for k in range(whole, end - begin):
-            one_bytes(
-                rounded + k * depth, depth, fours, packed, scales + 4 * k, columns + shift, start + shift,
-                bias + shift, into + k * columns_bytes, columns_bytes,
-            )  # fmt: skip
-
-
-@njit(nogil=True, cache=True)
-def state_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
-    """What is listened to of the state below a layer, and who listens without the temporal term."""
-    here = at.LAYERS + at.LAYER_PLACES * layer
-    depth = plan[at.HEADS] * plan[at.CHANNELS]
-    width, rows = 4 * depth, plan[here + at.OWN_ROWS]
-    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
-    if plan[at.EIGHT_BITS]:
-        scales = rounded + MOST_ROWS * depth
-        quantise_rows(rows, depth, begin, end, rounded, scales)
-        multiply_bytes(
-            rounded, depth, scales, plan[here + at.W_SOURCE], width, plan[here + at.SOURCE_SCALES],
-            plan[here + at.SOURCE_START], plan[here + at.B_SOURCE], source, begin, end,
-        )  # fmt: skip
-        if not plan[at.SHARED]:
-            multiply_bytes(
-                rounded, depth, scales, plan[here + at.W_TARGET], width, plan[here + at.TARGET_SCALES],
-                plan[here + at.TARGET_START], plan[here + at.B_TARGET], target, begin, end,
-            )  # fmt: skip
-    else:
-        products(plan, layer, factor(plan, rows, depth, begin, end, rounded), depth, begin, end)
-
-
-@njit(nogil=True, cache=True)
-def products(plan: Plan, layer: int, below: Below, depth: int, begin: int, end: int) -> None:
-    """The same of rows as `factor` gave them, of so many columns."""
-    here = at.LAYERS + at.LAYER_PLACES * layer
-    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
-    multiply_by(
-        plan, below, depth, plan[here + at.W_SOURCE], width, plan[here + at.B_SOURCE], 0,
-        plan[here + at.SOURCE_ROWS], _ONE, begin, end,
-    )  # fmt: skip
-    if not plan[at.SHARED]:
-        multiply_by(
-            plan, below, depth, plan[here + at.W_TARGET], width, plan[here + at.B_TARGET], 0,
-            plan[here + at.TARGET_ROWS], _ONE, begin, end,
-        )  # fmt: skip
-
-
-@njit(nogil=True, cache=True)
-def finish_products(plan: Plan, layer: int, h: Below, begin: int, end: int) -> None:
-    """The temporal term of who listens, and the linear part of the scores of who is listened to.
-
-    Args:
-        h: temporal rows, as `factor` gave them.
-    """
+def linear_scores(plan: Plan, layer: int, begin: int, end: int) -> None:
+    """The linear part of the scores of those who are listened to in a layer; see `attention`."""
     here = at.LAYERS + at.LAYER_PLACES * layer
     heads, channels = plan[at.HEADS], plan[at.CHANNELS]
-    width = heads * channels * 4
-    source, target = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS]
-    multiply_by(
-        plan, h, plan[at.D_TEMPORAL], plan[here + at.W_TEMPORAL], width,
-        source if plan[at.SHARED] else target, width, target, _ONE, begin, end,
-    )  # fmt: skip
-    attention, linear = plan[here + at.ATTENTION], plan[here + at.LINEAR_ROWS]
+    source, attention = plan[here + at.SOURCE_ROWS], plan[here + at.ATTENTION]
+    linear = plan[here + at.LINEAR_ROWS]
     if heads == 4 and channels == 32:
         linear_4x32(source, attention, begin, end, linear)
     elif heads == 4 and channels == 16:
@@ -275,51 +96,73 @@ def finish_products(plan: Plan, layer: int, h: Below, begin: int, end: int) -> N
 @njit(nogil=True, cache=True)
 def first_products(plan: Plan, begin: int, end: int, rounded: int) -> None:
     """What the first layer needs of the inputs; `rounded` is the address of this thread's scratch."""
-    width = plan[at.HEADS] * plan[at.CHANNELS] * 4
-    d_in, d_t = plan[at.D_IN], plan[at.D_TEMPORAL]
-    x = factor(plan, plan[at.X], d_in, begin, end, rounded)
-    h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
-    products(plan, 0, x, d_in, begin, end)
-    finish_products(plan, 0, h, begin, end)
+    d_in = plan[at.D_IN]
+    products(plan, 0, factor(plan, plan[at.X], d_in, begin, end, rounded), d_in, begin, end)
+    linear_scores(plan, 0, begin, end)
     if plan[at.EDGE_HALVES]:  # of as many edges as these are of all rows
         n, e = plan[at.NUM_NODES], plan[at.NUM_EDGES]
         halve_edges(
             plan[at.E], plan[at.D_EDGE], plan[at.USUAL_EDGE], begin * e // n, end * e // n,
             plan[at.EDGE_HALVES],
         )  # fmt: skip
-    own = plan[at.LAYERS + at.OWN_ROWS]
-    multiply_by(
-        plan, h, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, _ONE, begin, end
-    )
-    if plan[at.OWN_INPUTS]:
-        multiply_by(plan, x, d_in, plan[at.W_OWN], width, own, width, own, _ONE, begin, end)
 
 
 @njit(nogil=True, cache=True)
 def next_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
     """What a later layer needs of the state below it; `rounded` is the address of this thread's scratch."""
     state_products(plan, layer, begin, end, rounded)
-    temporal = rounded + plan[at.ROUNDED_TEMPORAL]
-    h = factor(plan, plan[at.H], plan[at.D_TEMPORAL], begin, end, temporal)
-    finish_products(plan, layer, h, begin, end)
+    linear_scores(plan, layer, begin, end)
 
 
 @njit(nogil=True, cache=True)
-def attend_rows(plan: Plan, layer: int, begin: int, end: int, scores: int) -> None:
-    """A layer's state of rows begin to end; `scores` is the address of this thread's scratch."""
+def listening_rows(plan: Plan, layer: int, begin: int, end: int, rounded: int, into: int) -> int:
+    """Who listens in a layer, with the temporal term, and what each adds of its own.
+
+    A few rows, right before attention reads them: they stay in the first cache.
+
+    Args:
+        rounded: address of this thread's scratch; into: address of room for two blocks of rows.
+
+    Returns: address where row 0 would lie of their own.
+    """
+    here = at.LAYERS + at.LAYER_PLACES * layer
+    width, d_t = plan[at.HEADS] * plan[at.CHANNELS] * 4, plan[at.D_TEMPORAL]
+    without = plan[here + at.SOURCE_ROWS] if plan[at.SHARED] else plan[here + at.TARGET_ROWS]
+    h = factor(plan, plan[at.H], d_t, begin, end, rounded + plan[at.ROUNDED_TEMPORAL])
+    multiply_by(
+        plan, h, d_t, plan[here + at.W_TEMPORAL], width, without, width, into - begin * width, _ONE,
+        begin, end,
+    )  # fmt: skip
+    if layer:
+        return plan[here + at.OWN_ROWS]
+    own = into + FEW * width - begin * width
+    multiply_by(plan, h, d_t, plan[at.W_OWN_TEMPORAL], width, plan[at.NOTHING], 0, own, _ONE, begin, end)
+    if plan[at.OWN_INPUTS]:
+        d_in = plan[at.D_IN]
+        x = factor(plan, plan[at.X], d_in, begin, end, rounded)
+        multiply_by(plan, x, d_in, plan[at.W_OWN], width, own, width, own, _ONE, begin, end)
+    return own
+
+
+@njit(nogil=True, cache=True)
+def attend_rows(plan: Plan, layer: int, begin: int, end: int, rounded: int) -> None:
+    """A layer's state of rows begin to end; `rounded` is the address of this thread's scratch."""
     here = at.LAYERS + at.LAYER_PLACES * layer
     heads, channels = plan[at.HEADS], plan[at.CHANNELS]
     width = heads * channels * 4
     slope = _ONE if layer + 1 == plan[at.NUM_LAYERS] else _GENTLE
     indptr, others, edges = plan[here + at.INDPTR], plan[here + at.OTHERS], plan[here + at.EDGES]
-    source, target, own = plan[here + at.SOURCE_ROWS], plan[here + at.TARGET_ROWS], plan[here + at.OWN_ROWS]
+    block = rounded + plan[at.ROUNDED_BYTES]
+    source, scores = plan[here + at.SOURCE_ROWS], scores_of(plan, rounded)
     result, attention, bias = plan[here + at.RESULT_ROWS], plan[here + at.ATTENTION], plan[here + at.BIAS]
     e, edge_weight, edge_linear = plan[at.E], plan[here + at.W_EDGE], plan[here + at.EDGE_LINEAR]
     linear, edge_halves = plan[here + at.LINEAR_ROWS], plan[at.EDGE_HALVES]
     usual, edge_start = plan[at.USUAL_EDGE], plan[here + at.EDGE_START]
     d_edge = plan[at.D_EDGE] if layer < plan[at.EDGE_LAYERS] else 0
-    for first in range(begin, end, _FEW):
-        last = min(end, first + _FEW)
+    for first in range(begin, end, FEW):
+        last = min(end, first + FEW)
+        own = listening_rows(plan, layer, first, last, rounded, block)
+        target = block - first * width
         if heads == 4 and channels == 32:
             attend_4x32(
                 indptr, others, edges, first, last, source, linear, target, attention, e, d_edge,
@@ -356,7 +199,8 @@ def as_half(number: float) -> float:
     """A float32 rounded to bfloat16: to the nearest, to even where there are two."""
     bits = np.float32(number).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint32((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
+    half = np.uint32((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
+    return half.view(np.float32)  # type: ignore[return-value]
 
 
 @njit(nogil=True, cache=True)
@@ -441,9 +285,7 @@ def decode_nodes(plan: Plan, begin: int, end: int, rounded: int) -> None:
         begin,
         end,
     )
-    multiply_by(
-        plan, below, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], _ONE, begin, end
-    )
+    multiply_by(plan, below, depth, plan[at.W_CALLEE], inner, nothing, 0, plan[at.CALLEE], _ONE, begin, end)
     hidden = plan[at.NODE_HIDDEN]
     multiply_by(
         plan, below, depth, plan[at.W_HIDDEN], inner, plan[at.B_HIDDEN], 0, hidden, _GENTLE, begin, end
@@ -484,9 +326,7 @@ def decode_edges(plan: Plan, begin: int, end: int, scores: int) -> None:
             )
     if plan[at.WITH_LINKS]:
         link_bias = carray(pointer(plan[at.LINK_BIAS]), (1,), np.float32)[0]
-        link_edges(
-            sources, targets, begin, end, plan[at.QUERY], plan[at.Z], out, link_bias, plan[at.LINKS]
-        )
+        link_edges(sources, targets, begin, end, plan[at.QUERY], plan[at.Z], out, link_bias, plan[at.LINKS])
 
 
 @njit(nogil=True, cache=True)
@@ -494,11 +334,10 @@ def piece_of(plan: Plan, phase: int, begin: int, end: int, thread: int) -> None:
     """Rows (or edges, in the last phase) begin to end of one phase."""
     layers = plan[at.NUM_LAYERS]
     rounded = plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]
-    scores = rounded + plan[at.ROUNDED_BYTES]
     if phase == 0:
         first_products(plan, begin, end, rounded)
     elif phase <= layers:
-        attend_rows(plan, phase - 1, begin, end, scores)
+        attend_rows(plan, phase - 1, begin, end, rounded)
         if phase < layers:
             next_products(plan, phase, begin, end, rounded)
         else:
@@ -508,7 +347,7 @@ def piece_of(plan: Plan, phase: int, begin: int, end: int, thread: int) -> None:
     elif phase == layers + at.DECODE_NODES:
         decode_nodes(plan, begin, end, rounded)
     else:
-        decode_edges(plan, begin, end, scores)
+        decode_edges(plan, begin, end, scores_of(plan, rounded))
 
 
 @njit(nogil=True, cache=True)

@@ -14,7 +14,8 @@ from hopline.intrinsics import pointer
 from hopline.jit import njit
 from hopline.mesh.model import plan as at
 from hopline.mesh.model.graph import IntArray
-from hopline.mesh.model.passes import Plan, attend_rows, embed, first_products, next_products
+from hopline.mesh.model.passes import attend_rows, embed, first_products, next_products
+from hopline.mesh.model.products import Plan
 
 
 @njit(nogil=True, cache=True)
@@ -37,7 +38,6 @@ def refresh(
     """
     layers, n = plan[at.NUM_LAYERS], plan[at.NUM_NODES]
     rounded = plan[at.SCRATCH]
-    scores = rounded + plan[at.ROUNDED_BYTES]
     for q in range(count):
         i = np.int64(rows[q])
         marks[i] = stamp
@@ -66,7 +66,7 @@ def refresh(
         count = found
         for q in range(count):
             i = np.int64(rows[q])
-            attend_rows(plan, layer, i, i + 1, scores)
+            attend_rows(plan, layer, i, i + 1, rounded)
     for q in range(count):
         i = np.int64(rows[q])
         embed(plan, i, i + 1, rounded)

@@ -159,9 +159,7 @@ class Expectation:
         (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
         return self.encoder.ready(self.graph, x, h, e, g)
 
-    def _follow(
-        self, snapshot: Snapshot, lineup: Lineup, nodes: SeriesTable, edges: SeriesTable
-    ) -> Rooms:
+    def _follow(self, snapshot: Snapshot, lineup: Lineup, nodes: SeriesTable, edges: SeriesTable) -> Rooms:
         """Have the graph be that of the interval. Returns: where its inputs are."""
         if lineup.paths is not self._paths or lineup.nodes is not self._nodes:
             self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)

@@ -223,8 +223,8 @@ class Sweep:
             min(ago, window - 1), min(recent, window - 1), interval_s, drift, step % kernels.HOLD,
             min(hold, kernels.HOLD), learn,
         )  # fmt: skip
-        measured_now, known, young, *judged = cast(Outcome, outcome)
-        self._judged = None if then is None or young else (judged[0], judged[1])
+        measured_now, known, young, out, largest = cast(Outcome, outcome)
+        self._judged = None if then is None or young else (out, largest)
         return Taken(measured_now, known, young)
 
     @property
