@@ -1,5 +1,7 @@
-"""Which call path has which number. Paths are found by sorted keys; only those are looked up that are
-others than in the interval before."""
+"""Which call path has which number: a hash table of pairs of slots.
+
+It is looked up where an interval's call paths are others than in the one before.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,12 @@ from hopline.jit import njit
 from hopline.mesh.model.graph import same
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.snapshot import Snapshot
+
+#: Places in the table of an empty one; there are always at least twice as many as call paths.
+_LEAST_PLACES = 64
+_EMPTY = np.int64(-1)
+#: Knuth's multiplicative hash: 2^64 over the golden ratio, odd.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Pairs:
@@ -22,8 +30,8 @@ class Pairs:
     def __init__(self) -> None:
         self.src: SlotArray = np.zeros(0, np.int32)
         self.dst: SlotArray = np.zeros(0, np.int32)
-        self._keys: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._slots: SlotArray = np.zeros(0, np.int32)
+        self._keys = np.full(_LEAST_PLACES, _EMPTY, np.int64)
+        self._slots = np.zeros(_LEAST_PLACES, np.int32)
         self._last: tuple[SlotArray, SlotArray, SlotArray] | None = None
 
     def __len__(self) -> int:
@@ -31,43 +39,88 @@ class Pairs:
 
     def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
         """int32 [e], slots of these paths, new ones where they were not seen before."""
-        changed: NDArray[np.int64] | slice = slice(None)
         if self._last is not None and len(self._last[2]) == len(src):
             last_src, last_dst, last = self._last
             if same(last_src, last_dst, src, dst):
                 return last
-            changed = np.flatnonzero((last_src != src) | (last_dst != dst))
-            found = last.copy()
-        else:
-            found = np.empty(len(src), np.int32)
-        keys = (src[changed].astype(np.int64) << 32) | dst[changed]
-        unknown = keys[~self._known(keys)]
-        # Slots in the order of the snapshot: rows and series of a path then lie alike, and near each other.
-        new = unknown[np.sort(np.unique(unknown, return_index=True)[1])]
-        if len(new):
-            self._add((new >> 32).astype(np.int32), (new & 0xFFFFFFFF).astype(np.int32))
-        found[changed] = self._slots[np.searchsorted(self._keys, keys)]
-        self._last = (src.copy(), dst.copy(), found)
+        src, dst = np.array(src, np.int32), np.array(dst, np.int32)
+        found = np.empty(len(src), np.int32)
+        new = _find(src, dst, self._keys, self._slots, found)
+        if new:
+            self._add(src, dst, found, new)
+        self._last = (src, dst, found)
         return found
 
-    def _known(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if not len(self._keys):
-            return np.zeros(len(keys), bool)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.asarray(self._keys[at] == keys)
+    def _add(self, src: SlotArray, dst: SlotArray, found: SlotArray, new: int) -> None:
+        """Give slots to paths that were not found, in the order of the interval.
 
-    def _add(self, src: SlotArray, dst: SlotArray) -> None:
-        keys = (src.astype(np.int64) << 32) | dst
-        order = np.argsort(keys, kind="stable")
-        at = np.searchsorted(self._keys, keys[order])
-        self._keys = np.insert(self._keys, at, keys[order])
-        self._slots = np.insert(self._slots, at, (len(self) + order).astype(np.int32))
-        self.src, self.dst = np.concatenate([self.src, src]), np.concatenate([self.dst, dst])
+        Rows and series of a path then lie alike, and near each other.
+        """
+        known = len(self.src)
+        if 2 * (known + new) > len(self._keys):
+            places = 1 << (4 * (known + new) - 1).bit_length()
+            self._keys, self._slots = np.full(places, _EMPTY, np.int64), np.zeros(places, np.int32)
+            none = np.full(known, -1, np.int32)
+            _put(self.src, self.dst, self._keys, self._slots, 0, none, np.empty(known, np.int32))
+        first = np.empty(new, np.int32)
+        size = _put(src, dst, self._keys, self._slots, known, found, first)
+        first = first[: size - known]  # a path that comes twice is one
+        self.src, self.dst = np.concatenate([self.src, src[first]]), np.concatenate([self.dst, dst[first]])
 
     def restore(self, src: SlotArray, dst: SlotArray) -> None:
         """Take up paths in the order of their slots."""
         self.__init__()  # type: ignore[misc]
-        self._add(np.asarray(src, np.int32), np.asarray(dst, np.int32))
+        self.slots(np.asarray(src, np.int32), np.asarray(dst, np.int32))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _place_of(key: int, keys: NDArray[np.int64]) -> int:
+    """Where a key is, or is to be: the first such or empty place from its hash on."""
+    mask = len(keys) - 1
+    hashed = np.uint64(key) * _SPREAD
+    place = np.int64(hashed >> np.uint64(32)) & mask
+    while keys[place] != key and keys[place] != _EMPTY:
+        place = (place + 1) & mask
+    return place
+
+
+@njit(nogil=True, cache=True)
+def _find(
+    src: SlotArray, dst: SlotArray, keys: NDArray[np.int64], slots: SlotArray, found: SlotArray
+) -> int:
+    """Slots of paths into `found`, -1 of those that are not there. Returns: how many are not."""
+    missing = 0
+    for k in range(len(src)):
+        place = _place_of((np.int64(src[k]) << 32) | np.int64(dst[k]), keys)
+        is_there = keys[place] != _EMPTY
+        found[k] = slots[place] if is_there else -1
+        missing += not is_there
+    return missing
+
+
+@njit(nogil=True, cache=True)
+def _put(
+    src: SlotArray, dst: SlotArray, keys: NDArray[np.int64], slots: SlotArray, size: int, found: SlotArray,
+    first: SlotArray,
+) -> int:  # fmt: skip
+    """Give the slots from `size` on to paths that have none in `found`.
+
+    Args:
+        first: int32, result: rows of the paths that got them.
+
+    Returns: how many slots there are now.
+    """
+    known = size
+    for k in range(len(src)):
+        if found[k] < 0:
+            key = (np.int64(src[k]) << 32) | np.int64(dst[k])
+            place = _place_of(key, keys)
+            if keys[place] == _EMPTY:
+                keys[place], slots[place] = key, size
+                first[size - known] = k
+                size += 1
+            found[k] = slots[place]
+    return size
 
 
 class Lineup:

@@ -9,6 +9,8 @@ Wants two threads where there is enough to do; what comes of it is the same with
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -35,6 +37,8 @@ _BLOCK, _LARGEST, _PIECES = 64, 512, 8
 FloatArray = NDArray[np.float32]
 #: A model's inputs of a table: float32 [n, 2 F] of now, [n, F] of the window; written by the sweep.
 Rows = tuple[FloatArray, FloatArray]
+#: Seconds for which the second thread surely stays awake once it is roused.
+_AWAKE_S = 0.003
 #: What stands for what is not pending.
 _NO_ROWS: FloatArray = np.zeros((0, 0), np.float32)
 _NO_SLOTS: SlotArray = np.zeros(0, np.int32)
@@ -156,6 +160,7 @@ class Sweep:
         self._counters: NDArray[np.int64] = np.zeros(0, np.int64)
         self._kept: tuple[object, ...] = ()
         self._judged: tuple[int, float] | None = None
+        self._roused_s = -math.inf
         plans = (self._step, self._sides[0].plan, self._sides[1].plan)
         self._plans = plans
         self._second = SecondThread(serve, plans, at.NUM_PHASES) if has_second(threads) else None
@@ -164,7 +169,10 @@ class Sweep:
     def rouse(self) -> None:
         """An interval comes within the next milliseconds. Nothing happens where they are not shared."""
         if self._second is not None and self._is_large:
-            self._second.rouse()
+            now_s = time.perf_counter()
+            if now_s - self._roused_s > _AWAKE_S:
+                self._roused_s = now_s
+                self._second.rouse()
 
     def take_in(
         self,
@@ -213,6 +221,7 @@ class Sweep:
             measured,
             callers,
         )
+        self._roused_s = -math.inf
         bits = 1 << at.OBSERVE | (1 << at.GATHER if inputs else 0)
         hold, learn = 0, kernels.NOTHING
         if then is not None:
