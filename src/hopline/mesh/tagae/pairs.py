@@ -81,7 +81,7 @@ def _place_of(key: int, keys: NDArray[np.int64]) -> int:
     place = np.int64(hashed >> np.uint64(32)) & mask
     while keys[place] != key and keys[place] != _EMPTY:
         place = (place + 1) & mask
-    return place
+    return place  # type: ignore[return-value]
 
 
 @njit(nogil=True, cache=True)
