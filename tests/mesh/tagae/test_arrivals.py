@@ -86,6 +86,29 @@ def test_the_first_that_is_expected_of_a_new_service_is_what_its_neighbours_are(
     np.testing.assert_allclose(detector._nodes.gain[4], gain, rtol=1e-4)
 
 
+def test_judging_at_once_gives_what_judging_afterwards_gives(watched):
+    at_once, afterwards = watched(), watched()
+    afterwards._order = lambda *_: None
+    judge, done = at_once._sweep.judge, []
+
+    def look(*args, **more):
+        done.append(at_once._sweep.is_judged)
+        return judge(*args, **more)
+
+    at_once._sweep.judge = look
+    for number, snapshot in enumerate(intervals(60)[20:]):
+        mesh = snapshot if number < 5 else with_new_one(snapshot, 3.0 if number > 30 else 1.0)
+        assert at_once.step(mesh, Context()) == afterwards.step(mesh, Context())
+    # Not in the intervals in which the new service has no window of its own.
+    assert done[:5] == [True] * 5
+    assert done[5:9] == [False] * 4
+    assert done[-10:] == [True] * 10
+    (meta, arrays), (other_meta, others) = at_once.export(), afterwards.export()
+    assert meta == other_meta
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
 @pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
 def test_an_arrival_changes_no_verdict(watched, factor):
     with_it, without_it = watched(), watched()

@@ -138,7 +138,8 @@ class Buffers:
     """What a pass reads and writes, and where it lies.
 
     Args:
-        halves: whether rows that the pass itself makes are multiplied in bfloat16.
+        halves: whether products are of bfloat16, and those of what a layer makes for the next one of eight
+            bits, if the processor can.
         usual_edge: float32 [d_edge], numbers that most call paths have.
         keep: whether rows of all layers are there after a pass; else each layer's take the place of those
             below it, and a pass touches little more than half of the memory.

@@ -219,13 +219,7 @@ class Emit:
         with builder.if_then(condition):
             results = body()
             inside = builder.block
-        phis = []
-        for value, result in zip(values, results, strict=True):
-            phi = builder.phi(value.type)
-            phi.add_incoming(value, before)
-            phi.add_incoming(result, inside)
-            phis.append(phi)
-        return phis
+        return self._of_either(values, before, results, inside)
 
     def either(
         self,
@@ -240,11 +234,17 @@ class Emit:
                 results, after = then(), builder.block
             with if_false:
                 others, after_others = otherwise(), builder.block
+        return self._of_either(results, after, others, after_others)
+
+    def _of_either(
+        self, values: Sequence[Value], block: Any, others: Sequence[Value], other_block: Any
+    ) -> list[Value]:
+        """Values by the block that was come from."""
         phis = []
-        for result, other in zip(results, others, strict=True):
-            phi = builder.phi(result.type)
-            phi.add_incoming(result, after)
-            phi.add_incoming(other, after_others)
+        for value, other in zip(values, others, strict=True):
+            phi = self.builder.phi(value.type)
+            phi.add_incoming(value, block)
+            phi.add_incoming(other, other_block)
             phis.append(phi)
         return phis
 

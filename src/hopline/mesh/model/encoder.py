@@ -59,8 +59,9 @@ class Encoder:
         weights: not changed any more.
         capacity: nodes and edges to make room for at once; more are made room for when they come.
         threads: 1 or 2; None = 2 where there are two processors.
-        bfloat16: whether rows that the pass itself makes are rounded to bfloat16 before they are multiplied
-            (sums are float32); None = where the processor can, which takes half the time.
+        bfloat16: whether both sides of products are rounded to bfloat16 (sums are float32), and what a
+            layer makes for the next one to eight bits with a scale for each row, if the processor can;
+            None = where it can, which takes half the time or a quarter. False = all is float32.
         usual_edge: float32 [d_edge], numbers that most call paths have, such as 1 for what is nearly always
             there: they cost nothing, and change nothing. Default: 0.
         keep: whether rows of all layers are kept after a pass, for `LiveEmbeddings`.

@@ -421,7 +421,7 @@ class Tagae:
 
     def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
         """Score of the parts of a mesh, all together."""
-        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        paths = self._lineup.paths
         place = np.empty(self._nodes.size, np.int32)
         place[snapshot.nodes] = np.arange(len(snapshot.nodes), dtype=np.int32)
         worst = self._edges.score[paths].max(axis=1, initial=0.0)

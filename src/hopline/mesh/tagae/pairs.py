@@ -1,7 +1,4 @@
-"""Which call path has which number: a hash table of pairs of slots.
-
-It is looked up where an interval's call paths are others than in the one before.
-"""
+"""Which call path has which number: a hash table of pairs of slots. And who is there in an interval."""
 
 from __future__ import annotations
 
@@ -32,23 +29,17 @@ class Pairs:
         self.dst: SlotArray = np.zeros(0, np.int32)
         self._keys = np.full(_LEAST_PLACES, _EMPTY, np.int64)
         self._slots = np.zeros(_LEAST_PLACES, np.int32)
-        self._last: tuple[SlotArray, SlotArray, SlotArray] | None = None
 
     def __len__(self) -> int:
         return len(self.src)
 
     def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
         """int32 [e], slots of these paths, new ones where they were not seen before."""
-        if self._last is not None and len(self._last[2]) == len(src):
-            last_src, last_dst, last = self._last
-            if same(last_src, last_dst, src, dst):
-                return last
-        src, dst = np.array(src, np.int32), np.array(dst, np.int32)
+        src, dst = np.ascontiguousarray(src, np.int32), np.ascontiguousarray(dst, np.int32)
         found = np.empty(len(src), np.int32)
         new = _find(src, dst, self._keys, self._slots, found)
         if new:
             self._add(src, dst, found, new)
-        self._last = (src, dst, found)
         return found
 
     def _add(self, src: SlotArray, dst: SlotArray, found: SlotArray, new: int) -> None:
@@ -70,7 +61,7 @@ class Pairs:
     def restore(self, src: SlotArray, dst: SlotArray) -> None:
         """Take up paths in the order of their slots."""
         self.__init__()  # type: ignore[misc]
-        self.slots(np.asarray(src, np.int32), np.asarray(dst, np.int32))
+        self.slots(src, dst)
 
 
 @njit(nogil=True, cache=True, inline="always")
