@@ -171,6 +171,22 @@ def where(condition: Vector, then: Vector | float, otherwise: Vector | float) ->
     return Vector(like.builder, chosen)
 
 
+class Variable:
+    """A vector that a branch may change."""
+
+    def __init__(self, builder: Any, first: Vector) -> None:
+        self._builder = builder
+        self._place = cgutils.alloca_once_value(builder, first.value)
+
+    def set(self, vector: Vector) -> None:
+        """Have it be another one from here on."""
+        self._builder.store(vector.value, self._place)
+
+    def get(self) -> Vector:
+        """What it is here."""
+        return Vector(self._builder, self._builder.load(self._place))
+
+
 class Turn:
     """One turn of a loop: places `first` to `first + 15`, of which those from `count` on are not there.
 
@@ -200,6 +216,10 @@ class Turn:
     def floats(self, number: float) -> Vector:
         """A float32 number in all lanes."""
         return Vector(self.builder, ir.Constant(_FLOATS, [number] * LANES))
+
+    def ints(self, number: int) -> Vector:
+        """An int32 number in all lanes."""
+        return Vector(self.builder, ir.Constant(_INTS, [number] * LANES))
 
     def _at(self, array: Value) -> Value:
         place = self.builder.gep(array, [self._first])
@@ -258,10 +278,22 @@ class Turn:
         """An int16, one bit for each place; of a turn that is not whole also for those not there."""
         return self.builder.bitcast(mask.value, ir.IntType(LANES))
 
+    def _bits_there(self, mask: Vector) -> Value:
+        """`_bits`, 0 for places that are not there."""
+        return self._bits(mask if self._there is None else mask & self._there)
+
+    def is_any(self, mask: Vector) -> Value:
+        """Whether it holds in any place, for `builder.if_then`."""
+        bits = self._bits_there(mask)
+        return self.builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    def variable(self, vector: Vector) -> Variable:
+        """A vector that is another one after some branch."""
+        return Variable(self.builder, vector)
+
     def count(self, mask: Vector) -> Value:
         """In how many places it holds, an int64."""
-        there = mask if self._there is None else mask & self._there
-        bits = self._bits(there)
+        bits = self._bits_there(mask)
         ones = self._function(f"llvm.ctpop.i{LANES}", ir.IntType(LANES), [ir.IntType(LANES)])
         return self.builder.zext(self.builder.call(ones, [bits]), _I64)
 

@@ -126,7 +126,7 @@ def test_many_at_once_are_taken_in_as_one_by_one(fitted, services):
         assert measured == one_by_one(single, now[slots], slots, step)
         for name in ("count", "seen", "fitted", "offset"):
             np.testing.assert_array_equal(getattr(together, name), getattr(single, name))
-        for name in ("slow", "near", "moved", "level", "spread", "anchor"):
+        for name in ("slow", "near", "moved", "level", "spread", "wobble", "anchor"):
             np.testing.assert_allclose(
                 getattr(together, name), getattr(single, name), rtol=1e-3, atol=1e-3, err_msg=name
             )

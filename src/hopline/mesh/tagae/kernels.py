@@ -38,7 +38,7 @@ SLOWEST = 5.0
 #: How much smaller than their average the smallest of several deviations in a row may be.
 UNEVEN = 1.4
 #: Deviations, in quarters of a spread, that no threshold is near: counted and kept as 0.
-HARMLESS = 8
+HARMLESS = int(4 * usual.HARMLESS)
 
 AMOUNT, SHARE, REAL = 0, 1, 2
 NOTHING, USUAL, ALL = 0, 1, 2
@@ -74,9 +74,10 @@ def nearer(a, b):
 def observe(
     begin, end, values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago, recent, window,
     offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total, count,
-    slow, near, moved, amount, plain, still, clips,
+    slow, near, moved, threshold, held, at, score, dev, mark, amount, plain, still, clips, pools, per,
+    scratch,
 ):  # fmt: skip
-    """Take one interval in, for slots `begin` to `end`.
+    """Take one interval in, for slots `begin` to `end`, and tell what is fine from what is to be judged.
 
     Args:
         values: float32 [n, F]; rows: int32 [slots], a slot's row in `values`, -1 where it is absent.
@@ -90,7 +91,9 @@ def observe(
         ring: int16 [window, slots, F].
         slow, near, moved: float32 [slots, F], results: spreads from the level, from the window's mean, and,
         of columns with a clip of 0, from how it was.
-        amount, plain, still, clips: of columns, for a block of slots: see `usual.take_in`.
+        threshold to dev: see `judge`; mark: int8 [slots, F], result, for `judge`: see `usual`.
+        amount, plain, still, clips, pools, per: of columns, for a block of slots: see `usual.take_in`.
+        scratch: see `Scratch`.
 
     Usual series take vector instructions, all others one by one.
 
@@ -98,12 +101,12 @@ def observe(
     """
     width, block = len(kinds), usual.BLOCK
     has_still, room = np.any(clip == 0), ring.shape[1]
-    taken = np.empty((block, width), np.float32)
-    doubt = np.empty((block, width), np.float32)
-    inverse = np.empty(block, np.float32)
-    told, others = np.empty(block * width, np.int8), np.empty(block * width, np.int32)
-    of_block = (doubt, amount, plain, clips, still, told)
-    of_all = (offset, anchor, level, spread, seen, fitted, total, count, slow, near, moved)
+    taken, doubt, inverse, told, others = scratch
+    of_block = (doubt, amount, plain, clips, still, pools, per, told)
+    of_all = (
+        offset, anchor, level, spread, wobble, seen, fitted, total, count, slow, near, moved, score, dev, mark,
+    )  # fmt: skip
+    before_at = (at - 1) % HOLD
     measured, known = 0, 0
     for i in range(begin, end, block):
         here = rows[i : min(i + block, end)]
@@ -116,7 +119,8 @@ def observe(
         num_usual, num_measured, num_known = usual.take_in(
             given, row, ring, (pos * room + i) * width, ((pos - ago) % window * room + i) * width,
             ((pos - recent) % window * room + i) * width, of_block, of_all, i * width, size, has_still,
-            np.float32(drift),
+            np.float32(drift), np.int32(warm_up), np.int32(window), held, (at * room + i) * width,
+            (before_at * room + i) * width,
         )  # fmt: skip
         measured += num_measured
         known += num_known
@@ -129,7 +133,28 @@ def observe(
             )  # fmt: skip
             measured += num_measured
             known += num_known
+            mark_others(
+                i, others, size - num_usual, slow, near, threshold, held, at, score, dev, mark
+            )
     return measured, known
+
+
+@njit(nogil=True, cache=True)
+def mark_others(begin, others, num_others, slow, near, threshold, held, at, score, dev, mark):
+    """Tell what is fine from what is to be judged, one by one; `others` as of `observe_others`."""
+    columns, before_at = len(threshold), (at - 1) % HOLD
+    for k in range(num_others):
+        i, f = begin + others[k] // columns, others[k] % columns
+        if math.isnan(slow[i, f]):
+            held[at, i, f] = held[before_at, i, f] // 2
+            score[i, f] = 0.0
+            dev[i, f] = 0.0
+            mark[i, f] = usual.UNMEASURED
+            continue
+        least = abs(nearer(slow[i, f], near[i, f]))
+        held[at, i, f] = 0
+        score[i, f] = least / threshold[f]
+        mark[i, f] = usual.FINE if least < usual.HARMLESS else usual.DOUBTFUL
 
 
 @njit(nogil=True, cache=True)
@@ -268,14 +293,15 @@ def observe_others(
 
 @njit(nogil=True, cache=True)
 def judge(
-    begin, end, slow, near, moved, still, load, slope, recon, gain, polarity, threshold, factor, quiet,
+    begin, end, mark, slow, near, moved, still, load, slope, recon, gain, polarity, threshold, factor, quiet,
     seen, fitted, warm_up, held, at, hold, slack, learn,
-    score, dev, histogram, peak, found,
+    score, dev, histogram, peak, found, others,
 ):  # fmt: skip
     """Compare each series of slots `begin` to `end` with all that was expected of it.
 
     Args:
-        slow, near, moved: of `observe`; load: the column that others may follow, or -1.
+        mark, slow, near, moved: of `observe`, which has judged all but what is DOUBTFUL; load: the column
+        that others may follow, or -1.
         still: bool [F], columns that stand still in normal time: what moved and stands still again is no
         trouble any more.
         slope: float32 [slots, F], how much of the load's deviation a series shares; 0 for the load itself.
@@ -290,36 +316,25 @@ def judge(
         learn: NOTHING, USUAL (what is within bounds) or ALL: what is counted as normal time.
         histogram: int64 [F, BINS], of debounced deviations; peak: float32 [slots, F], their largest.
         found: int32 [room, 2], results: slot and column of debounced scores above 1.
+        others: int32 [BLOCK * F], scratch.
 
     Returns: how many were found (may exceed the room), and the largest debounced score.
     """
     num_found = 0
     largest = 0.0
     width, block = len(threshold), usual.BLOCK
-    per, apart = np.empty(block * width, np.float32), np.empty(block * width, np.float32)
-    for f in range(width):
-        per[f] = 1.0 / threshold[f]
-    for k in range(width, block * width):
-        per[k] = per[k - width]
-    others = np.empty(block * width, np.int32)
-    harmless = np.full(width, end - begin, np.int64)
-    before_at = (at - 1) % HOLD
+    marks = mark.reshape(-1)
+    if learn:
+        histogram[:, 0] += end - begin
     for start in range(begin, end, block):
-        stop = min(start + block, end)
-        # Nearly always harmless, and what else is expected only lessens it.
-        num_others = usual.tell_apart(
-            slow[start:stop].reshape(-1), near[start:stop].reshape(-1), per, np.float32(0.25 * HARMLESS),
-            score[start:stop].reshape(-1), held[at, start:stop].reshape(-1), apart, others,
-        )  # fmt: skip
+        num_others = usual.marked(marks, start * width, min(start + block, end) * width, others)
         for place in others[:num_others]:
-            i, f = start + place // width, place % width
-            harmless[f] -= 1
-            a, b = slow[i, f], near[i, f]
-            if math.isnan(a):
-                held[at, i, f] = held[before_at, i, f] // 2
-                score[i, f] = 0.0
-                dev[i, f] = 0.0
+            i, f = np.int64(place) // width, np.int64(place) % width
+            if learn:
+                histogram[f, 0] -= 1
+            if marks[place] == usual.UNMEASURED:
                 continue
+            a, b = slow[i, f], near[i, f]
             d = nearer(a, b)
             if slope[i, f] != 0.0 and d != 0.0:
                 load_slow, load_near = 0.0, 0.0
@@ -371,6 +386,4 @@ def judge(
                     found[num_found, 0] = i
                     found[num_found, 1] = f
                 num_found += 1
-    if learn:
-        histogram[:, 0] += harmless
     return num_found, largest

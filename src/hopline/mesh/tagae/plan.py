@@ -9,15 +9,15 @@ from __future__ import annotations
 ARRAYS = (
     "kinds", "clip", "pooled", "typical", "still", "polarity", "threshold", "histogram",
     "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "gain",
-    "factor", "peak", "slow", "near", "moved", "recon", "quiet", "score", "dev", "ring", "held",
-    "block_amount", "block_plain", "block_still", "block_clip",
+    "factor", "peak", "slow", "near", "moved", "recon", "quiet", "score", "dev", "mark", "ring", "held",
+    "block_amount", "block_plain", "block_still", "block_clip", "block_pooled", "block_per",
 )  # fmt: skip
 (
     KINDS, CLIP, POOLED, TYPICAL, STILL, POLARITY, THRESHOLD, HISTOGRAM,
     OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, GAIN,
-    FACTOR, PEAK, SLOW, NEAR, MOVED, RECON, QUIET, SCORE, DEV, RING, HELD,
-    BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP,
-) = range(34)  # fmt: skip
+    FACTOR, PEAK, SLOW, NEAR, MOVED, RECON, QUIET, SCORE, DEV, MARK, RING, HELD,
+    BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP, BLOCK_POOLED, BLOCK_PER,
+) = range(37)  # fmt: skip
 
 #: Sizes of the table, and what a step sets. Where SENT is a column, VALUES are made of MEASURED_VALUES as
 #: the sweep comes to them; see `calls.Pending`. ABSENT counts intervals, of services only.
@@ -25,8 +25,8 @@ ARRAYS = (
     SIZE, ROOM, WIDTH, MODELLED, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND,
-    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, NUM_PLACES,
-) = range(34, 67)  # fmt: skip
+    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, SCRATCH, SCRATCH_BYTES, NUM_PLACES,
+) = range(37, 72)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

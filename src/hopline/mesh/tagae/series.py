@@ -54,6 +54,7 @@ _PRESENT: dict[str, tuple[Any, float]] = {
     "quiet": (np.float32, 1.0),
     "score": (np.float32, 0.0),
     "dev": (np.float32, 0.0),
+    "mark": (np.int8, usual.UNMEASURED),
 }
 
 
@@ -69,8 +70,9 @@ class SeriesTable:
         size: slots in use; arrays may have room for more.
         is_ratio: bool [F], columns of which the load is a part, and which it does not explain.
         moves: counts how often arrays got another place in memory.
-        block_amount, block_plain, block_still, block_clip: [BLOCK * F], what `usual.take_in` is to know of
-            each series' column, for a block of slots.
+        block_amount, block_plain, block_still, block_clip, block_pooled, block_per: [BLOCK * F], what
+            `usual.take_in` is to know of each series' column, for a block of slots; the sweep has the last
+            two follow `pooled` and `threshold`.
         threshold: float32 [F], in spreads.
         pooled: float32 [F], spread that a new series of a column begins with.
         typical: float32 [F], median value of a column over all services; 0 = not known yet.
@@ -99,6 +101,7 @@ class SeriesTable:
     quiet: NDArray[np.float32]
     score: NDArray[np.float32]
     dev: NDArray[np.float32]
+    mark: NDArray[np.int8]
 
     def __init__(
         self, columns: Sequence[str], window: int, threshold: float, modelled: int | None = None
@@ -119,6 +122,8 @@ class SeriesTable:
         self.block_plain = np.tile(self.kinds != kernels.REAL, usual.BLOCK)
         self.block_still = np.tile(self.still, usual.BLOCK)
         self.block_clip = np.tile(np.where(self.still, np.inf, self.clip).astype(np.float32), usual.BLOCK)
+        self.block_pooled = np.zeros(width * usual.BLOCK, np.float32)
+        self.block_per = np.zeros(width * usual.BLOCK, np.float32)
         self.pooled = self.least_spread.copy()
         self.typical = np.zeros(width, np.float32)
         self._looks = _LOOKS

@@ -27,7 +27,7 @@ from hopline.mesh.tagae import kernels
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.calls import Pending
 from hopline.mesh.tagae.series import SeriesTable
-from hopline.mesh.tagae.sweep_kernels import Outcome, judge_all, serve, take_in
+from hopline.mesh.tagae.sweep_kernels import Outcome, judge_all, scratch_bytes, serve, take_in
 
 #: Services plus call paths from which a second thread is worth its while.
 SHARED_FROM = 1000
@@ -82,6 +82,8 @@ class _Side:
         self.largest = np.zeros((2, at.LINE), np.float64)
         self.found = np.zeros((2, at.MOST_FOUND, 2), np.int32)
         self.histogram = np.zeros_like(table.histogram)  # of the second thread
+        each = scratch_bytes(len(table.columns))
+        self.scratch = np.zeros((2, each), np.int8)
         self._moves = -1
         self._size = -1
         self._rows: SlotArray = np.zeros(0, np.int32)
@@ -92,13 +94,14 @@ class _Side:
         plan[at.WIDTH], plan[at.WINDOW], plan[at.LOAD] = width, table.window, table.load
         plan[at.MODELLED] = table.modelled
         plan[at.HELD_ROWS], plan[at.BINS] = kernels.HOLD, kernels.BINS
-        plan[at.SENT] = -1
+        plan[at.SENT], plan[at.SCRATCH_BYTES] = -1, each
         for place, array in (
             (at.NUMBERS, self.numbers),
             (at.COUNTS, self.counts),
             (at.LARGEST, self.largest),
             (at.SECOND_HISTOGRAM, self.histogram),
             (at.FOUND, self.found),
+            (at.SCRATCH, self.scratch),
         ):
             plan[place] = array.ctypes.data
 

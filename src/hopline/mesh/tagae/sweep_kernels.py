@@ -36,6 +36,9 @@ from hopline.mesh.tagae.usual import BLOCK
 
 Plan = NDArray[np.int64]
 Floats = NDArray[np.float32]
+#: Of a block of slots: values float32 [BLOCK, F], doubts float32 [BLOCK, F] and [BLOCK], which series are
+#: usual int8 [BLOCK * F], and places int32 [BLOCK * F].
+Scratch = tuple[Floats, Floats, Floats, NDArray[np.int8], NDArray[np.int32]]
 #: See `outcome`.
 Outcome = tuple[int, int, int, int, float]
 
@@ -68,6 +71,12 @@ def of_block(plan: Plan, place: int) -> NDArray[np.bool_]:
 
 
 @njit(nogil=True, cache=True)
+def floats_of_block(plan: Plan, place: int) -> NDArray[np.float32]:
+    """The same of numbers: float32 [BLOCK * F]."""
+    return carray(pointer(plan[place]), (BLOCK * plan[at.WIDTH],), np.float32)
+
+
+@njit(nogil=True, cache=True)
 def fitted_of(plan: Plan) -> NDArray[np.int8]:
     """int8 [slots, F]."""
     return carray(pointer(plan[at.FITTED]), (plan[at.SIZE], plan[at.WIDTH]), np.int8)
@@ -83,6 +92,58 @@ def counts_of(plan: Plan, thread: int) -> NDArray[np.int64]:
 def largest_of(plan: Plan, thread: int) -> NDArray[np.float64]:
     """float64 [1], the largest score that one thread saw."""
     return carray(pointer(plan[at.LARGEST] + 8 * at.LINE * thread), (1,), np.float64)
+
+
+@njit(nogil=True, cache=True)
+def held_of(plan: Plan) -> NDArray[np.int8]:
+    """int8 [HOLD, slots, F]."""
+    return carray(pointer(plan[at.HELD]), (plan[at.HELD_ROWS], plan[at.ROOM], plan[at.WIDTH]), np.int8)
+
+
+@njit(nogil=True, cache=True)
+def marks_of(plan: Plan) -> NDArray[np.int8]:
+    """int8 [slots, F]."""
+    return carray(pointer(plan[at.MARK]), (plan[at.SIZE], plan[at.WIDTH]), np.int8)
+
+
+@njit(nogil=True, cache=True)
+def others_of(plan: Plan, thread: int) -> NDArray[np.int32]:
+    """int32 [BLOCK * F], scratch of one thread."""
+    return carray(pointer(plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]), (BLOCK * plan[at.WIDTH],), np.int32)
+
+
+@njit(nogil=True, cache=True)
+def scratch_of(plan: Plan, thread: int) -> Scratch:
+    """Memory of `kernels.observe` for one thread; see `scratch_bytes`."""
+    width = plan[at.WIDTH]
+    step = 4 * BLOCK * width
+    first = plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES] + step
+    return (
+        carray(pointer(first), (BLOCK, width), np.float32),
+        carray(pointer(first + step), (BLOCK, width), np.float32),
+        carray(pointer(first + 2 * step), (BLOCK,), np.float32),
+        carray(pointer(first + 2 * step + 4 * BLOCK), (BLOCK * width,), np.int8),
+        others_of(plan, thread),
+    )
+
+
+@njit(nogil=True, cache=True)
+def follow_columns(plan: Plan) -> None:
+    """Have what a block is to know of its columns be as the columns have it now."""
+    width = plan[at.WIDTH]
+    pooled, threshold = column_floats(plan, at.POOLED), column_floats(plan, at.THRESHOLD)
+    pools = carray(pointer(plan[at.BLOCK_POOLED]), (BLOCK, width), np.float32)
+    per = carray(pointer(plan[at.BLOCK_PER]), (BLOCK, width), np.float32)
+    for f in range(width):
+        score = np.float32(1.0) / threshold[f]
+        if pools[0, f] != pooled[f] or per[0, f] != score:
+            pools[:, f] = pooled[f]
+            per[:, f] = score
+
+
+def scratch_bytes(width: int) -> int:
+    """Memory of one thread for blocks of a table of so many columns."""
+    return 4 * BLOCK * (3 * width + 1) + BLOCK * width
 
 
 @njit(nogil=True, cache=True)
@@ -117,8 +178,11 @@ def observe_piece(plan: Plan, nodes: Plan, first: int, last: int, thread: int) -
         carray(pointer(plan[at.RING]), (window, plan[at.ROOM], width), np.int16),
         whole_numbers(plan, at.TOTAL), whole_numbers(plan, at.COUNT),
         floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
+        column_floats(plan, at.THRESHOLD), held_of(plan), plan[at.HELD_AT],
+        floats(plan, at.SCORE), floats(plan, at.DEV), marks_of(plan),
         of_block(plan, at.BLOCK_AMOUNT), of_block(plan, at.BLOCK_PLAIN), of_block(plan, at.BLOCK_STILL),
-        carray(pointer(plan[at.BLOCK_CLIP]), (BLOCK * width,), np.float32),
+        floats_of_block(plan, at.BLOCK_CLIP), floats_of_block(plan, at.BLOCK_POOLED),
+        floats_of_block(plan, at.BLOCK_PER), scratch_of(plan, thread),
     )  # fmt: skip
     counts = counts_of(plan, thread)
     counts[at.MEASURED] += num_measured
@@ -168,17 +232,16 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     histogram = plan[at.SECOND_HISTOGRAM] if thread else plan[at.HISTOGRAM]
     bins = plan[at.BINS]
     number, largest = judge(
-        first, last, floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
+        first, last, marks_of(plan), floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
         carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
         floats(plan, at.SLOPE), floats(plan, at.RECON), floats(plan, at.GAIN),
         carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
         floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),
         plan[at.WARM_UP],
-        carray(pointer(plan[at.HELD]), (plan[at.HELD_ROWS], plan[at.ROOM], width), np.int8),
-        plan[at.HELD_AT], plan[at.HOLD], plan[at.HOLD] >= 4, plan[at.LEARN],
+        held_of(plan), plan[at.HELD_AT], plan[at.HOLD], plan[at.HOLD] >= 4, plan[at.LEARN],
         floats(plan, at.SCORE), floats(plan, at.DEV),
         carray(pointer(histogram), (width, bins), np.int64), floats(plan, at.PEAK),
-        found[min(counts[at.OUT], at.MOST_FOUND):],
+        found[min(counts[at.OUT], at.MOST_FOUND):], others_of(plan, thread),
     )  # fmt: skip
     counts[at.OUT] += number
     most = largest_of(plan, thread)
@@ -336,6 +399,7 @@ def take_in(
         for thread in range(2):
             counts_of(plan, thread)[:] = 0
             largest_of(plan, thread)[0] = 0.0
+        follow_columns(plan)
     order_judging(nodes, edges, warm_up, held_at, hold, learn)
     return run(step, nodes, edges, control, is_shared, not bits >> at.JUDGE & 1)
 
