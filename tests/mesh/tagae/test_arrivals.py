@@ -78,10 +78,11 @@ def test_the_first_that_is_expected_of_a_new_service_is_what_its_neighbours_are(
     np.testing.assert_allclose(new, (by_front * front + by_cart * cart) / (by_front + by_cart), rtol=1e-4)
     assert new[LATENCY] > 0.1
     assert dst[3] == 4
-    recon = detector._nodes.recon[:5]
-    low, high = recon[:4].min(), recon[:4].max()
-    assert recon[4].any()
-    assert low - 1 <= recon[4].min() <= recon[4].max() <= high + 1
+    expectation = detector._expectation
+    expected = expectation.encoder.result(expectation.graph).nodes
+    low, high = expected[:4].min(), expected[:4].max()
+    assert expected[4].any()
+    assert low - 1 <= expected[4].min() <= expected[4].max() <= high + 1
     gain = (0.3 * by_front + 0.5 * by_cart) / (by_front + by_cart)
     np.testing.assert_allclose(detector._nodes.gain[4], gain, rtol=1e-4)
 

@@ -282,3 +282,11 @@ def test_the_logarithm_is_that_of_numpy():
     found = np.empty_like(values)
     logarithms(values, found)
     np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_told"),
+    [(0.5, 0.5), (9.0, 4.0), (-9.0, -4.0), (np.nan, 0.0), (np.inf, 0.0), (-np.inf, 0.0), (1e35, 0.0)],
+)
+def test_what_a_model_expects_is_bounded_and_nonsense_is_nothing(value, is_told):
+    assert kernels.within(np.float32(value), np.float32(4.0)) == np.float32(is_told)

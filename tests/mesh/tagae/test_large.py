@@ -74,8 +74,10 @@ def test_parts_expect_and_judge_what_the_whole_mesh_does(state):
         verdicts = [detector.step(snapshot, Context()) for detector in (whole, parts)]
         assert verdicts[0].state == verdicts[1].state
         assert verdicts[0].score == pytest.approx(verdicts[1].score, abs=1e-3)
-        for a, b in zip(whole._tables, parts._tables, strict=True):
-            np.testing.assert_allclose(a.recon[: a.size], b.recon[: b.size], atol=1e-4)
+        expectation = whole._expectation
+        expected = expectation.encoder.result(expectation.graph)
+        for a, b in zip((expected.nodes, expected.edges), parts._sweep._expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-4)
         told.append([[(i.start_s, i.end_s, i.suspects[0].service) for i in v.incidents] for v in verdicts])
     assert all(ours == theirs for ours, theirs in told)
     assert any(ours for ours, _ in told)

@@ -527,13 +527,22 @@ class Tagae:
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
         """What is out of bounds of the interval that was observed last, and the largest score."""
-        model = None
+        model = done = None
         if self._expectation is not None and not self._sweep.is_judged:
-            model = self._expectation.ready(
+            ready = self._expectation.ready(
                 snapshot, self._lineup, self._taken.young, *self._tables, self._parts
             )
+            if isinstance(ready, tuple):
+                done = ready
+            else:
+                model = ready
         return self._sweep.judge(
-            self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn, model=model
+            self.steps,
+            warm_up=self.settings.warm_up,
+            hold=self._hold,
+            learn=learn,
+            model=model,
+            expected=done,
         )
 
     @property

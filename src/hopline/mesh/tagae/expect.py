@@ -33,7 +33,7 @@ from hopline.mesh.snapshot import Snapshot
 from hopline.mesh.tagae import arrivals, rows
 from hopline.mesh.tagae.pairs import Lineup
 from hopline.mesh.tagae.series import SeriesTable
-from hopline.mesh.tagae.sweep import Rows
+from hopline.mesh.tagae.sweep import Expected, Rows
 from hopline.mesh.tagae.sweep_kernels import MOST
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Expectation:
         nodes: SeriesTable,
         edges: SeriesTable,
         parts: SlotArray | None = None,
-    ) -> NDArray[np.int64] | None:
+    ) -> NDArray[np.int64] | Expected:
         """Prepare the pass over the inputs that lie in `rooms`, those of the present interval.
 
         Args:
@@ -124,7 +124,7 @@ class Expectation:
             parts: int32 [n], the part of each service, where the mesh is large. It is taken in parts
                 where that is quicker; halos are whole, and so results are those of the whole mesh.
 
-        Returns: the pass's plan, for `Sweep.judge`; None where it is done, and `recon` of both tables set.
+        Returns: the pass's plan, for `Sweep.judge`; or what is expected, where it is done already.
         """
         paths = lineup.paths
         (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
@@ -141,9 +141,7 @@ class Expectation:
             return self.encoder.ready(self.graph, x, h, e, g)
         if found is None:
             found = self.encoder.reconstruct(self.graph, x, h, e, g)
-        rows.scatter(found.nodes, snapshot.nodes, nodes.recon, nodes.modelled, MOST)
-        rows.scatter(found.edges, paths, edges.recon, edges.modelled, MOST)
-        return None
+        return found.nodes, found.edges
 
     def ahead(
         self,

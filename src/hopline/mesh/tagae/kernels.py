@@ -70,6 +70,12 @@ def nearer(a, b):
     return 0.0
 
 
+@njit(nogil=True, cache=True, inline="always")
+def within(value, most):
+    """A value clipped to `most`; 0 where it is no number."""
+    return min(max(value, -most), most) if abs(value) < ABSURD else 0.0
+
+
 @njit(nogil=True, cache=True)
 def observe(
     begin, end, values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago, recent, window,
@@ -104,7 +110,8 @@ def observe(
     taken, doubt, inverse, told, others = scratch
     of_block = (doubt, amount, plain, clips, still, pools, per, told)
     of_all = (
-        offset, anchor, level, spread, wobble, seen, fitted, total, count, slow, near, moved, score, dev, mark,
+        offset, anchor, level, spread, wobble, seen, fitted, total, count, slow, near, moved, score, dev,
+        mark,
     )  # fmt: skip
     before_at = (at - 1) % HOLD
     measured, known = 0, 0
@@ -133,9 +140,7 @@ def observe(
             )  # fmt: skip
             measured += num_measured
             known += num_known
-            mark_others(
-                i, others, size - num_usual, slow, near, threshold, held, at, score, dev, mark
-            )
+            mark_others(i, others, size - num_usual, slow, near, threshold, held, at, score, dev, mark)
     return measured, known
 
 
@@ -293,8 +298,8 @@ def observe_others(
 
 @njit(nogil=True, cache=True)
 def judge(
-    begin, end, mark, slow, near, moved, still, load, slope, recon, gain, polarity, threshold, factor, quiet,
-    seen, fitted, warm_up, held, at, hold, slack, learn,
+    begin, end, mark, slow, near, moved, still, load, slope, expected, rows, most, gain, polarity,
+    threshold, factor, quiet, seen, fitted, warm_up, held, at, hold, slack, learn,
     score, dev, histogram, peak, found, others,
 ):  # fmt: skip
     """Compare each series of slots `begin` to `end` with all that was expected of it.
@@ -305,7 +310,8 @@ def judge(
         still: bool [F], columns that stand still in normal time: what moved and stands still again is no
         trouble any more.
         slope: float32 [slots, F], how much of the load's deviation a series shares; 0 for the load itself.
-        recon: float32 [slots, F], what the model expects; gain: float32 [slots, F], how far it is believed.
+        expected: float32 [n, columns], what the model expects; rows: int32 [slots], a slot's row in it;
+        most: what is expected is clipped to it; gain: float32 [slots, F], how far it is believed.
         polarity: float32 [F, 2]; threshold: float32 [F]; factor: float32 [slots, F], of each series' own.
         quiet: float32 [slots, F], what deviations are multiplied by during planned changes; 1 = all counts.
         held: int8 [HOLD, slots, F], the last deviations; at: this interval's place; hold: how many must
@@ -343,8 +349,8 @@ def judge(
                     load_near = min(max(near[i, load], -20.0), 20.0)
                 a -= slope[i, f] * load_slow
                 d = nearer(d, nearer(a, b - slope[i, f] * load_near))
-            if gain[i, f] > 0.0 and d != 0.0:
-                d = nearer(d, a - gain[i, f] * recon[i, f])
+            if gain[i, f] > 0.0 and d != 0.0 and len(expected):
+                d = nearer(d, a - gain[i, f] * within(expected[rows[i], f], most))
             if still[f] and abs(moved[i, f]) < MOST and moved[i, f] * (1 if d > 0 else -1) < MOVING:
                 d = 0.0
             weight = polarity[f, 0] if d > 0 else polarity[f, 1]

@@ -9,24 +9,26 @@ from __future__ import annotations
 ARRAYS = (
     "kinds", "clip", "pooled", "typical", "still", "polarity", "threshold", "histogram",
     "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "gain",
-    "factor", "peak", "slow", "near", "moved", "recon", "quiet", "score", "dev", "mark", "ring", "held",
+    "factor", "peak", "slow", "near", "moved", "quiet", "score", "dev", "mark", "ring", "held",
     "block_amount", "block_plain", "block_still", "block_clip", "block_pooled", "block_per",
 )  # fmt: skip
 (
     KINDS, CLIP, POOLED, TYPICAL, STILL, POLARITY, THRESHOLD, HISTOGRAM,
     OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, GAIN,
-    FACTOR, PEAK, SLOW, NEAR, MOVED, RECON, QUIET, SCORE, DEV, MARK, RING, HELD,
+    FACTOR, PEAK, SLOW, NEAR, MOVED, QUIET, SCORE, DEV, MARK, RING, HELD,
     BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP, BLOCK_POOLED, BLOCK_PER,
-) = range(37)  # fmt: skip
+) = range(36)  # fmt: skip
 
 #: Sizes of the table, and what a step sets. Where SENT is a column, VALUES are made of MEASURED_VALUES as
-#: the sweep comes to them; see `calls.Pending`. ABSENT counts intervals, of services only.
+#: the sweep comes to them; see `calls.Pending`. ABSENT counts intervals, of services only. EXPECTED is
+#: where the model's rows lie, 0 where there are none.
 (
     SIZE, ROOM, WIDTH, MODELLED, WINDOW, HELD_ROWS, BINS, LOAD, PIECE, NUM_ROWS,
     WARM_UP, POS, AGO, RECENT, HELD_AT, HOLD, LEARN,
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND,
-    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, SCRATCH, SCRATCH_BYTES, NUM_PLACES,
-) = range(37, 72)  # fmt: skip
+    MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, SCRATCH, SCRATCH_BYTES,
+    EXPECTED, EXPECTED_BYTES, NUM_PLACES,
+) = range(36, 73)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)
@@ -38,6 +40,6 @@ MOST_FOUND = 4096
 
 #: The plan of a step: which phases, the model's plan and the counters of its phases with their lengths.
 BITS, MODEL_PLAN, MODEL_PLACES, MODEL_CONTROL, MODEL_WORDS, STEP_PLACES = range(6)
-#: Its phases, in their order; what is done along with the first and the last, piece by piece.
+#: Its phases, in their order; what is done along with the first, piece by piece.
 OBSERVE, MODEL, JUDGE, NUM_PHASES = range(4)
-GATHER, SCATTER = 4, 5
+GATHER = 4

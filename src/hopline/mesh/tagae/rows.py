@@ -1,4 +1,4 @@
-"""Between series, which lie by slot, and the model's rows, which lie as the snapshot has them.
+"""From series, which lie by slot, to the model's rows, which lie as the snapshot has them.
 
 A row is a few numbers wide, and LLVM would take them one by one: written with `hopline.vectors`, each row
 is a turn or two.
@@ -20,7 +20,6 @@ from hopline.vectors import Turn, turns, where
 #: Spreads of its own load that are taken out of a series at most.
 _LOADED = np.float32(20.0)
 _ZERO = np.float32(0)
-_HUGE = 1e30
 
 
 def _places(context: Any, builder: Any, kinds: Any, arrays: Any, places: Any) -> list[Any]:
@@ -74,34 +73,6 @@ def gather_numbers(
     return signature, codegen
 
 
-@intrinsic
-def scatter_numbers(
-    typingctx: Any, values: Any, at: Any, into: Any, series: Any, width: Any, most: Any
-) -> Any:
-    """`scatter` of one row; `at` and `series` are flat places in contiguous arrays."""
-    place = types.int64
-    signature = types.void(values, place, into, place, place, types.float32)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, at, into, series, width, most = args
-        kinds = (signature.args[0], signature.args[2])
-        values, into = _places(context, builder, kinds, (values, into), (at, series))
-
-        def body(row: Turn) -> list[Any]:
-            high = row.all_of(most)
-            low, value = row.floats(0.0) - high, row.load(values)
-            is_finite = abs(value) < _HUGE
-            value = where(value > low, value, low)
-            value = where(value < high, value, high)
-            row.store(where(is_finite, value, 0.0), into, high == high)
-            return []
-
-        turns(builder, width, [], body)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
 @njit(nogil=True, cache=True)
 def gather(slow, near, slope, load, slots, most, x, h):
     """A model's inputs from deviations; see `expect.inputs`.
@@ -125,17 +96,3 @@ def gather_row(slow, near, slope, load, slot, most, x, h, row):
     less = less if less < _LOADED else _LOADED
     less = less if is_loaded else _ZERO
     gather_numbers(slow, near, slope, slot * columns, less, most, x, row * 2 * width, h, row * width, width)
-
-
-@njit(nogil=True, cache=True)
-def scatter(values, slots, into, width, most):
-    """Rows of `width` columns to their slots, clipped to `most` (float32); what is not finite is 0."""
-    for r in range(len(slots)):
-        scatter_row(values, r, into, np.int64(slots[r]), width, most)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def scatter_row(values, row, into, slot, width, most):
-    """One row to its slot."""
-    step = values.strides[0] // values.itemsize  # the model's rows are wider than what is told of them
-    scatter_numbers(values, row * step, into, slot * into.shape[1], width, most)

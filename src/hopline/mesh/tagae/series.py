@@ -50,7 +50,6 @@ _PRESENT: dict[str, tuple[Any, float]] = {
     "slow": (np.float32, np.nan),
     "near": (np.float32, np.nan),
     "moved": (np.float32, 0.0),
-    "recon": (np.float32, 0.0),
     "quiet": (np.float32, 1.0),
     "score": (np.float32, 0.0),
     "dev": (np.float32, 0.0),
@@ -97,7 +96,6 @@ class SeriesTable:
     slow: NDArray[np.float32]
     near: NDArray[np.float32]
     moved: NDArray[np.float32]
-    recon: NDArray[np.float32]
     quiet: NDArray[np.float32]
     score: NDArray[np.float32]
     dev: NDArray[np.float32]

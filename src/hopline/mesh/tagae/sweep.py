@@ -1,8 +1,8 @@
 """One step over all series of both tables, with the model's pass between: one call of compiled code.
 
-    take_in:  observe ─► gather                       services and call paths, in pieces, by two threads
-    judge:    [model's phases ─► scatter] ─► judge    in the same call, or in another one where something
-                                                      has to be done between
+    take_in:  observe ─► gather              services and call paths, in pieces, by two threads
+    judge:    [model's phases] ─► judge      in the same call, or in another one where something has to be
+                                             done between
 
 Wants two threads where there is enough to do; what comes of it is the same with one.
 """
@@ -37,6 +37,8 @@ _BLOCK, _LARGEST, _PIECES = 64, 512, 8
 FloatArray = NDArray[np.float32]
 #: A model's inputs of a table: float32 [n, 2 F] of now, [n, F] of the window; written by the sweep.
 Rows = tuple[FloatArray, FloatArray]
+#: What a model expects of services and of call paths: rows float32 [n, F], which may lie apart.
+Expected = tuple[FloatArray, FloatArray]
 #: Seconds for which the second thread surely stays awake once it is roused.
 _AWAKE_S = 0.003
 #: What stands for what is not pending.
@@ -163,6 +165,7 @@ class Sweep:
         self._counters: NDArray[np.int64] = np.zeros(0, np.int64)
         self._kept: tuple[object, ...] = ()
         self._judged: tuple[int, float] | None = None
+        self._expected: Expected | None = None  # as long as its addresses are used
         self._roused_s = -math.inf
         plans = (self._step, self._sides[0].plan, self._sides[1].plan)
         self._plans = plans
@@ -230,6 +233,8 @@ class Sweep:
         if then is not None:
             hold, learn = then.hold, then.learn
             bits |= self._bits(then.model)
+            if then.model is None:
+                self._expect(None)
         outcome = take_in(
             *self._plans, *self._threads, *kept, sent, bits, warm_up, step % window,
             min(ago, window - 1), min(recent, window - 1), interval_s, drift, step % kernels.HOLD,
@@ -249,10 +254,29 @@ class Sweep:
         if model is None:
             return 1 << at.JUDGE
         self._point_at(model)
-        return 1 << at.MODEL | 1 << at.SCATTER | 1 << at.JUDGE
+        return 1 << at.MODEL | 1 << at.JUDGE
+
+    def _expect(self, expected: Expected | None) -> None:
+        """Have the plans say what is expected, where the model is not run here."""
+        if expected is None and not self._sides[0].plan[at.EXPECTED]:
+            return
+        self._idle()
+        self._expected = expected
+        for number, side in enumerate(self._sides):
+            side.plan[at.EXPECTED] = 0
+            if expected is not None:
+                note_address(side.plan, at.EXPECTED, expected[number])
+                side.plan[at.EXPECTED_BYTES] = expected[number].strides[0]
 
     def judge(
-        self, step: int, *, warm_up: int, hold: int, learn: int, model: NDArray[np.int64] | None = None
+        self,
+        step: int,
+        *,
+        warm_up: int,
+        hold: int,
+        learn: int,
+        model: NDArray[np.int64] | None = None,
+        expected: Expected | None = None,
     ) -> tuple[list[tuple[int, int, int]], float]:
         """Compare the interval that was taken in with what was expected; see `kernels.judge`.
 
@@ -260,13 +284,17 @@ class Sweep:
 
         Args:
             learn: what is counted as normal time; see `kernels.judge`.
-            model: the plan of the model's pass, which comes first; None where `recon` is set already.
+            model: the plan of the model's pass, which comes first; None where `expected` is known already.
+            expected: what the model expects of the interval's services and call paths; None where there is
+                no model.
 
         Returns: table (0 = services), slot and column of each series that was out of bounds for long
             enough, and the largest score.
         """
         if self._judged is None:
             bits, held_at = self._bits(model), step % kernels.HOLD
+            if model is None:
+                self._expect(expected)
             outcome = judge_all(
                 *self._plans, *self._threads, bits, warm_up, held_at, min(hold, kernels.HOLD), learn
             )

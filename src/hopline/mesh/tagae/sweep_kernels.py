@@ -31,7 +31,7 @@ from hopline.mesh.roster import SlotArray
 from hopline.mesh.tagae import plan as at
 from hopline.mesh.tagae.calls import add_rows
 from hopline.mesh.tagae.kernels import MIN_WINDOW, judge, observe
-from hopline.mesh.tagae.rows import gather_row, scatter_row
+from hopline.mesh.tagae.rows import gather_row
 from hopline.mesh.tagae.usual import BLOCK
 
 Plan = NDArray[np.int64]
@@ -109,7 +109,9 @@ def marks_of(plan: Plan) -> NDArray[np.int8]:
 @njit(nogil=True, cache=True)
 def others_of(plan: Plan, thread: int) -> NDArray[np.int32]:
     """int32 [BLOCK * F], scratch of one thread."""
-    return carray(pointer(plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]), (BLOCK * plan[at.WIDTH],), np.int32)
+    return carray(
+        pointer(plan[at.SCRATCH] + thread * plan[at.SCRATCH_BYTES]), (BLOCK * plan[at.WIDTH],), np.int32
+    )
 
 
 @njit(nogil=True, cache=True)
@@ -144,6 +146,12 @@ def follow_columns(plan: Plan) -> None:
 def scratch_bytes(width: int) -> int:
     """Memory of one thread for blocks of a table of so many columns."""
     return 4 * BLOCK * (3 * width + 1) + BLOCK * width
+
+
+@njit(nogil=True, cache=True)
+def model_of(step: Plan) -> Plan:
+    """The plan of the model's pass."""
+    return carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
 
 
 @njit(nogil=True, cache=True)
@@ -212,15 +220,10 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def scatter_piece(plan: Plan, result: int, row_bytes: int, first: int, last: int) -> None:
-    """What the model expects, to slots first to last; `result` is the address of its rows."""
-    rows = carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32)
-    values = carray(pointer(result), (plan[at.NUM_ROWS], row_bytes // 4), np.float32)
-    recon, modelled = floats(plan, at.RECON), plan[at.MODELLED]
-    for i in range(first, last):
-        row = np.int64(rows[i])
-        if row >= 0:
-            scatter_row(values, row, recon, i, modelled, MOST)
+def expected_of(plan: Plan) -> Floats:
+    """What the model expects, float32 [n, columns], whose rows may be longer than what is told of them."""
+    num_rows = plan[at.NUM_ROWS] if plan[at.EXPECTED] else 0
+    return carray(pointer(plan[at.EXPECTED]), (num_rows, plan[at.EXPECTED_BYTES] // 4), np.float32)
 
 
 @njit(nogil=True, cache=True)
@@ -234,7 +237,8 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     number, largest = judge(
         first, last, marks_of(plan), floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
         carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
-        floats(plan, at.SLOPE), floats(plan, at.RECON), floats(plan, at.GAIN),
+        floats(plan, at.SLOPE), expected_of(plan),
+        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MOST, floats(plan, at.GAIN),
         carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
         floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),
         plan[at.WARM_UP],
@@ -249,21 +253,13 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def piece_of(
-    step: Plan, plan: Plan, nodes: Plan, is_nodes: bool, phase: int, first: int, last: int, thread: int
-) -> None:
+def piece_of(step: Plan, plan: Plan, nodes: Plan, phase: int, first: int, last: int, thread: int) -> None:
     """One piece of one phase of a table; `nodes` is the services' plan."""
-    bits = step[at.BITS]
     if phase == at.OBSERVE:
         observe_piece(plan, nodes, first, last, thread)
-        if bits >> at.GATHER & 1:
+        if step[at.BITS] >> at.GATHER & 1:
             gather_piece(plan, first, last, thread)
     else:
-        if bits >> at.SCATTER & 1:
-            model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
-            result = model[model_at.NODE_OUT] if is_nodes else model[model_at.EDGE_OUT]
-            row_bytes = model[model_at.NODE_BYTES] if is_nodes else model[model_at.EDGE_BYTES]
-            scatter_piece(plan, result, row_bytes, first, last)
         judge_piece(plan, first, last, thread)
 
 
@@ -286,9 +282,8 @@ def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> N
         if phase > at.OBSERVE and step[at.BITS] >> at.OBSERVE & 1 and young_services(nodes):
             return  # what the model reads of these comes from their neighbours first
         if phase == at.MODEL:
-            model = carray(pointer(step[at.MODEL_PLAN]), (step[at.MODEL_PLACES],), np.int64)
             counters = carray(pointer(step[at.MODEL_CONTROL]), (step[at.MODEL_WORDS],), np.int64)
-            work(model, counters, thread)
+            work(model_of(step), counters, thread)
             continue
         edge_pieces = (edges[at.SIZE] + edges[at.PIECE] - 1) // edges[at.PIECE]
         node_pieces = (nodes[at.SIZE] + nodes[at.PIECE] - 1) // nodes[at.PIECE]
@@ -307,7 +302,7 @@ def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> N
                 piece -= half if is_nodes else node_pieces
             first = piece * plan[at.PIECE]
             last = min(plan[at.SIZE], first + plan[at.PIECE])
-            piece_of(step, plan, nodes, is_nodes, phase, first, last, thread)
+            piece_of(step, plan, nodes, phase, first, last, thread)
             fetch_add(control, place + DONE, 1)
         await_pieces(control, place, pieces)
 
@@ -350,6 +345,9 @@ def run(step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, mo
     """
     if step[at.BITS] >> at.MODEL & 1:
         reset(step)
+        model = model_of(step)
+        nodes[at.EXPECTED], nodes[at.EXPECTED_BYTES] = model[model_at.NODE_OUT], model[model_at.NODE_BYTES]
+        edges[at.EXPECTED], edges[at.EXPECTED_BYTES] = model[model_at.EDGE_OUT], model[model_at.EDGE_BYTES]
     if is_shared:
         open_pass(control, at.NUM_PHASES, more)
     else:

@@ -148,7 +148,9 @@ def _one_turn(row: Turn, at: dict[str, Any], counts: tuple[Any, ...]) -> list[An
     return [builder.add(sum_, row.count(mask)) for sum_, mask in zip(counts, found, strict=True)]
 
 
-def _mark(row: Turn, at: dict[str, Any], slow: Vector, near: Vector, usual: Vector, is_measured: Vector) -> None:
+def _mark(
+    row: Turn, at: dict[str, Any], slow: Vector, near: Vector, usual: Vector, is_measured: Vector
+) -> None:
     """Score what is fine, as nearly all is: what else is expected of it only lessens it."""
     least = where(abs(slow) < abs(near), abs(slow), abs(near))
     least = where(slow * near > 0.0, least, 0.0)  # 0 also where nothing was measured
