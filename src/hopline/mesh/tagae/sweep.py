@@ -232,9 +232,7 @@ class Sweep:
         hold, learn = 0, kernels.NOTHING
         if then is not None:
             hold, learn = then.hold, then.learn
-            bits |= self._bits(then.model)
-            if then.model is None:
-                self._expect(None)
+            bits |= self._bits(then.model, None)
         outcome = take_in(
             *self._plans, *self._threads, *kept, sent, bits, warm_up, step % window,
             min(ago, window - 1), min(recent, window - 1), interval_s, drift, step % kernels.HOLD,
@@ -249,9 +247,10 @@ class Sweep:
         """Whether the interval was judged when it was taken in, as `then` had it."""
         return self._judged is not None
 
-    def _bits(self, model: NDArray[np.int64] | None) -> int:
-        """Phases of judging."""
+    def _bits(self, model: NDArray[np.int64] | None, expected: Expected | None) -> int:
+        """Phases of judging, of which the plans say where all lies; see `judge`."""
         if model is None:
+            self._expect(expected)
             return 1 << at.JUDGE
         self._point_at(model)
         return 1 << at.MODEL | 1 << at.JUDGE
@@ -292,9 +291,7 @@ class Sweep:
             enough, and the largest score.
         """
         if self._judged is None:
-            bits, held_at = self._bits(model), step % kernels.HOLD
-            if model is None:
-                self._expect(expected)
+            bits, held_at = self._bits(model, expected), step % kernels.HOLD
             outcome = judge_all(
                 *self._plans, *self._threads, bits, warm_up, held_at, min(hold, kernels.HOLD), learn
             )
