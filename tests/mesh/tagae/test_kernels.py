@@ -135,6 +135,40 @@ def test_many_at_once_are_taken_in_as_one_by_one(fitted, services):
         assert (apart > 0).mean() < 1e-3
 
 
+@pytest.mark.parametrize("services", [1, 6, 150])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_many_at_once_are_marked_as_one_by_one(fitted, services):
+    marking = ("score", "held", "dev", "mark")
+    values = numbers(8, count=40, services=services)
+    values[20:26] *= 3.0  # a deviation that lasts, so that some are held when they are missed
+    values[26:28, ::2] = np.nan
+    together, single = table_after(values[:20], fitted=fitted), table_after(values[:20], fitted=fitted)
+    by, slots = sweep_of(together), np.arange(services, dtype=np.int32)
+    seen: set[int] = set()
+    halved = 0
+    for step, now in enumerate(values.astype(np.float32)):
+        for name in (*together.export(), *marking, "slow", "near", "moved"):
+            getattr(single, name)[...] = getattr(together, name)
+        observe(together, now, step, by=by)
+        single.typical[:] = together.typical
+        one_by_one(single, now, slots, step)
+        least = np.abs(oracle.nearer(single.slow, single.near))
+        is_told = ~(np.abs(least - usual.HARMLESS) < 1e-3)[: together.size]
+        for name in ("score", "dev"):
+            np.testing.assert_allclose(
+                getattr(together, name), getattr(single, name), rtol=1e-3, atol=1e-3, err_msg=name
+            )
+        size = together.size
+        np.testing.assert_array_equal(together.mark[:size][is_told], single.mark[:size][is_told])
+        now_held = together.held[step % kernels.HOLD, :size]
+        np.testing.assert_array_equal(now_held, single.held[step % kernels.HOLD, :size])
+        seen |= set(together.mark[:size].ravel().tolist())
+        halved += np.count_nonzero(now_held)
+        judge(together, step, hold=3, learn=kernels.NOTHING, by=by)
+    assert seen == {usual.FINE, usual.DOUBTFUL, usual.UNMEASURED}
+    assert halved or not fitted or services == 1
+
+
 def one_by_one(table: SeriesTable, values: np.ndarray, slots: np.ndarray, step: int) -> tuple[int, int]:
     """`observe` without vector instructions."""
     rows = np.full(table.size, -1, np.int32)
@@ -150,10 +184,15 @@ def one_by_one(table: SeriesTable, values: np.ndarray, slots: np.ndarray, step: 
         table.typical,
     )
     windows = (table.seen, table.fitted, table.ring, table.total, table.count)
-    return kernels.observe_others(
+    measured = kernels.observe_others(
         0, places, len(places), values, rows, table.kinds, table.load, table.clip, 15.0, 3, 0.001,
         step % WINDOW, 4, 2, WINDOW, *state, *windows, table.slow, table.near, table.moved,
     )  # fmt: skip
+    kernels.mark_others(
+        0, places, len(places), table.slow, table.near, table.threshold, table.held,
+        step % kernels.HOLD, table.score, table.dev, table.mark,
+    )  # fmt: skip
+    return measured
 
 
 @pytest.mark.parametrize("hold", [2, 3, 6])
