@@ -57,6 +57,7 @@ class Fleet:
         running: bool [s], whether the service exists.
         desired: int64 [s], wanted pods.
         revision: int64 [s], the version that new pods get.
+        shifted: services of which a share of the pods runs a new version; the version of the others.
         failing: services whose newest version never becomes ready.
         notes: what was said last.
     """
@@ -69,7 +70,7 @@ class Fleet:
         self.running = topology.spare_of < 0
         self.desired = np.where(self.running, topology.replicas, 0)
         self.revision = np.ones(len(topology.names), dtype=np.int64)
-        self.shifted: set[int] = set()
+        self.shifted: dict[int, int] = {}
         self.failing: set[int] = set()
         self._highest = self.revision.copy()
         self._dirty: set[int] = set()
@@ -99,7 +100,7 @@ class Fleet:
         """Replace all pods by those of a new version."""
         self._highest[service] += 1
         self.revision[service] = self._highest[service]
-        self.shifted.discard(service)
+        self.shifted.pop(service, None)
         (self.failing.add if fails else self.failing.discard)(service)
         self._dirty.add(service)
         self._progress_s[service] = now_s
@@ -115,8 +116,9 @@ class Fleet:
 
     def shift(self, service: int, now_s: float) -> None:
         """Let a share of the pods run a new version, and the others stay as they are."""
+        before = int(self.revision[service]) - (service in self.failing)
         self.roll_out(service, now_s)
-        self.shifted.add(service)
+        self.shifted[service] = before
 
     def add(self, service: int, now_s: float) -> None:
         """Start a service that does not run."""
@@ -134,6 +136,7 @@ class Fleet:
         if self.running[service]:
             self.running[service] = False
             self.desired[service] = 0
+            self.shifted.pop(service, None)
             self._dirty.discard(service)
             name = self._name(service)
             for kind in ("scale", "rollout", "drain", "added"):
@@ -234,13 +237,16 @@ class Fleet:
             pods.delete(rows[order][: min(old - wanted_old, idle + max(0, spare))], now_s)
             if spare > 0 or idle:
                 self._progress_s[service] = now_s
-        if new < wanted_new:
-            room = desired + max(1, math.ceil(0.25 * desired)) - len(rows)
-            count = min(wanted_new - new, max(0, room))
-            if count:
-                # A version that fails never gets ready; the old one goes on.
-                start_s = np.inf if service in self.failing else START_S
-                pods.create(service, count, int(self.revision[service]), now_s, self._rng, start_s)
+        room = max(0, desired + max(1, math.ceil(0.25 * desired)) - len(rows))
+        if new < wanted_new and room:
+            count = min(wanted_new - new, room)
+            # A version that fails never gets ready; the old one goes on.
+            start_s = np.inf if service in self.failing else START_S
+            pods.create(service, count, int(self.revision[service]), now_s, self._rng, start_s)
+            room -= count
+        if old < wanted_old and room:
+            count = min(wanted_old - old, room)
+            pods.create(service, count, self.shifted[service], now_s, self._rng, START_S)
         if service in self.failing and now_s - self._progress_s.get(service, now_s) > DEADLINE_S:
             self._journal.trouble(
                 "stuck_rollout",
