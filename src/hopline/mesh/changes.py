@@ -26,6 +26,7 @@ class Change(msgspec.Struct, frozen=True):
         start_s: when it began, Unix seconds.
         end_s: when it ended; None while it goes on.
         detail: for people, such as "3 to 7 pods".
+        before, after: of `scale`, pods that there were to be, and are to be; None where that is not known.
     """
 
     kind: ChangeKind
@@ -33,6 +34,8 @@ class Change(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float | None = None
     detail: str = ""
+    before: int | None = None
+    after: int | None = None
 
 
 class Trouble(msgspec.Struct, frozen=True):

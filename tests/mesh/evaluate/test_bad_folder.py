@@ -135,6 +135,14 @@ BAD = {
         {"changes": "start,service,kind\n2026-01-01,cart,deploy\n"},
         ["changes.csv, line 2, kind: 'deploy' is none of scale, rollout, drain, added, removed"],
     ),
+    "change without a number of pods": (
+        {"changes": "start,service,kind,before,after\n2026-01-01,cart,scale,3,2.5\n"},
+        ["changes.csv, line 2, after: '2.5' is no number of pods"],
+    ),
+    "trouble with pods": (
+        {"troubles": "start,service,kind,before\n2026-01-01,cart,crash_loop,3\n"},
+        ["troubles.csv, before: no such column; there are start, end, service, kind, detail"],
+    ),
     "change back in time": (
         {"changes": "start,end,service,kind\n2026-01-02,2026-01-01,cart,scale\n"},
         ["changes.csv, line 2, end: is before the start"],

@@ -110,6 +110,16 @@ def test_what_is_known_of_a_time_has_nothing_of_the_future(tmp_path):
     assert [context.troubles for context in contexts] == [(), (), (), (trouble,)]
 
 
+def test_pods_of_a_scaling_are_written_and_read(tmp_path, folder):
+    one = read_folder(folder)
+    changes = (Change("scale", "cart", T0, None, "more", 3, 7), Change("scale", "shop", T0 + 1))
+    with Recorder(tmp_path / "new", one.snapshots[0].schema) as recorder:
+        for snapshot in one.snapshots:
+            recorder.add(snapshot, Context(changes))
+        recorder.label(one.events[0])
+    assert read_folder(tmp_path / "new").contexts[-1].changes == changes
+
+
 def test_what_ended_long_ago_is_forgotten():
     change = Change("scale", "cart", 0.0, 100.0)
     known = contexts_at([50.0, 100.0, 700.0, 701.0], [change], [])

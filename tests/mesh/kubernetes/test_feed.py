@@ -45,6 +45,15 @@ def test_scale_out_lasts_until_all_pods_are_available():
     assert story.changes() == set()
     (change,) = story.context().changes
     assert (change.start_s, change.end_s, change.detail) == (began_s, story.now_s, "3 to 7 pods")
+    assert (change.before, change.after) == (3, 7)
+
+
+def test_a_scaling_with_another_aim_goes_from_where_it_began():
+    story = web().after(60)
+    for number, desired in enumerate((5, 9)):
+        story.says(DEPLOYMENTS, deployment(desired=desired, generation=2 + number, observed=1, replicas=3))
+        (change,) = story.context().changes
+        assert (change.before, change.after, change.detail) == (3, desired, f"3 to {desired} pods")
 
 
 def test_scaling_in_ends_pods_without_a_drain():

@@ -26,7 +26,8 @@ from tests.mesh.tagae.meshes import (
 
 NEXT_S = START_S + NORMAL * INTERVAL_S
 CART, STORE, PAY = 1, 2, 3
-CPU, P50, P99, MEMORY = node("cpu_cores"), node("p50_ms"), node("p99_ms"), node("memory_bytes")
+LOAD, CPU, MEMORY = node("request_rate"), node("cpu_cores"), node("memory_bytes")
+P50, P99 = node("p50_ms"), node("p99_ms")
 
 
 def follow(detector: Tagae, count: int, edit=None, *, seed=1, context=None, start_s=NEXT_S):
@@ -121,6 +122,81 @@ def test_scaling_out_is_no_incident_and_unannounced_it_is(fitted):
     assert verdicts[25].suppressed == ("pay",)
     assert verdicts[-1].suppressed == ()
     assert incidents(follow(fitted(), 90, edit))
+
+
+@pytest.mark.parametrize("pods", [(3, 6), (None, None)])
+@pytest.mark.parametrize("times", [2.0, 8.0])
+def test_more_pods_excuse_so_much_more_processor_and_no_more(fitted, times, pods):
+    def edit(number, nodes, edges):
+        if number >= 20:
+            nodes[PAY, CPU] *= times
+
+    # An autoscaler answers a processor that is used for nothing as it answers more load.
+    start_s, end_s = NEXT_S + 21 * INTERVAL_S, NEXT_S + 25 * INTERVAL_S
+    change = Change("scale", "pay", start_s, end_s, "", *pods)
+    found = incidents(follow(fitted(), 60, edit, context=Context((change,))))
+    assert [incident.suspects[0].service for incident in found] == (
+        ["pay"] if times > 4 and pods[0] is not None else []
+    )
+
+
+def test_pods_are_counted_over_all_changes_that_follow_each_other(fitted):
+    def edit(number, nodes, edges):
+        if number >= 20:
+            nodes[PAY, CPU] *= 5.0
+
+    changes = [
+        Change("scale", "pay", NEXT_S + begin * INTERVAL_S, NEXT_S + (begin + 3) * INTERVAL_S, "", *pods)
+        for begin, pods in ((21, (2, 4)), (26, (4, 8)))
+    ]
+    assert not incidents(follow(fitted(), 60, edit, context=Context(tuple(changes))))
+    assert incidents(follow(fitted(), 60, edit, context=Context((changes[0],))))
+
+
+def test_a_drain_is_no_excuse_for_what_is_used_after_it(fitted):
+    def edit(number, nodes, edges):
+        if number >= 20:
+            nodes[PAY, CPU] *= 4.0
+
+    change = Change("drain", "pay", NEXT_S + 19 * INTERVAL_S, NEXT_S + 24 * INTERVAL_S)
+    (incident,) = incidents(follow(fitted(), 60, edit, context=Context((change,))))
+    assert incident.suspects[0].service == "pay"
+
+
+def test_a_change_amid_an_incident_does_not_make_its_numbers_the_usual_ones(fitted):
+    fault = slow(STORE, 10, 45, 20.0)
+
+    def edit(number, nodes, edges):
+        fault(number, nodes, edges)
+        if 10 <= number < 45:
+            nodes[STORE, CPU] *= 0.2  # it waits for something
+
+    change = Change("scale", "store", NEXT_S + 20 * INTERVAL_S, NEXT_S + 25 * INTERVAL_S, before=3, after=6)
+    (incident,) = incidents(follow(fitted(), 120, edit, context=Context((change,))))
+    assert incident.end_s is not None
+    assert incident.end_s < NEXT_S + 60 * INTERVAL_S
+
+
+def test_a_processor_is_judged_without_what_the_load_adds_to_it():
+    def day(number, nodes, edges):
+        swing = np.exp(0.5 * np.sin(number / 200))
+        nodes[:, [LOAD, CPU]] *= swing
+        edges[:, 0] *= swing
+
+    def hog(number, nodes, edges):
+        day(number, nodes, edges)
+        if 100 <= number < 140:
+            nodes[PAY, CPU] *= 4.0
+
+    detector = Tagae(TagaeSettings(model="none"))
+    detector.fit(list(play(1257, day)), [Context()] * 1257)  # once around
+    start_s = START_S + 1257 * INTERVAL_S
+    state = detector.export()
+    assert not incidents(follow(detector, 500, day, start_s=start_s))
+    (incident,) = incidents(follow(Tagae.restore(*state), 200, hog, start_s=start_s))
+    (evidence,) = [each for each in incident.suspects[0].evidence if each.feature == "cpu_cores"]
+    assert evidence.service == "pay"
+    assert evidence.seen / evidence.expected == pytest.approx(4.0, rel=0.3)
 
 
 def test_a_fault_during_a_rollout_is_still_seen(fitted):

@@ -233,6 +233,24 @@ def test_a_tail_is_continued_beyond_what_was_seen():
     assert calibrate.tail_level(histogram, 20.0, 99.0) < level
 
 
+def test_what_the_load_leaves_of_a_processors_use_is_how_sharply_it_is_judged():
+    columns = ("request_rate", "cpu_cores", "memory_bytes", "p99_ms")
+    rng = np.random.default_rng(3)
+    load = rng.normal(0, 0.3, (4000, 4, 1))
+    left = np.array([0.05, 0.15, 0.3, 0.01]).reshape(4, 1)  # of four services
+    values = np.exp(
+        2 + 0.8 * load * [1 / 0.8, 1, 1, 1] + left * rng.normal(size=(4000, 4, 4)) * [0, 1, 1, 1]
+    )
+    table = SeriesTable(columns, WINDOW, threshold=5.0)
+    table.grow(4)
+    calibrate.learn_scales(table, values.astype(np.float32))
+    sharp = table.sharp[:4]
+    assert (sharp[:, [0, 2, 3]] == 1).all()
+    # Offsets shrink all logarithms a little; the last is bounded, by the least spread and by 3.
+    expected = np.minimum(np.hypot(0.8 * 0.3, left[:, 0]) / np.maximum(left[:, 0], 0.05), 3.0)
+    np.testing.assert_allclose(sharp[:, 1], expected, rtol=0.1)
+
+
 def test_a_larger_budget_gives_lower_thresholds():
     rng = np.random.default_rng(3)
     seen = np.minimum(rng.exponential(4.0, 100_000), kernels.BINS - 1).astype(int)

@@ -52,6 +52,23 @@ def test_a_state_that_lacks_something_is_refused(state, what):
         Tagae.restore(meta, arrays)
 
 
+def test_a_state_of_an_earlier_version_goes_on(state):
+    meta, arrays = copy.deepcopy(state)
+    meta["excused"] = [2]  # slots alone
+    for table in ("nodes", "edges"):
+        del arrays[f"{table}.sharp"]
+    detector = Tagae.restore(meta, arrays)
+    assert detector.step(next(play(1, start_s=NEXT_S)), Context()).state == "normal"
+
+
+@pytest.mark.parametrize("excused", [["x"], [[1, 2]], [["a", None, None, True]], [None]])
+def test_excuses_that_are_none_are_refused(state, excused):
+    meta, arrays = copy.deepcopy(state)
+    meta["excused"] = excused
+    with pytest.raises(StateDamaged):
+        Tagae.restore(meta, arrays)
+
+
 @pytest.mark.parametrize("name", ["nodes.level", "edges.ring", "absent"])
 def test_a_state_of_other_sizes_is_refused(state, name):
     meta, arrays = copy.deepcopy(state)

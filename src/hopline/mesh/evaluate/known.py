@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
+import msgspec
 import numpy as np
 
 from hopline.mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
@@ -18,6 +19,7 @@ KEPT_S = 600.0
 
 _LABEL_COLUMNS = ("start", "end", "service", "source", "destination", "kind")
 _ITEM_COLUMNS = ("start", "end", "service", "kind", "detail")
+_CHANGE_COLUMNS = (*_ITEM_COLUMNS, "before", "after")
 _Item = TypeVar("_Item", Change, Trouble)
 
 
@@ -99,7 +101,7 @@ def _at(times: Sequence[float], items: Sequence[_Item]) -> list[list[_Item]]:
     for item in sorted(items, key=lambda item: item.start_s):
         first = int(np.searchsorted(grid, item.start_s))
         last = len(grid) if item.end_s is None else int(np.searchsorted(grid, item.end_s + KEPT_S, "right"))
-        going = type(item)(item.kind, item.service, item.start_s, None, item.detail)
+        going = msgspec.structs.replace(item, end_s=None)
         for at in range(first, last):
             found[at].append(item if item.end_s is None or grid[at] >= item.end_s else going)
     return found
@@ -116,7 +118,7 @@ def _items(
         table.columns["start"] = table.columns.pop("time")
     if not has_columns(table, ("start", "service", "kind"), problems):
         return []
-    _only(table, _ITEM_COLUMNS, problems)
+    _only(table, _CHANGE_COLUMNS if of is Change else _ITEM_COLUMNS, problems)
     starts = table.times("start", problems)
     services = table.names("service", problems)
     blank = [""] * len(table)
@@ -125,14 +127,26 @@ def _items(
     closed = [row for row in range(len(table)) if ends[row]]
     ended = Table(table.name, {"end": [ends[row] for row in closed]}, [table.lines[row] for row in closed])
     end_of = dict(zip(closed, ended.times("end", problems).tolist(), strict=True))
+    counts = [_counts(table, column, problems) for column in _CHANGE_COLUMNS[len(_ITEM_COLUMNS) :]]
     items = []
     for row, kind in enumerate(table.columns["kind"]):
         if kind not in kinds:
             problems.add(table.where(row, "kind"), f"{kind!r} is none of {', '.join(kinds)}")
         if row in end_of and end_of[row] < starts[row]:
             problems.add(table.where(row, "end"), "is before the start")
-        items.append(of(kind, services[row], float(starts[row]), end_of.get(row), details[row]))  # type: ignore[arg-type]
+        pods = [count[row] for count in counts] if of is Change else []
+        items.append(of(kind, services[row], float(starts[row]), end_of.get(row), details[row], *pods))  # type: ignore[arg-type]
     return items
+
+
+def _counts(table: Table, column: str, problems: Problems) -> list[int | None]:
+    """A column of numbers of pods; None where a cell is empty, or there is no such column."""
+    counts: list[int | None] = []
+    for row, text in enumerate(table.columns.get(column, [""] * len(table))):
+        if text and not text.isdecimal():
+            problems.add(table.where(row, column), f"{text!r} is no number of pods; leave the cell empty")
+        counts.append(int(text) if text.isdecimal() else None)
+    return counts
 
 
 def _only(table: Table, known: Sequence[str], problems: Problems) -> None:

@@ -106,10 +106,12 @@ class Recorder:
             self.close()
 
     def _items(self, stem: str, items: Iterable[Change | Trouble]) -> None:
-        writer = self._open(stem, ["start", "end", "service", "kind", "detail"])
+        more = ["before", "after"] if stem == "changes" else []
+        writer = self._open(stem, ["start", "end", "service", "kind", "detail", *more])
         for item in sorted(items, key=lambda item: item.start_s):
             end = "" if item.end_s is None else repr(item.end_s)
-            writer.writerow([repr(item.start_s), end, item.service, item.kind, item.detail])
+            pods = ["" if getattr(item, name) is None else getattr(item, name) for name in more]
+            writer.writerow([repr(item.start_s), end, item.service, item.kind, item.detail, *pods])
 
     def _open(self, stem: str, header: Sequence[str]) -> Any:
         # Lines end as RFC 4180 has it: then the module quotes names that have any line break in them.

@@ -26,7 +26,7 @@ class Operation:
         pods_since_s: pods that were created at or after this time belong to it.
         best: the smallest distance from the aim so far.
         best_s: when that was reached. Pods that come up and fall over again are no progress.
-        size: of `scale`, how many pods there were to be before.
+        size: of `scale`, how many pods there were to be before; wanted: and are to be.
         hold_s: it does not end before this time.
     """
 
@@ -37,7 +37,8 @@ class Operation:
     pods_since_s: float
     best: float
     best_s: float
-    size: int = 0
+    size: int | None = None
+    wanted: int | None = None
     hold_s: float = -math.inf
 
     def aim(self, detail: str, now_s: float) -> None:

@@ -75,7 +75,8 @@ class Operations:
             if new.template != old.template and not new.by_hand:
                 self._begin("rollout", key, now_s, "new version").aim("new version", now_s)
             if new.desired != old.desired:
-                scale = self._begin("scale", key, now_s, "", size=old.desired)
+                scale = self._begin("scale", key, now_s, "", pods=(old.desired, new.desired))
+                scale.wanted = new.desired
                 scale.aim(f"{scale.size} to {new.desired} pods", now_s)
         self.review(key, now_s, listed=listed)
 
@@ -132,7 +133,7 @@ class Operations:
         if target in self._workloads:
             return
         if size != desired:
-            self._begin("scale", target, now_s, f"{size} to {desired} pods")
+            self._begin("scale", target, now_s, f"{size} to {desired} pods", pods=(size, desired))
         else:
             self._end((target, "scale"), now_s)
 
@@ -158,7 +159,8 @@ class Operations:
             if state.rolling and not state.by_hand:
                 self._begin("rollout", key, now_s, "new version", listed=listed)
             elif listed and state.observed and state.replicas != state.desired and not state.by_hand:
-                self._begin("scale", key, now_s, f"{state.replicas} to {state.desired} pods", listed=listed)
+                pods = (state.replicas, state.desired)
+                self._begin("scale", key, now_s, f"{pods[0]} to {pods[1]} pods", listed=listed, pods=pods)
         for kind in _OF_WORKLOADS:
             operation = self._open.get((key, kind))
             if operation is not None:
@@ -207,7 +209,7 @@ class Operations:
         """Changes that go on; `detail` puts them into words."""
         for operation in self._open.values():
             for service in self._services(operation.subject):
-                yield Change(operation.kind, service, operation.start_s, None, detail(operation))
+                yield _change(operation, service, None, detail(operation))
 
     def _judge(self, operation: Operation, key: WorkloadKey, state: Workload | None, now_s: float) -> None:
         if self._done(operation, key, state, now_s):
@@ -272,9 +274,9 @@ class Operations:
         detail: str,
         *,
         listed: bool = False,
-        size: int = 0,
+        pods: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> Operation:
-        """Open an operation, or return the one that goes on."""
+        """Open an operation, or return the one that goes on; `pods` before and after, of `scale`."""
         operation = self._open.get((subject, kind))
         if operation is not None:
             return operation
@@ -290,7 +292,7 @@ class Operations:
             start_s = self._history.reopened_s(kind, service, start_s) or start_s
             self._history.reopen(kind, service)
         pods_since_s = -math.inf if listed else now_s - TOGETHER_S
-        operation = Operation(kind, subject, start_s, detail, pods_since_s, math.inf, now_s, size)
+        operation = Operation(kind, subject, start_s, detail, pods_since_s, math.inf, now_s, *pods)
         self._open[subject, kind] = operation
         return operation
 
@@ -303,9 +305,7 @@ class Operations:
             self._lately[subject] = now_s
         detail = f"{operation.detail}; {why}" if why else operation.detail
         for service in self._services(subject):
-            self._history.add(
-                Change(operation.kind, service, operation.start_s, max(now_s, operation.start_s), detail)
-            )
+            self._history.add(_change(operation, service, max(now_s, operation.start_s), detail))
 
     def _fail(
         self, key: WorkloadKey, state: Workload | None, cause: Cause, detail: str, now_s: float
@@ -317,3 +317,9 @@ class Operations:
 
     def _services(self, subject: WorkloadKey | str) -> tuple[str, ...]:
         return self._backends.services_of(subject) if isinstance(subject, WorkloadKey) else (subject,)
+
+
+def _change(operation: Operation, service: str, end_s: float | None, detail: str) -> Change:
+    """The operation, as a change of one of its services."""
+    start_s, pods = operation.start_s, (operation.size, operation.wanted)
+    return Change(operation.kind, service, start_s, end_s, detail, *pods)

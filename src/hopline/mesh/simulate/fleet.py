@@ -94,7 +94,7 @@ class Fleet:
         self.desired[service] = replicas
         self._looks[:, service] = replicas
         self._dirty.add(service)
-        self._journal.begin("scale", self._name(service), now_s, f"{before} to {replicas} pods")
+        self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
 
     def roll_out(self, service: int, now_s: float, *, fails: bool = False) -> None:
         """Replace all pods by those of a new version."""

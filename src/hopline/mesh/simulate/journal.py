@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from hopline.mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
 
 #: What ended is kept this long.
@@ -18,20 +20,34 @@ class Journal:
         self._past_troubles: list[Trouble] = []
         self._context: Context | None = Context()
 
-    def begin(self, kind: ChangeKind, service: str, now_s: float, detail: str) -> None:
-        """A change begins, or goes on with another aim."""
+    def begin(
+        self,
+        kind: ChangeKind,
+        service: str,
+        now_s: float,
+        detail: str = "",
+        pods: tuple[int, int] | None = None,
+    ) -> None:
+        """A change begins, or goes on with another aim.
+
+        Args:
+            pods: of `scale`, how many there were to be, and are to be.
+        """
         known = self._changes.get((kind, service))
         start_s = now_s if known is None else known.start_s
-        self._changes[kind, service] = Change(kind, service, start_s, None, detail)
+        before, after = pods or (None, None)
+        if known is not None and known.before is not None:
+            before = known.before
+        detail = detail or f"{before} to {after} pods"
+        self._changes[kind, service] = Change(kind, service, start_s, None, detail, before, after)
         self._context = None
 
     def end(self, kind: ChangeKind, service: str, now_s: float) -> None:
         """A change is done; nothing happens where none is under way."""
         known = self._changes.pop((kind, service), None)
         if known is not None:
-            self._past_changes.append(
-                Change(kind, service, known.start_s, max(now_s, known.start_s), known.detail)
-            )
+            end_s = max(now_s, known.start_s)
+            self._past_changes.append(msgspec.structs.replace(known, end_s=end_s))
             self._context = None
 
     def trouble(self, kind: TroubleKind, service: str, now_s: float, detail: str) -> None:

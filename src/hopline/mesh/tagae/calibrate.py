@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.mesh.tagae import kernels
+from hopline.mesh.tagae.roles import role_of
 from hopline.mesh.tagae.series import SeriesTable
 
 #: Values that a series must have in the time that is learnt from, to have a level and spread of its own.
@@ -21,6 +22,8 @@ _FEWEST = 20
 TAIL, _OUTER = 0.01, 3.0 / 2.5758
 #: Share of a series' variance that its load must explain before the load is taken out.
 _FOLLOWS = 0.1
+#: How much narrower the spread of what the load leaves may be taken: its law was learned at few loads.
+_SHARPEST = 3.0
 #: Thresholds in spreads: no lower, no higher, and before anything is known.
 LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
 #: The lowest threshold where levels and spreads were learnt on the way, anomalies among what they are from.
@@ -69,9 +72,7 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
             values = np.arcsinh(values)
         history[:, own, f] = values
         level = np.nanmedian(values, axis=0)
-        away = np.abs(values - level)
-        outer = np.nanquantile(away, 1 - tail, axis=0) / (_OUTER * NormalDist().inv_cdf(1 - tail / 2))
-        spread = np.maximum(1.4826 * np.nanmedian(away, axis=0), outer)
+        spread = _spread(np.abs(values - level), tail)
         pooled[f] = max(pooled[f], float(np.median(spread)))
         table.level[own, f] = table.anchor[own, f] = level
         table.spread[own, f] = np.maximum(spread, max(table.least_spread[f], 0.25 * pooled[f]))
@@ -79,6 +80,7 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         table.seen[own, f] = np.isfinite(values).sum(axis=0)
     table.pooled[:] = 1.5 * pooled
     table.slope[:size] = _slopes(table, history, enough)
+    table.sharp[:size] = _sharpness(table, history, tail)
 
 
 def _slopes(
@@ -108,6 +110,38 @@ def _slopes(
         usable = enough[:, f] & enough[:, table.load] & (explained > _FOLLOWS)
         slope[:, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
     return slope
+
+
+def _spread(away: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
+    """Of deviations without a sign [T, series]: of the middle ones, or of the outer ones if more."""
+    outer = np.nanquantile(away, 1 - tail, axis=0) / (_OUTER * NormalDist().inv_cdf(1 - tail / 2))
+    spread: NDArray[np.float32] = np.maximum(1.4826 * np.nanmedian(away, axis=0), outer)
+    return spread
+
+
+def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
+    """The spread of each series over that of what its load leaves, [slots, F]; 1 where it follows none.
+
+    Of what a service uses only: how long it takes and what it sends follow its load by no law that would
+    hold for other loads than those that were seen.
+
+    Args:
+        history: on the scales of the levels.
+    """
+    size, width = history.shape[1:]
+    sharp = np.ones((size, width), np.float32)
+    if table.load < 0:
+        return sharp
+    load = (history[:, :, table.load] - table.level[:size, table.load]) / table.spread[:size, table.load]
+    for f in range(width):
+        mine = np.flatnonzero(table.slope[:size, f])
+        if not len(mine) or role_of(table.columns[f]) != "resource":
+            continue
+        spread = table.spread[mine, f]
+        rest = history[:, mine, f] - table.level[mine, f] - table.slope[mine, f] * spread * load[:, mine]
+        left = np.maximum(_spread(np.abs(rest - np.nanmedian(rest, axis=0)), tail), table.least_spread[f])
+        sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
+    return sharp
 
 
 def discount(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -276,8 +276,8 @@ class Tagae:
         self._overall = Overall(window, self.settings.anomaly_percentile)
         self._fitted = False
         self._gaps: list[float] = []  # between the first intervals, to learn how long one is
-        self._excused: set[int] = set()
-        self._excused_for: list[tuple[str, str]] = []
+        self._excused: dict[int, expected.Excuse] = {}
+        self._excused_for: list[tuple[str, str, int, int]] = []
         self._excused_at = 0
         self._reported: dict[Key, float] = {}
         self._absent = np.zeros(0, np.int32)
@@ -307,7 +307,7 @@ class Tagae:
             "learnt": self._learnt,
             "fitted": self._fitted,
             "last_s": self._last_s,
-            "excused": sorted(self._excused),
+            "excused": sorted([slot, *astuple(excuse)] for slot, excuse in self._excused.items()),
             "tracker": self._tracker.export(),
             "model": None,
             "cut": self._cut.export(),
@@ -359,7 +359,7 @@ class Tagae:
             self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
             self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
             self._fitted = bool(meta["fitted"])
-            self._excused = {int(slot) for slot in meta["excused"]}
+            self._excused = dict(map(expected.restored, meta["excused"]))
             self._tracker = Tracker.restore(meta["tracker"])
             self._absent = np.array(arrays["absent"], np.int32)
             self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
@@ -564,21 +564,30 @@ class Tagae:
         shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
         if not shares and not self._excused:
             return
-        known = sorted((change.service, str(change.kind)) for change in changes)
+        known = sorted(
+            (change.service, str(change.kind), change.before or 0, change.after or 0) for change in changes
+        )
         if known == self._excused_for and len(self._pairs) == self._excused_at:
             return
         self._excused_for, self._excused_at = known, len(self._pairs)
         over_edges = expected.shares(changes, snapshot.roster, self._roles[1]) if changes else {}
-        for slot in self._excused:
-            if slot not in shares:
-                self._nodes.level[slot, self._nodes.quiet[slot] == 0] = np.nan
+        for slot in self._excused.keys() - shares.keys():
+            is_troubled = any(slot in trouble.services for trouble in self._tracker.open)
+            usual = expected.usual_now(
+                self._nodes, slot, self._roles[0], self._excused[slot], is_troubled=is_troubled
+            )
+            self._nodes.level[slot, usual] = np.nan
         for table in self._tables:
             table.quiet[:] = 1.0
         for slot, row in shares.items():
             self._nodes.quiet[slot] = row
             touched = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
             self._edges.quiet[touched] = np.minimum(self._edges.quiet[touched], over_edges[slot])
-        self._excused = set(shares)
+        self._excused = {slot: self._excused.get(slot, expected.Excuse()) for slot in shares}
+        for change in changes:
+            found = snapshot.roster.find(change.service)
+            if found is not None:
+                self._excused[found] = self._excused[found].also(change)
 
     def _direct(self, snapshot: Snapshot, troubles: Sequence[Reported], context: Context) -> list[Clue]:
         """Clues that need no measurement: what Kubernetes reports, and services that are gone."""

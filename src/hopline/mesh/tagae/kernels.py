@@ -298,7 +298,7 @@ def observe_others(
 
 @njit(nogil=True, cache=True)
 def judge(
-    begin, end, mark, slow, near, moved, still, load, slope, expected, rows, most, gain, polarity,
+    begin, end, mark, slow, near, moved, still, load, slope, sharp, expected, rows, most, gain, polarity,
     threshold, factor, quiet, seen, fitted, warm_up, held, at, hold, slack, learn,
     score, dev, histogram, peak, found, others,
 ):  # fmt: skip
@@ -310,6 +310,7 @@ def judge(
         still: bool [F], columns that stand still in normal time: what moved and stands still again is no
         trouble any more.
         slope: float32 [slots, F], how much of the load's deviation a series shares; 0 for the load itself.
+        sharp: float32 [slots, F], its spread over that of what the load leaves; 1 where it does not follow.
         expected: float32 [n, columns], what the model expects; rows: int32 [slots], a slot's row in it;
         most: what is expected is clipped to it; gain: float32 [slots, F], how far it is believed.
         polarity: float32 [F, 2]; threshold: float32 [F]; factor: float32 [slots, F], of each series' own.
@@ -318,7 +319,8 @@ def judge(
         agree, of which `slack` may be smaller.
         score: float32 [slots, F], result: 1.0 = threshold, of this interval alone; no more than that
         where harmless.
-        dev: float32 [slots, F], result where it is not harmless: spreads, with sign.
+        dev: float32 [slots, F], result where it is not harmless: spreads, with sign; sharper ones where
+        the load was taken out.
         learn: NOTHING, USUAL (what is within bounds) or ALL: what is counted as normal time.
         histogram: int64 [F, BINS], of debounced deviations; peak: float32 [slots, F], their largest.
         found: int32 [room, 2], results: slot and column of debounced scores above 1.
@@ -354,7 +356,7 @@ def judge(
             if still[f] and abs(moved[i, f]) < MOST and moved[i, f] * (1 if d > 0 else -1) < MOVING:
                 d = 0.0
             weight = polarity[f, 0] if d > 0 else polarity[f, 1]
-            d *= weight * quiet[i, f]
+            d *= weight * sharp[i, f] * quiet[i, f]
             if seen[i, f] <= warm_up and not fitted[i, f]:
                 d = 0.0
             d = min(max(d, -MOST), MOST)

@@ -8,16 +8,16 @@ from __future__ import annotations
 #: Arrays of a table by the name of its attribute, in the order of their places.
 ARRAYS = (
     "kinds", "clip", "pooled", "typical", "still", "polarity", "threshold", "histogram",
-    "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "gain",
-    "factor", "peak", "slow", "near", "moved", "quiet", "score", "dev", "mark", "ring", "held",
+    "offset", "anchor", "level", "spread", "wobble", "seen", "fitted", "total", "count", "slope", "sharp",
+    "gain", "factor", "peak", "slow", "near", "moved", "quiet", "score", "dev", "mark", "ring", "held",
     "block_amount", "block_plain", "block_still", "block_clip", "block_pooled", "block_per",
 )  # fmt: skip
 (
     KINDS, CLIP, POOLED, TYPICAL, STILL, POLARITY, THRESHOLD, HISTOGRAM,
-    OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, GAIN,
-    FACTOR, PEAK, SLOW, NEAR, MOVED, QUIET, SCORE, DEV, MARK, RING, HELD,
+    OFFSET, ANCHOR, LEVEL, SPREAD, WOBBLE, SEEN, FITTED, TOTAL, COUNT, SLOPE, SHARP,
+    GAIN, FACTOR, PEAK, SLOW, NEAR, MOVED, QUIET, SCORE, DEV, MARK, RING, HELD,
     BLOCK_AMOUNT, BLOCK_PLAIN, BLOCK_STILL, BLOCK_CLIP, BLOCK_POOLED, BLOCK_PER,
-) = range(36)  # fmt: skip
+) = range(37)  # fmt: skip
 
 #: Sizes of the table, and what a step sets. Where SENT is a column, VALUES are made of MEASURED_VALUES as
 #: the sweep comes to them; see `calls.Pending`. ABSENT counts intervals, of services only. EXPECTED is
@@ -28,7 +28,7 @@ ARRAYS = (
     VALUES, ROWS, SLOTS, INPUTS, TEMPORAL, NUMBERS, COUNTS, LARGEST, SECOND_HISTOGRAM, FOUND,
     MEASURED_VALUES, MEASURED_WIDTH, CALLERS, SENT, ABSENT, SCRATCH, SCRATCH_BYTES,
     EXPECTED, EXPECTED_BYTES, NUM_PLACES,
-) = range(36, 73)  # fmt: skip
+) = range(37, 74)  # fmt: skip
 
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)

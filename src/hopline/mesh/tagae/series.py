@@ -41,6 +41,7 @@ _STATE: dict[str, tuple[Any, float]] = {
     "total": (np.int32, 0),
     "count": (np.int32, 0),
     "slope": (np.float32, 0.0),
+    "sharp": (np.float32, 1.0),
     "gain": (np.float32, 0.0),
     "factor": (np.float32, 1.0),
     "peak": (np.float32, 0.0),
@@ -90,6 +91,7 @@ class SeriesTable:
     total: NDArray[np.int32]
     count: NDArray[np.int32]
     slope: NDArray[np.float32]
+    sharp: NDArray[np.float32]
     gain: NDArray[np.float32]
     factor: NDArray[np.float32]
     peak: NDArray[np.float32]
@@ -202,6 +204,8 @@ class SeriesTable:
             size = len(arrays["level"])
             self.grow(size)
             for name in (*_STATE, "ring", "held", "pooled", "typical", "threshold", "histogram"):
+                if name == "sharp" and name not in arrays:
+                    continue  # earlier versions had none; 1 until it learns again
                 into = getattr(self, name)
                 if name in ("ring", "held"):
                     into = into[:, :size]

@@ -237,7 +237,7 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     number, largest = judge(
         first, last, marks_of(plan), floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
         carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
-        floats(plan, at.SLOPE), expected_of(plan),
+        floats(plan, at.SLOPE), floats(plan, at.SHARP), expected_of(plan),
         carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MOST, floats(plan, at.GAIN),
         carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
         floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),

@@ -169,6 +169,7 @@ class Witness:
         kind, offset = int(table.kinds[column]), float(table.offset[slot, column])
         width = float(table.spread[slot, column])
         counted = float(table.polarity[column, 0 if dev > 0 else 1] * table.quiet[slot, column])
+        counted *= float(table.sharp[slot, column])
         dev = dev / counted if counted else 0.0
         if abs(dev) > 0.9 * kernels.MOST:  # it ends there
             dev = kernels.nearer(float(table.slow[slot, column]), float(table.near[slot, column]))
