@@ -313,6 +313,18 @@ def test_a_service_that_goes_unannounced_is_an_incident_and_a_planned_one_is_non
     assert not incidents(gone(Context(changes=(planned,))))
 
 
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_who_was_taken_away_while_it_learned_is_not_missed_after_it(is_planned):
+    snapshots = [without(one, PAY) if number >= 200 else one for number, one in enumerate(play(NORMAL))]
+    removed = Change("removed", "pay", START_S + 199 * INTERVAL_S, START_S + 201 * INTERVAL_S)
+    known = Context((removed,) if is_planned else ())
+    contexts = [known if 199 <= number < 240 else Context() for number in range(NORMAL)]  # not kept for ever
+    detector = Tagae(TagaeSettings(model="none"))
+    detector.fit(snapshots, contexts)
+    after = (without(one, PAY) for one in play(30, seed=1, start_s=NEXT_S))
+    assert bool(incidents(watch(detector, after))) != is_planned
+
+
 def test_ten_thousand_new_services_at_once_are_no_incident(fitted):
     detector = fitted()
     follow(detector, 20)

@@ -194,6 +194,7 @@ class Tagae:
         peaks = [np.zeros_like(table.peak) for table in self._tables]
         for snapshot, context in zip(snapshots, contexts, strict=True):
             self._observe(snapshot)
+            self._forget_planned(snapshot, context)
             found, _ = self._judge(snapshot, kernels.ALL)
             left = self._unexplained(snapshot, context, found)
             for number, table in enumerate(self._tables):
@@ -603,10 +604,7 @@ class Tagae:
         size = self._nodes.size
         if len(snapshot.nodes) == size:
             return clues
-        for change in context.changes:
-            slot = snapshot.roster.find(change.service)
-            if slot is not None and change.kind != "added" and self._absent[slot]:
-                self._absent[slot] = _FORGOTTEN
+        self._forget_planned(snapshot, context)
         gone = np.flatnonzero((self._absent >= self._hold) & (self._absent < _FORGOTTEN))
         known = self._nodes.seen[gone].max(axis=1, initial=0) >= self.settings.window_size // 2
         if self._nodes.load >= 0:
@@ -618,6 +616,13 @@ class Tagae:
             self._reported[(-1, slot, "gone")] = _REPORTED
             clues.append(Clue(slot, -1, "gone", "gone", _REPORTED, False, True, None, None))
         return clues
+
+    def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
+        """Whoever is not there during a change of its own is not missed."""
+        for change in context.changes:
+            slot = snapshot.roster.find(change.service)
+            if slot is not None and change.kind != "added" and self._absent[slot]:
+                self._absent[slot] = _FORGOTTEN
 
     def _follow(
         self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
