@@ -60,7 +60,7 @@ class _Tally:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Figures under `churn`; in all 24 simulated hours for each of six meshes, quick 12 for each of three."""
+    """Figures under `churn`: 24 simulated hours for each of six meshes, quick 12 for each of three."""
     hours, seeds = (12.0, (1, 2, 3)) if quick else (24.0, (1, 2, 3, 4, 5, 6))
     runs = [high_churn(hours, 30, seed=seed, quiet_hours=QUIET_HOURS) for seed in seeds]
     recordings = [recordings_of(run) for run in runs]

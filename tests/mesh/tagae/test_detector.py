@@ -70,6 +70,10 @@ def test_a_single_spike_is_no_incident(fitted):
     assert not incidents(follow(fitted(), 60, slow(STORE, 20, 21, times=500.0)))
 
 
+def test_a_service_that_answers_much_faster_is_no_incident(fitted):
+    assert not incidents(follow(fitted(), 60, slow(STORE, 20, 50, 0.05)))
+
+
 def test_latency_that_only_a_caller_sees_names_the_call_path(fitted):
     def edit(number, nodes, edges):
         if number >= 20:
@@ -318,7 +322,7 @@ def test_who_was_taken_away_while_it_learned_is_not_missed_after_it(is_planned):
     snapshots = [without(one, PAY) if number >= 200 else one for number, one in enumerate(play(NORMAL))]
     removed = Change("removed", "pay", START_S + 199 * INTERVAL_S, START_S + 201 * INTERVAL_S)
     known = Context((removed,) if is_planned else ())
-    contexts = [known if 199 <= number < 240 else Context() for number in range(NORMAL)]  # not kept for ever
+    contexts = [known if 199 <= number < 240 else Context() for number in range(NORMAL)]
     detector = Tagae(TagaeSettings(model="none"))
     detector.fit(snapshots, contexts)
     after = (without(one, PAY) for one in play(30, seed=1, start_s=NEXT_S))

@@ -59,6 +59,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
     slow: dict[int, float] = defaultdict(float)  # latency and errors where it serves
     wait: dict[tuple[int, int], float] = defaultdict(float)  # latency and errors as a caller sees them
     less: dict[int, float] = defaultdict(float)  # load that is missing
+    senders: dict[int, set[int]] = defaultdict(set)  # whose calls are missing there, where that is known
     more: dict[int, float] = defaultdict(float)  # load that is too much
     failing: dict[int, float] = defaultdict(float)  # errors where it serves
     floods: dict[tuple[int, int], float] = defaultdict(float)  # a caller sends more than it gets more
@@ -75,6 +76,8 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
             side = less if not clue.is_up else more if clue.role == "load" else own
             if clue.caller < 0 or side is not own:
                 side[at] = max(side[at], weight * (1.0 if clue.role == "load" else 0.8))
+                if side is less and clue.caller >= 0:
+                    senders[at].add(clue.caller)
         elif not clue.is_up:
             continue
         elif clue.caller >= 0 and not clue.feature.startswith("server"):
@@ -104,7 +107,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
     symptom: dict[int, float] = dict(slow)
     stops: dict[int, float] = {}  # sends less on than it gets
     for at, weight in less.items():
-        above = callers.get(at, [])
+        above = sorted(senders[at]) or callers.get(at, [])
         sends_less = [caller for caller in above if less.get(caller, 0.0) < 0.5 * weight]
         in_trouble = [caller for caller in sends_less if caller in slow or caller in own]
         for caller in in_trouble or sends_less:
@@ -176,8 +179,11 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
     found.sort(key=lambda blame: (-blame.score, blame.service, blame.caller))
     found = found[:most]
     for blame in found:
+        mine = [clue for clue in clues if blame.service in (clue.service, clue.caller)]
+        # Who sends less on shows it where its calls are missing.
+        below = callees.get(blame.service, [])
         blame.clues = sorted(
-            (clue for clue in clues if blame.service in (clue.service, clue.caller)),
+            mine or [clue for clue in clues if clue.service in below],
             key=lambda clue: (clue.service != blame.service, -clue.score),
         )
     return found

@@ -76,7 +76,8 @@ class Tracker:
 
         Args:
             time_s: of the interval; first_s: when what is firm now began.
-            groups: clues that belong together; only those with a firm one begin an incident.
+            groups: clues that belong together; only those with a firm one, and with a suspect, begin an
+                incident.
             calls: call paths at the services of all clues and open incidents.
             present: score of something measured in this interval; None where it was not measured.
             patience: clean intervals after which an incident is over.
@@ -101,6 +102,8 @@ class Tracker:
             if not firm:
                 continue
             mine = self._belongs_to(group, firm, calls, alive)
+            if mine is None and not suspects(group, calls):
+                continue  # nothing worse than usual: who answers faster is no trouble
             if mine is None:
                 self.number += 1
                 name = f"{self.salt}:{self.number}:{first_s:.3f}"
