@@ -125,7 +125,10 @@ def test_an_autoscaler_speaks_for_workloads_of_kinds_that_are_not_watched():
     story.listed(AUTOSCALERS, autoscaler("cart", 1, 1, "Rollout", "cart"))
     story.says(AUTOSCALERS, autoscaler("cart", 1, 4, "Rollout", "cart"))
     assert story.changes() == {("scale", "shop/cart-service")}
-    story.says(AUTOSCALERS, autoscaler("cart", 4, 4, "Rollout", "cart"))
+    story.says(AUTOSCALERS, autoscaler("cart", 2, 6, "Rollout", "cart"))
+    (change,) = story.context().changes
+    assert (change.before, change.after, change.detail) == (1, 6, "1 to 6 pods")
+    story.says(AUTOSCALERS, autoscaler("cart", 6, 6, "Rollout", "cart"))
     assert story.changes() == set()
 
 

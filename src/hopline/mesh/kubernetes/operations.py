@@ -76,7 +76,6 @@ class Operations:
                 self._begin("rollout", key, now_s, "new version").aim("new version", now_s)
             if new.desired != old.desired:
                 scale = self._begin("scale", key, now_s, "", pods=(old.desired, new.desired))
-                scale.wanted = new.desired
                 scale.aim(f"{scale.size} to {new.desired} pods", now_s)
         self.review(key, now_s, listed=listed)
 
@@ -133,7 +132,8 @@ class Operations:
         if target in self._workloads:
             return
         if size != desired:
-            self._begin("scale", target, now_s, f"{size} to {desired} pods", pods=(size, desired))
+            scale = self._begin("scale", target, now_s, "", pods=(size, desired))
+            scale.detail = f"{scale.size} to {desired} pods"
         else:
             self._end((target, "scale"), now_s)
 
@@ -279,6 +279,8 @@ class Operations:
         """Open an operation, or return the one that goes on; `pods` before and after, of `scale`."""
         operation = self._open.get((subject, kind))
         if operation is not None:
+            if pods[1] is not None:
+                operation.wanted = pods[1]
             return operation
         if isinstance(subject, WorkloadKey) and kind != "drain":
             self.failed.pop(subject, None)
