@@ -147,6 +147,6 @@ def restored(kept: int | Sequence[int | bool | None]) -> tuple[int, Excuse]:
     if isinstance(kept, int):
         return kept, Excuse(is_new=True)
     slot, fewest, most, is_new = kept
-    if not isinstance(slot, int):
-        raise TypeError(f"an excuse of slot {slot!r}")
+    if not (isinstance(slot, int) and isinstance(fewest, int | None) and isinstance(most, int | None)):
+        raise TypeError(f"an excuse of slot {slot!r}, from {fewest!r} to {most!r} pods")
     return slot, Excuse(fewest, most, bool(is_new))
