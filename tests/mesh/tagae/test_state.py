@@ -61,7 +61,9 @@ def test_a_state_of_an_earlier_version_goes_on(state):
     assert detector.step(next(play(1, start_s=NEXT_S)), Context()).state == "normal"
 
 
-@pytest.mark.parametrize("excused", [["x"], [[1, 2]], [["a", None, None, True]], [[1, "3", 7, False]], [None]])
+@pytest.mark.parametrize(
+    "excused", [["x"], [[1, 2]], [["a", None, None, True]], [[1, "3", 7, False]], [None]]
+)
 def test_excuses_that_are_none_are_refused(state, excused):
     meta, arrays = copy.deepcopy(state)
     meta["excused"] = excused
