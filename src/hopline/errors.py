@@ -40,6 +40,7 @@
     │   ├── QueryFailed                    one of them refuses what is asked, or answers what cannot be read
     │   └── StateDamaged (ValueError)      kept state of a watch is torn, or of another version
     ├── PackagingError (ValueError)        a model that cannot be packaged
+    │   ├── NotServable                    an answer depends on more than a node's neighbourhood
     │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
     │   └── ParityError                    packaged and PyG answers differ (says which stage)
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
@@ -375,6 +376,12 @@ class NotSplittable(PackagingError):
     """The module cannot be split into row-wise stages; says where and why."""
 
     code = "not_splittable"
+
+
+class NotServable(PackagingError):
+    """The module's answer for a node depends on more than its neighbourhood; says on what, and what to do."""
+
+    code = "not_servable"
 
 
 class ParityError(PackagingError):

@@ -20,8 +20,9 @@ def split(model, graph, target="node", **options):
     check = CheckGraph.of(graph)
     targets = (target,) if isinstance(target, str) else target
     with torch.no_grad():
-        traced = trace(frozen_copy(model), binding, targets)
-        analyse(traced, binding, binding.slots(check))
+        slots = binding.slots(check)
+        traced = trace(frozen_copy(model), binding, targets, slots)
+        analyse(traced, binding, slots)
         plans = Splitter(traced, lower(traced, binding), dict(traced.outputs)).stages()
     return binding, traced, plans, check
 
@@ -42,7 +43,7 @@ def assert_equals_pyg(model, graph, target="node", **options):
             assert state.shape[1] == plan.state_dim
             parity.compare(f"stage {plan.level}", state, parity.reference_state(traced, plan.values))
             levels[plan.level][plan.node_type] = state
-        answer = frozen_copy(model)(**binding.arguments(binding.slots(check)))
+        answer = binding.call(frozen_copy(model), binding.slots(check))
     answer = answer[target] if isinstance(answer, dict) else answer
     expected = answer.reshape(len(answer), -1).numpy()
     np.testing.assert_allclose(levels[-1][target], expected, atol=1e-4, rtol=1e-4)

@@ -29,7 +29,9 @@ def test_basic_gnn_families_equal_pyg(model, act_first):
 
 
 def test_basic_gcn_reads_edge_weights():
-    plans = assert_equals_pyg(models.GCN(6, 8, 2, 4), homogeneous(weight=True))
+    plans = assert_equals_pyg(
+        models.GCN(6, 8, 2, 4), homogeneous(weight=True), arguments={"edge_weight": "edge_weight"}
+    )
     assert all(item.weighted for plan in plans for item in plan.inputs if item.kind == "reduce")
 
 
@@ -171,7 +173,7 @@ def test_to_hetero_equals_pyg(aggr, target):
         from hopline.packaging.check_graph import CheckGraph
 
         binding = bind(model, graph.schema)
-        model(**binding.arguments(binding.slots(CheckGraph.of(graph))))  # initialises the lazy Linears
+        binding.call(model, binding.slots(CheckGraph.of(graph)))  # initialises the lazy Linears
     assert_equals_pyg(model, graph, target)
 
 

@@ -58,6 +58,7 @@ class EgoModel:
         self.reads_attr: frozenset[str] = frozenset()
         described = msgspec.json.decode((folder / "whole.json").read_bytes())
         self._relations: list[str] = described.get("relations", [])
+        self._pooled: bool = described["pooled"]
         self._whole = WholeModel(folder, spec, threads=threads)
         self.compiled, self.why_eager = self._whole.compiled, self._whole.why_eager
         self._buffers = BlockBuffers()
@@ -130,18 +131,27 @@ class EgoModel:
 
     def _tensors(self, edges: dict[str, list[tuple[IdArray, IdArray, IdArray]]]) -> dict[str, AnyArray]:
         slots: dict[str, AnyArray] = {}
+        further = 0 if self._pooled else _FURTHER
         for name, rows in self._rows.items():
-            slots[f"features:{name}"] = np.asarray(self.graph.nodes[name].features[rows.ids], np.float32)
+            features = np.asarray(self.graph.nodes[name].features[rows.ids], np.float32)
+            slots[f"features:{name}"] = _with_zeros(features, further)
         for key, parts in edges.items():
             adjacency = self.graph.edges[key]
             joined = [np.concatenate([_NO_IDS, *column]) for column in zip(*parts, strict=True)] or [
                 _NO_IDS
             ] * 3
-            slots[f"edge_index:{key}"] = np.stack(joined[:2])
+            apart = np.arange(further)
+            ends = (adjacency.src, adjacency.dst)
+            slots[f"edge_index:{key}"] = np.stack(
+                [
+                    np.concatenate([rows, self._rows[end].count + apart])
+                    for rows, end in zip(joined, ends, strict=False)
+                ]
+            )
             if adjacency.attr is not None:
-                slots[f"edge_attr:{key}"] = adjacency.attr[joined[2]]
+                slots[f"edge_attr:{key}"] = _with_zeros(adjacency.attr[joined[2]], further)
             if adjacency.weight is not None:
-                slots[f"edge_weight:{key}"] = adjacency.weight[joined[2]]
+                slots[f"edge_weight:{key}"] = _with_zeros(adjacency.weight[joined[2]], further)
         if self._relations:
             lists = [slots[f"edge_index:{key}"] for key in self._relations]
             slots["edge_index:*"] = np.concatenate(lists, axis=1)
@@ -150,6 +160,11 @@ class EgoModel:
                 if all(f"{role}:{key}" in slots for key in self._relations):
                     slots[f"{role}:*"] = np.concatenate([slots[f"{role}:{key}"] for key in self._relations])
         return slots
+
+
+def _with_zeros(rows: AnyArray, count: int) -> AnyArray:
+    """The rows and some of zeros behind them."""
+    return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)]) if count else rows
 
 
 class _Rows:
@@ -185,5 +200,9 @@ class _Rows:
 
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
+#: Nodes of each type, with an edge of each type between them, that are put beside an ego-graph: torch.export
+#: takes sizes of 0 and 1 for constants, so none may be below 2. No edge joins them to the seed, whose answer
+#: they do not change (packaging checks that nothing apart from a node's neighbourhood does).
+_FURTHER = 2
 #: Ids, with repetitions, that an ego-graph is expected to have of a type before it grows.
 _FIRST_BOUND = 512

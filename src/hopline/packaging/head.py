@@ -13,26 +13,32 @@ from torch_geometric.nn import MLP
 from torch_geometric.nn import Linear as PyGLinear
 
 from hopline.errors import PackagingError
+from hopline.packaging.activation import Task
 from hopline.packaging.export import export
 from hopline.packaging.trace import Traced
 
-Task = Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
-
 _SIGMOIDS = {torch.sigmoid, F.sigmoid, "sigmoid", nn.Sigmoid}
 _SOFTMAXES = {torch.softmax, F.softmax, "softmax", nn.Softmax}
+_VIEWS = {
+    torch.squeeze, torch.unsqueeze, torch.flatten, torch.reshape, torch.clone,
+    "squeeze", "unsqueeze", "flatten", "reshape", "view", "contiguous", "clone", nn.Flatten, nn.Identity,
+}  # fmt: skip
 
 
-def strip_activation(traced: Traced, output: fx.Node, task: Task) -> tuple[fx.Node, str]:
-    """Skip a sigmoid or softmax at the very end: the server applies the task's own to the logits.
+def logits_below(traced: Traced, output: fx.Node, task: Task) -> fx.Node | None:
+    """The value that the model's last activation is of, where it can be seen; else None.
 
-    Returns: the logits' value and a note for the user, "" where nothing was skipped.
+    Views of the activation's result are followed; what they do is the shape's, which answers do not keep.
     """
-    kind = _kind(traced, output)
-    activations = {"binary": _SIGMOIDS, "multilabel": _SIGMOIDS, "multiclass": _SOFTMAXES}.get(task, set())
-    if kind not in activations:
-        return output, ""
-    name = "sigmoid" if activations is _SIGMOIDS else "softmax"
-    return output.all_input_nodes[0], f"the model's last {name} is left to the server (task {task!r})"
+    node = output
+    while _kind(traced, node) in _VIEWS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    activations = _SOFTMAXES if task == "multiclass" else _SIGMOIDS
+    if _kind(traced, node) not in activations:
+        return None
+    below = node.all_input_nodes[0]
+    width = traced.values[output].numel()
+    return below if traced.values[below].numel() == width else None
 
 
 def embedding_of(traced: Traced, output: fx.Node) -> fx.Node:
@@ -50,6 +56,16 @@ def embedding_of(traced: Traced, output: fx.Node) -> fx.Node:
             return below
         node = below
     return output
+
+
+def linear_after(traced: Traced, state: fx.Node, output: fx.Node) -> str:
+    """The path in the model of the layer that reads the embedding; "" where that is no module."""
+    if state is output:
+        return ""
+    for user in state.users:
+        if user.op == "call_module" and _is_linear(_kind(traced, user)):
+            return str(user.target).removeprefix("model").removeprefix(".")
+    return ""
 
 
 def _is_linear(kind: object) -> bool:
@@ -77,12 +93,18 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
     result = emit(output)
     if traced.values[output].dim() == 1:
         result = graph.call_method("unsqueeze", (result, 1))
+    elif traced.values[output].dim() > 2:
+        result = graph.call_method("flatten", (result, 1))
     graph.output(result)
     return fx.GraphModule(traced.module, graph).eval()
 
 
 class Columns(nn.Module):
-    """A head over one node's state whose answer may be [n]: always [n, c]."""
+    """A user's head whose answer may be [n]: always [n, c].
+
+    Args:
+        head: over one node's state, or over the states of a pair.
+    """
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -91,8 +113,7 @@ class Columns(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """float32 [n, c]."""
-        out = self.head(h)
-        return out.unsqueeze(1) if out.dim() == 1 else out
+        return as_columns(self.head(h))
 
 
 class LinkColumns(Columns):
@@ -100,8 +121,25 @@ class LinkColumns(Columns):
 
     def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:  # type: ignore[override]
         """float32 [n, c]."""
-        out = self.head(h_src, h_dst)
-        return out.unsqueeze(1) if out.dim() == 1 else out
+        return as_columns(self.head(h_src, h_dst))
+
+
+class Chained(nn.Module):
+    """A decoder of pairs and what comes behind it."""
+
+    def __init__(self, decoder: nn.Module, then: nn.Module) -> None:
+        super().__init__()
+        self.decoder, self.then = decoder, then
+
+    def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:
+        """float32 [n, c]."""
+        out: Tensor = self.then(self.decoder(h_src, h_dst))
+        return out
+
+
+def as_columns(out: Tensor) -> Tensor:
+    """Answers [n], [n, c] or [n, a, b] as [n, c]."""
+    return out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +173,12 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
     """Columns that a user's head answers.
 
     Raises:
-        PackagingError: it fails on rows of the given widths, or answers something else than rows.
+        PackagingError: its rows are not independent of each other.
     """
-    try:
-        rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
-        with torch.no_grad():
-            out = head(*rows)
-            alone = head(*(row[1:2] for row in rows))
-    except Exception as error:  # user code
-        shapes = " and ".join(f"[n, {width}]" for width in widths)
-        raise PackagingError(f"the head fails on {shapes}: {type(error).__name__}: {error}") from error
-    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[0] != 3:
-        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise PackagingError(f"the head must answer one row for each input row; for 3 rows it gave {shape}")
+    rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
+    with torch.no_grad():
+        out = head(*rows)
+        alone = head(*(row[1:2] for row in rows))
     if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
         raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")
     return int(out.shape[1])

@@ -21,34 +21,40 @@ from torch import fx, nn
 
 import hopline
 from hopline.artifact import Head, ModelSpec, Stage, write_spec
-from hopline.errors import NotSplittable, PackagingError
+from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress, silent
-from hopline.packaging import oracle, parity
+from hopline.packaging import gate, oracle, parity
+from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.arguments import Binding, Role, bind
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.compile import check_compiler, compile_whole
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import (
+    Chained,
     Columns,
     HeadPlan,
     LinkColumns,
-    Task,
     check_task,
     embedding_of,
+    logits_below,
+    linear_after,
     run_head,
-    strip_activation,
     trailing_module,
 )
+from hopline.packaging.locality import check_repeatable, ego, explain
 from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
+from hopline.packaging.probe import Probe
+from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.rowwise import check_rowwise
-from hopline.packaging.settings import Fanouts, Sampling, check_sampling, resolve_fanouts
+from hopline.packaging.settings import Fanouts, Sampling, check_sampling, num_hops, resolve_fanouts
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, frozen_copy, trace
+from hopline.packaging.unwrap import unwrap
 from hopline.packaging.whole import SLOTS_FILE, write_whole
-from hopline.types import AnyArray
+from hopline.types import AnyArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -73,6 +79,7 @@ def package(
     classes: Sequence[str] = (),
     arguments: Mapping[str, Role | None] | None = None,
     relations: Sequence[str] | None = None,
+    output: Output = "auto",
     runtime: Literal["auto", "onnx", "torch"] = "auto",
     check_nodes: int = 512,
     compile: bool = False,
@@ -97,9 +104,12 @@ def package(
             where there are several.
         classes: names of the output columns.
         arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
-            "edge_type" (or None to leave an optional one out), where names are not the usual ones.
+            "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), where names are not
+            the usual ones.
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
+        output: whether the module answers "logits" or "probabilities"; "auto" finds out. The server
+            applies the task's sigmoid or softmax to logits, and to nothing else.
         runtime: "onnx" fails where the model cannot be split, "torch" never splits, "auto" tries.
         check_nodes: nodes of each type of the graph on which the package is checked.
         compile: compile a model that is served whole to machine code (10 to 40 s; needs a C++ compiler).
@@ -111,8 +121,9 @@ def package(
 
     Raises:
         PackagingError: bad arguments, or a version that exists.
+        NotServable: an answer depends on more than the node's neighbourhood; says on what.
         NotSplittable: runtime "onnx" and the model cannot be split; says where and why.
-        ParityError: the written files do not answer what the module answers.
+        ParityError: what would be served is not what the module answers.
     """
     started = time.perf_counter()
     if compile:
@@ -123,20 +134,25 @@ def package(
         check_compiler()
     schema = graph.schema
     check_sampling(sampling, max_degree, schema)
+    module, notes = unwrap(module, "the model")
+    if isinstance(head, nn.Module):
+        head, _ = unwrap(head, "the head")
     binding = bind(
         module, schema, arguments=arguments, relations=None if relations is None else tuple(relations)
     )
+    targets = _targets(target, binding, head)
     job = Job(
         model=frozen_copy(module),
         head=frozen_copy(head) if isinstance(head, nn.Module) else head,
         binding=binding,
         graph=graph,
         task=task,
-        targets=_targets(target, binding, head),
+        targets=targets,
         fanouts=fanouts,
         progress=progress,
+        reference=Reference(module, binding, targets, head, _is_link(head)),
+        notes=[*notes, *binding.notes],
     )
-    job.check = CheckGraph.of(graph, check_nodes)
     spec = ModelSpec(
         name=name,
         version=version,
@@ -152,32 +168,37 @@ def package(
         producer=_producer(),
     )
     with new_version(Path(repository), name, version, overwrite=overwrite) as place, torch.no_grad():
+        job.ask_module(check_nodes, output, tuple(classes))
         try:
             if runtime == "torch":
                 raise NotSplittable("runtime='torch' was asked for")
-            spec = job.write_stages(place.folder, spec)
-        except NotSplittable as reason:
+            if job.pooled:
+                raise NotSplittable("the model answers one row for a graph, not one for each node")
+            written = job.judge(place.folder, job.write_stages(place.folder, spec))
+        except (NotSplittable, ParityError) as reason:
             if runtime == "onnx" or job.is_link:
                 raise
             place.clear()
-            job.notes.clear()
-            spec = write_whole(
-                place.folder, spec, job.model, job.binding, job.check, job.targets[0], job.node_head, reason
-            )
-            spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(fanouts, binding))
-            check_task(task, spec.head.output_dim, spec.classes)
-            job.notes.append(f"served whole by the torch runtime, without the table: {reason}")
-            log.warning("%s/%s is packaged whole: %s", name, version, reason)
+            written = job.write_whole(place.folder, spec, reason)
         if compile:
-            job.compile(place.folder, spec)
-        spec = write_spec(place.folder, spec)
+            job.compile(place.folder, written)
+        spec = write_spec(place.folder, written)
         stages = stage_figures(place.folder, spec, job.figures)
     return PackageReport(place.path, spec, stages, tuple(job.notes), time.perf_counter() - started)
 
 
 @dataclass(slots=True)
 class Job:
-    """One run of `package`: what it was given, and what it learnt on the way."""
+    """One run of `package`: what it was given, and what it learnt on the way.
+
+    Attributes:
+        reference: the user's own module, to compare with.
+        check: real nodes and edges.
+        probe: the graph on which served answers are compared: these and strangers.
+        rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
+        are_probabilities: the module ends in the task's activation.
+        pooled: it answers one row for a graph.
+    """
 
     model: nn.Module
     head: nn.Module | Literal["dot"] | None
@@ -187,9 +208,115 @@ class Job:
     targets: tuple[str, ...]
     fanouts: Fanouts
     progress: Progress
-    check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
+    reference: Reference
     notes: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+    check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
+    probe: Probe = field(init=False)
+    rows: Rows = field(init=False)
+    pairs: tuple[IdArray, IdArray] | None = None
+    are_probabilities: bool = False
+    pooled: bool = False
+    embedding: Rows | None = None
+
+    def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
+        """Have the user's module answer on a real graph and on the probe.
+
+        Raises:
+            PackagingError: it fails, its columns do not fit the task, or it ends in another activation.
+            NotServable: its answers are random, or depend on the order of edges or the number of nodes.
+        """
+        self.progress("module", 0.0)
+        self.check = CheckGraph.of(self.graph, check_nodes)
+        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
+        self.probe = Probe.of(self.check, timed, num_hops(self.fanouts))
+        self.pooled = self.reference.is_pooled(self.check)
+        if self.is_link:
+            sides = gate.sides_of(self.probe, self.targets, "onnx", True)
+            self.pairs = (sides[0], sides[1])
+        try:
+            self.rows = self.reference.answers(self.probe.check, self.pairs)
+        except PackagingError as error:
+            if not self.is_link:
+                why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0, np.zeros((0, 0)))
+                if why:
+                    raise NotServable(f"the model cannot be served node by node: {why}") from error
+            raise
+        check_task(self.task, self.rows.shape[1], classes)
+        check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        self.are_probabilities = answers_probabilities(
+            self.reference, self.probe.check, self.pairs, self.rows, self.task, output
+        )
+        self.progress("module", 1.0)
+
+    def answered(self, runtime: str) -> gate.Answered:
+        """The module's answers for the nodes that are asked for."""
+        sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
+        rows = self.rows
+        if self.pooled:
+            hops = num_hops(self.fanouts)
+            egos = (ego(self.probe.check, self.targets[0], seed, hops) for seed in sides[0].tolist())
+            rows = np.concatenate([self.reference.answers(part) for part in egos])
+        elif not self.is_link:
+            rows = rows[sides[0]]
+        embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
+        return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding)
+
+    def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
+        """Compare what a server would answer with the module.
+
+        Raises:
+            ParityError: they differ.
+        """
+        self.progress("compare", 0.0)
+        served = gate.judge(folder, spec, self.answered(spec.runtime))
+        self.figures["logits"] = max(served.values())
+        figures: dict[str, object] = {
+            "max_abs_diff": max(served.values()),
+            "tolerance": parity.TOLERANCE,
+            "served": served,
+            "stages": {key: value for key, value in self.figures.items() if key != "logits"},
+            "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
+            "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
+        }
+        self.progress("compare", 1.0)
+        return msgspec.structs.replace(spec, parity=figures)
+
+    def explained(self, reason: PackagingError) -> PackagingError:
+        """The same error, or why no way of serving could be right."""
+        if self.pooled:
+            return reason
+        seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
+        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)
+        if not why:
+            return reason
+        return NotServable(f"the model cannot be served node by node: {why}. What was seen: {reason}")
+
+    def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
+        """Write the whole model and compare what it is going to answer.
+
+        Raises:
+            NotServable, ParityError, PackagingError: as `package`.
+        """
+        self.figures.clear()
+        self.progress("whole", 0.0)
+        try:
+            spec = write_whole(
+                folder, spec, self.model, self.binding, self.check, self.targets[0], self.node_head, reason,
+                inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
+            )  # fmt: skip
+            spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
+            self.progress("whole", 1.0)
+            spec = self.judge(folder, spec)
+        except PackagingError as error:
+            raise self.explained(error) from error
+        self.notes.append(f"served whole by the torch runtime, without the table: {reason}")
+        if self.pooled:
+            self.notes.append(
+                "the model answers one row for a graph: a node's answer is that of the graph of its neighbourhood"
+            )
+        log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
+        return spec
 
     @property
     def is_link(self) -> bool:
@@ -230,8 +357,11 @@ class Job:
         """
         self.progress("trace", 0.0)
         slots = self.binding.slots(self.check)
-        traced = trace(self.model, self.binding, self.targets)
+        traced = trace(self.model, self.binding, self.targets, slots)
         analyse(traced, self.binding, slots)
+        if traced.decisions:
+            shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
+            self.notes.append(f"Python decided while the model was traced, as on every graph compared: {shown}")
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress("trace", 1.0)
@@ -254,28 +384,35 @@ class Job:
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
             if isinstance(self.head, nn.Module):
-                decoder = LinkColumns(self.head)
+                decoder: nn.Module = LinkColumns(self.head)
+                if self.are_probabilities:
+                    decoder = Chained(decoder, ToLogits(self.task))
                 plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
-            elif widths[0] != widths[1]:
-                raise PackagingError(
-                    f"head 'dot' needs states of equal width, not {widths[0]} and {widths[1]}"
-                )
             else:
                 plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
             return dict(traced.outputs), plan
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
-            columns = Columns(self.head)
+            columns = self._to_logits(Columns(self.head))
+            self.embedding = self.reference.embedding(self.probe.check)
             return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
-        output, note = strip_activation(traced, output, self.task)
-        if note:
-            self.notes.append(note)
-        traced.outputs[node_type] = output
-        state = embedding_of(traced, output)
+        below = logits_below(traced, output, self.task) if self.are_probabilities else None
+        state = embedding_of(traced, output if below is None else below)
+        self.embedding = self.reference.embedding(self.probe.check, linear_after(traced, state, output))
+        if below is not None:
+            traced.outputs[node_type] = output = below
         width = int(np.prod(traced.values[state].shape[1:]))
-        return {node_type: state}, HeadPlan(
-            "node", trailing_module(traced, state, output), ("h",), (width,), dims[0]
-        )
+        trailing = trailing_module(traced, state, output)
+        if below is None:
+            trailing = self._to_logits(trailing)
+        return {node_type: state}, HeadPlan("node", trailing, ("h",), (width,), dims[0])
+
+    def _to_logits(self, head: nn.Module | None) -> nn.Module | None:
+        """The head, and behind it the inverse of the activation that the module ends in."""
+        if not self.are_probabilities:
+            return head
+        inverse = ToLogits(self.task)
+        return inverse if head is None else nn.Sequential(head, inverse)
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """Check each stage row by row and write its file."""
@@ -316,36 +453,11 @@ class Job:
         return msgspec.structs.replace(spec, head=described)
 
     def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
-        """The parity gate."""
+        """Compare each stage with the traced program, to name the first that differs."""
         self.progress("parity", 0.0)
-        levels, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
-        pairs, expected = self._expected(traced)
-        logits = oracle.head_logits(folder, spec, levels[-1], pairs)
-        self.figures["logits"] = parity.compare("the head (head.onnx)", logits, expected)
-        figures: dict[str, object] = {
-            "max_abs_diff": self.figures["logits"],
-            "tolerance": parity.TOLERANCE,
-            "stages": {key: value for key, value in self.figures.items() if key != "logits"},
-            "check_nodes": {key: len(rows) for key, rows in self.check.features.items()},
-            "check_edges": {key: len(edges.indices) for key, edges in self.check.edges.items()},
-        }
+        _, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
         self.progress("parity", 1.0)
-        return msgspec.structs.replace(spec, parity=figures)
-
-    def _expected(self, traced: Traced) -> tuple[tuple[np.ndarray, np.ndarray] | None, np.ndarray]:
-        """What the PyG module (and the user's head) answers on the check graph, and for which pairs."""
-        values = [traced.values[node] for node in traced.outputs.values()]
-        if not self.is_link:
-            rows = values[0].reshape(len(values[0]), -1)
-            return None, (self.head(rows) if isinstance(self.head, nn.Module) else rows).reshape(
-                len(rows), -1
-            ).numpy()
-        rng = np.random.default_rng(0)
-        pairs = tuple(rng.integers(0, len(rows), 256) for rows in (values[0], values[-1]))
-        src, dst = values[0][pairs[0]], values[-1][pairs[1]]
-        scores = self.head(src, dst) if isinstance(self.head, nn.Module) else (src * dst).sum(1)
-        return (pairs[0], pairs[1]), scores.reshape(len(scores), -1).numpy()
-
+        return spec
 
 def _width(array: AnyArray) -> int:
     return array.shape[-1] if array.ndim > 1 else 0
@@ -391,11 +503,7 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
 
 def _whole_fanouts(fanouts: Fanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
     """Fanouts of a whole model: their number says how many hops its ego-graph has."""
-    if isinstance(fanouts, Mapping):
-        num_hops = max((len(values) for values in fanouts.values()), default=0)
-    else:
-        num_hops = len(fanouts)
-    return resolve_fanouts(fanouts, num_hops, binding.relations)
+    return resolve_fanouts(fanouts, num_hops(fanouts), binding.relations)
 
 
 def _producer() -> dict[str, str]:

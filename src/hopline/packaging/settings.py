@@ -51,6 +51,13 @@ def resolve_fanouts(
     return found
 
 
+def num_hops(fanouts: Fanouts) -> int:
+    """Hops that fanouts are given for: the longest list of them."""
+    if isinstance(fanouts, Mapping):
+        return max((len(values) for values in fanouts.values()), default=0)
+    return len(fanouts)
+
+
 def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSchema) -> None:
     """Check that the graph has what the sampling needs.
 

@@ -6,7 +6,6 @@ the number of convs on its longest path. Knows nothing of stages or ONNX.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
 from dataclasses import dataclass, field
@@ -20,9 +19,19 @@ from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, Messag
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
+from hopline.packaging.functional import without_changes
+from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, is_container
+from hopline.packaging.reference import eval_copy
 
 #: Folders whose frames are not the user's source.
-_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric))
+LIBRARIES = (
+    *(str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric)),
+    str(Path(__file__).parent),
+)
+
+
+#: Slots that hold an edge index.
+EDGES = ("edge_index:", "adj_t:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class Traced:
         domains: value -> whose rows it has; absent for what depends on no row.
         levels: value -> number of convs on its longest path.
         values: value -> what it was on the check graph.
+        decisions: branches and numbers that Python made of types and sizes, with the user's line.
     """
 
     module: fx.GraphModule
@@ -53,6 +63,7 @@ class Traced:
     domains: dict[fx.Node, Domain] = field(default_factory=dict)
     levels: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, Any] = field(default_factory=dict)
+    decisions: tuple[str, ...] = ()
 
     @property
     def convs(self) -> list[fx.Node]:
@@ -93,7 +104,7 @@ def describe(module: fx.GraphModule, node: fx.Node) -> str:
     where = ""
     for place, source in zip(lines[::2], lines[1::2], strict=False):
         parts = place.strip().split('"')
-        if len(parts) < 3 or parts[1].startswith(_LIBRARIES) or parts[1] == __file__:
+        if len(parts) < 3 or parts[1].startswith(LIBRARIES):
             continue
         line = parts[2].split(", in ")[0].replace(", line ", ":")
         where = f" at {Path(parts[1]).name}{line}: {source.strip()}"
@@ -108,23 +119,21 @@ class _Root(nn.Module):
 
     def forward(self, slots: Any) -> Any:
         """Call the model on a mapping of slots."""
-        return self.model(**self.binding.arguments(slots))
+        return self.binding.call(self.model, slots)
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(RunningTracer):
     """Leaves are convs and whatever holds no conv: their inside may be any Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
-        return isinstance(m, MessagePassing | Aggregation) or not any(
-            isinstance(part, MessagePassing) for part in m.modules()
-        )
+        if isinstance(m, MessagePassing | Aggregation):
+            return True
+        if is_container(m):
+            return False
+        return not any(isinstance(part, MessagePassing) for part in m.modules())
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def trace_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Trace through modules that take dicts: their entries have rows of different types."""
         if isinstance(m, HeteroDictLinear):
             # Its own forward may choose a grouped kernel; one Linear for each type is the same.
@@ -135,25 +144,29 @@ class _Tracer(fx.Tracer):
             m.aggr = f"a{m.aggr}"
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        return super().trace_module(m, forward, args, kwargs)
 
 
-def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...]) -> Traced:
-    """Trace a model in eval mode.
+def trace(
+    model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor]
+) -> Traced:
+    """Trace a model in eval mode by running it on the check graph.
 
     Args:
         targets: the node types whose rows the answers have.
+        slots: of the check graph; not changed.
 
     Raises:
-        NotSplittable: its Python code depends on tensor values, or its output is not one tensor of the
-            target type.
+        NotSplittable: its Python code depends on tensor values, it changes parts of tensors in place, or
+            its output is not one tensor of the target type.
     """
     if not any(isinstance(part, MessagePassing) for part in model.modules()):
         raise NotSplittable(f"{type(model).__name__} has no message-passing layer")
     root = _Root(model, binding)
-    tracer = _Tracer()
+    tracer = _Tracer({name: value.clone() for name, value in slots.items()})
     try:
-        graph = tracer.trace(root)
+        with torch.no_grad():
+            graph = tracer.trace(root)
     except PackagingError:
         raise
     except Exception as error:  # tracing runs any user code, which fails in any way
@@ -161,11 +174,16 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...]) -> Trace
             f"{type(model).__name__}.forward cannot be traced: {type(error).__name__}: {error}"
         ) from error
     module = fx.GraphModule(root, graph)
+    without_changes(module, describe)
     _stack_by_column(module)
     outputs = _outputs(module, targets)
+    decisions = tuple(dict.fromkeys(f"{what}: {describe(module, node)}" for node, what in tracer.decisions))
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in graph.nodes:
+        node.meta.pop(VALUE, None)
+        node.meta.pop(CHANGED, None)
     module.recompile()
-    return Traced(module, outputs)
+    return Traced(module, outputs, decisions=decisions)
 
 
 def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.Node]:
@@ -251,7 +269,7 @@ class _Analysis(fx.Interpreter):
             if role in ("features", "edge_attr")
         )
         self.num_rows = {
-            Domain(*_domain_of(name)): len(rows) if not name.startswith("edge_index") else rows.shape[1]
+            Domain(*_domain_of(name)): rows.shape[1] if name.startswith(EDGES) else len(rows)
             for name, rows in slots.items()
         }
 
@@ -303,13 +321,13 @@ class _Analysis(fx.Interpreter):
         where = describe(self.traced.module, n)
         edges = conv_arguments(self.traced.module, n).get("edge_index")
         slot = slot_of(edges) if isinstance(edges, fx.Node) else None
-        if slot is None or not slot.startswith("edge_index:"):
+        if slot is None or not slot.startswith(EDGES):
             raise NotSplittable(f"{where} does not read the model's edge_index argument as it is")
         key = slot.split(":", 1)[1]
         return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
 
     def _check_rows(self, n: fx.Node, value: Any, domain: Domain) -> None:
-        if not isinstance(value, Tensor) or (slot_of(n) or "").startswith("edge_index"):
+        if not isinstance(value, Tensor) or (slot_of(n) or "").startswith(EDGES):
             return
         rows = self.num_rows[domain]
         if value.dim() == 0 or value.shape[0] != rows:
@@ -328,16 +346,6 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     """A float32 CPU copy in eval mode; the caller's module is left as it is.
 
     Raises:
-        PackagingError: it has uninitialised (lazy) parameters, or cannot be copied.
+        PackagingError: as `eval_copy`.
     """
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise PackagingError(
-                f"parameter {name} is uninitialised: run the model once (in_channels=-1) and load its "
-                "trained weights before packaging"
-            )
-    try:
-        copied = copy.deepcopy(module)
-    except Exception as error:  # any attribute of a user's module may refuse
-        raise PackagingError(f"{type(module).__name__} cannot be copied: {error}") from error
-    return copied.cpu().float().eval().requires_grad_(False)
+    return eval_copy(module).float()

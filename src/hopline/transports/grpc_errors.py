@@ -48,6 +48,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.IncidentNotFound: StatusCode.NOT_FOUND,
     errors.StateDamaged: StatusCode.INTERNAL,
     errors.PackagingError: StatusCode.INTERNAL,
+    errors.NotServable: StatusCode.INTERNAL,
     errors.NotSplittable: StatusCode.INTERNAL,
     errors.ParityError: StatusCode.INTERNAL,
     errors.ConfigError: StatusCode.INTERNAL,

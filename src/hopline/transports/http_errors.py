@@ -55,6 +55,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.IncidentNotFound: 404,
     errors.StateDamaged: 500,
     errors.PackagingError: 500,
+    errors.NotServable: 500,
     errors.NotSplittable: 500,
     errors.ParityError: 500,
     errors.ConfigError: 500,

@@ -1,0 +1,127 @@
+"""Whether a model answers logits or probabilities: found by what it answers, not by its name.
+
+A model that ends in a sigmoid or softmax stays between 0 and 1 whatever its weights are; one that
+answers logits does not. So the module's answers are looked at as they are, and with other weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hopline.errors import PackagingError
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.reference import Pairs, Reference, Rows
+
+Task = Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
+#: What a module answers: logits, probabilities, or "auto" to find out.
+Output = Literal["auto", "logits", "probabilities"]
+
+#: Other weights that are tried, and how much larger they are; an output layer of logits leaves the range
+#: of probabilities with half of them at least.
+_DRAWS, _FACTOR = 10, 30.0
+_SLACK = 1e-4
+#: Probabilities at which a float32 logit is cut off: the smallest number, and the largest below 1.
+_LEAST, _MOST = 1e-38, 1.0 - 2.0**-24
+
+
+class ToLogits(nn.Module):
+    """The inverse of a task's activation, so that the server's own one gives the probabilities back."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, probabilities: Tensor) -> Tensor:
+        """Logits float32 [n, c] of probabilities [n, c]."""
+        p = probabilities.clamp(_LEAST, _MOST)
+        return torch.log(p) if self.task == "multiclass" else torch.log(p) - torch.log1p(-p)
+
+
+def answers_probabilities(
+    reference: Reference, graph: CheckGraph, pairs: Pairs | None, rows: Rows, task: Task, output: Output
+) -> bool:
+    """Whether the module ends in the activation of its task.
+
+    Args:
+        rows: its answers on `graph`, float64 [n, c]. output: what the user says.
+
+    Raises:
+        PackagingError: it ends in the activation of another task, or the user's word is wrong.
+    """
+    if task in ("regression", "embedding"):
+        return False
+    kind = _kind(rows)
+    if output == "probabilities":
+        fitting = ("softmax",) if task == "multiclass" else ("sigmoid", "softmax")
+        if kind not in fitting:
+            raise PackagingError(
+                f"output='probabilities', but the model answers from {np.nanmin(rows):.4g} to "
+                f"{np.nanmax(rows):.4g}"
+                + (", and rows do not add up to 1" if task == "multiclass" and kind == "sigmoid" else "")
+            )
+        return True
+    if kind == "" or output == "logits":
+        return False
+    for draw in range(_DRAWS):
+        other = _kind(_with_other_weights(reference, graph, pairs, draw))
+        if other not in (kind, "unknown") and not (kind == "sigmoid" and other == "softmax"):
+            kind = "sigmoid" if (kind, other) == ("softmax", "sigmoid") else ""
+        if kind == "":
+            return False
+    return _fits(kind, rows, task)
+
+
+def _fits(kind: str, rows: Rows, task: Task) -> bool:
+    if kind == "log" and task == "multiclass":
+        return False  # softmax(log p) = p
+    if kind == "log":
+        raise PackagingError(
+            f"the model's answers never exceed 0, as log-probabilities do, and task {task!r} applies a sigmoid "
+            "to them: return the logits (no logsigmoid or log_softmax), or say output='logits'"
+        )
+    if task == "multiclass" and kind == "sigmoid":
+        raise PackagingError(
+            "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' would "
+            "apply a softmax to that: use task='multilabel', or say output='logits' to have the softmax"
+        )
+    if task == "multilabel" and kind == "softmax" and rows.shape[1] > 1:
+        raise PackagingError(
+            "the model answers probabilities that add up to 1, as a softmax does: use task='multiclass', or "
+            "say output='probabilities' to serve them as they are"
+        )
+    return True
+
+
+def _kind(rows: Rows) -> str:
+    """What rows look like: "softmax", "sigmoid", "log" (of probabilities), "" for neither."""
+    values = rows[np.isfinite(rows).all(axis=1)]
+    if not len(values):
+        return "unknown"
+    if values.min() >= -_SLACK and values.max() <= 1.0 + _SLACK:
+        sums_to_one = values.shape[1] > 1 and np.abs(values.sum(axis=1) - 1.0).max() <= 10 * _SLACK
+        return "softmax" if sums_to_one else "sigmoid"
+    if values.max() <= _SLACK and values.shape[1] == 1:
+        return "log"
+    return ""
+
+
+def _with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
+    generator = torch.Generator().manual_seed(draw)
+    modules = [reference.module, *([reference.head] if isinstance(reference.head, nn.Module) else [])]
+    kept = [(p, p.detach().clone()) for module in modules for p in module.parameters() if p.is_floating_point()]
+    try:
+        with torch.no_grad():
+            for parameter, value in kept:
+                scale = _FACTOR * float(value.abs().mean().clamp(min=0.05)) if value.numel() else 0.0
+                parameter.copy_(torch.randn(value.shape, generator=generator) * scale)
+        return reference.answers(graph, pairs)
+    except PackagingError:
+        return np.full((1, 1), np.nan)
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)

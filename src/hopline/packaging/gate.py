@@ -1,0 +1,207 @@
+"""The gate: what a server would answer from the written artifact must be what the user's module answers.
+
+The artifact is loaded by the engine and asked through the code that answers requests, after
+post-processing, for a sample of nodes, each alone and all in one batch, with full neighbourhoods at the
+packaged depth. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
+element. Tracing, stages, export, engine and post-processing are all on one side of the comparison, and
+none of them on the other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hopline.artifact import ModelSpec
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
+from hopline.engine.tasks import output_names
+from hopline.errors import ParityError
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.export import quiet
+from hopline.packaging.parity import TOLERANCE
+from hopline.packaging.probe import Probe
+from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
+from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
+
+#: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a
+#: thousand times as long for each.
+_SEEDS = {"onnx": 256, "torch": 48}
+#: Of these, how many are asked for alone.
+_ALONE = 96
+#: Labels are compared where the best answer leads by more than this.
+_MARGIN = 10 * TOLERANCE
+
+
+@dataclass(slots=True)
+class Answered:
+    """What the module answers on a probe for the nodes that are asked for.
+
+    Attributes:
+        probe: where.
+        sides: node type by side (one, or two for pairs) -> rows that are asked for, int64 [n].
+        rows: float64 [n, c]: the module's own answers, in this order.
+        are_probabilities: the module ends in the task's activation.
+        embedding: float64 [n, d], where the module shows it.
+    """
+
+    probe: Probe
+    sides: tuple[IdArray, ...]
+    rows: Rows
+    are_probabilities: bool
+    embedding: Rows | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def expected(self, task: str) -> dict[str, AnyArray]:
+        """Output name -> what must be served, by the module's rows and the task's own definition."""
+        rows = torch.from_numpy(self.rows)
+        found: dict[str, AnyArray] = {}
+        if not self.are_probabilities:
+            found["logits"] = self.rows
+        if "probabilities" in output_names(task):
+            if not self.are_probabilities:
+                rows = torch.softmax(rows, 1) if task == "multiclass" else torch.sigmoid(rows)
+            found["probabilities"] = rows.numpy()
+            found["label"] = _labels(task, rows)
+        if self.embedding is not None:
+            found["embedding"] = self.embedding
+        return found
+
+
+def judge(folder: Path, spec: ModelSpec, answered: Answered) -> dict[str, float]:
+    """Compare an artifact with the module.
+
+    Args:
+        folder: the written files. spec: as model.json is going to be.
+
+    Returns: output name -> largest absolute difference.
+
+    Raises:
+        ParityError: an answer differs, or the artifact fails where the module answers; names the output,
+            the node and both values.
+    """
+    expected = answered.expected(spec.task)
+    whole = spec.runtime == "torch"
+    names = tuple(name for name in expected if not (whole and name == "embedding" and spec.task != "embedding"))
+    full = msgspec.structs.replace(
+        spec, fanouts={key: (-1,) * len(values) for key, values in spec.fanouts.items()}, max_degree=None
+    )
+    with _one_thread(), quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about shapes of single requests
+        model = load_model(folder, full, answered.probe.graph)
+        answerer = Answerer(model, names, 0)
+        num = len(answered.sides[0])
+        alone = np.unique(np.linspace(0, num - 1, min(num, _ALONE)).astype(np.int64))
+        calls = [("alone", [np.array([at]) for at in alone])]
+        calls.append(("in a batch", [np.arange(num)] if not whole else [alone[:8]]))
+        figures: dict[str, float] = {}
+        for how, parts in calls:
+            for part in parts:
+                served = _ask(answerer, spec, answered, part, names, how)
+                for name in names:
+                    found = _compare(name, served[name], expected[name][part], answered, part, how, spec)
+                    figures[name] = max(figures.get(name, 0.0), found)
+    return figures
+
+
+def _ask(
+    answerer: Answerer,
+    spec: ModelSpec,
+    answered: Answered,
+    part: IdArray,
+    names: tuple[str, ...],
+    how: str,
+) -> Mapping[str, AnyArray]:
+    sides = [side[part] for side in answered.sides]
+    if spec.head.kind == "link":
+        request = ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=names)
+    else:
+        request = ScoreRequest(spec.name, nodes=sides[0], outputs=names)
+    try:
+        (outcome,) = answerer.answer([request])
+    except Exception as error:  # whatever the runtime raises would reach a request
+        raise ParityError(
+            f"the served model fails for {_named(answered, part[0], spec)} {how}, where the module answers: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(outcome, ScoreResult):
+        raise ParityError(f"the served model refuses {_named(answered, part[0], spec)} {how}: {outcome}")
+    return outcome.outputs
+
+
+def _compare(
+    name: str,
+    served: AnyArray,
+    expected: AnyArray,
+    answered: Answered,
+    part: IdArray,
+    how: str,
+    spec: ModelSpec,
+) -> float:
+    actual = np.asarray(served, np.float64).reshape(len(part), -1)
+    wanted = np.asarray(expected, np.float64).reshape(len(part), -1)
+    if actual.shape != wanted.shape:
+        raise ParityError(
+            f"served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
+        )
+    if name == "label":
+        wanted = np.where(np.isnan(wanted), actual, wanted)  # too close to call
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(actual - wanted)
+    difference[(actual == wanted) | (np.isnan(actual) & np.isnan(wanted))] = 0.0
+    excess = np.nan_to_num(difference, nan=np.inf) - TOLERANCE * np.nan_to_num(np.abs(wanted), posinf=0.0)
+    if excess.size and excess.max() > TOLERANCE:
+        row, column = np.unravel_index(int(excess.argmax()), excess.shape)
+        raise ParityError(
+            f"served {name} of {_named(answered, part[row], spec)} {how} differ from the module's: "
+            f"{actual[row, column]:.6g} instead of {wanted[row, column]:.6g} in column {column} "
+            f"(allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
+        )
+    return float(difference.max(initial=0.0))
+
+
+def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
+    node = int(answered.sides[0][at])
+    node_type = spec.head.node_type
+    which = f"node {node}" if len(answered.sides) == 1 else f"the pair of node {node} and {int(answered.sides[1][at])}"
+    num_real = answered.probe.real.num_nodes(node_type)
+    return which + ("" if node < num_real else " (one of those drawn for the check)")
+
+
+def _labels(task: str, probabilities: Tensor) -> AnyArray:
+    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart."""
+    if task == "multiclass":
+        best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
+        close = (best.values[:, 0] - best.values[:, -1]) < _MARGIN
+        return np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
+    close = (probabilities - 0.5).abs() < _MARGIN
+    return np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums in one order, as a server is going to add them."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def sides_of(probe: Probe, targets: Sequence[str], runtime: str, is_link: bool) -> tuple[IdArray, ...]:
+    """Which nodes, or pairs of nodes, are asked for."""
+    most = _SEEDS[runtime]
+    if not is_link:
+        return (probe.seeds(targets[0], most),)
+    rng = np.random.default_rng(0)
+    both = [probe.seeds(name, most) for name in (targets[0], targets[-1])]
+    count = max(map(len, both))
+    return tuple(np.concatenate([rng.permutation(side), rng.choice(side, count - len(side))]) for side in both)

@@ -1,0 +1,224 @@
+"""Why a module cannot be served node by node, found by what it answers on changed graphs.
+
+Asked only when served answers differ from the module's, or to find what no comparison at the same graph
+can show: a random answer, or one that depends on the order in which edges are listed. Each question
+changes one thing of a graph and looks whether answers of nodes change whose neighbourhood did not.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+
+from hopline.errors import NotServable, PackagingError
+from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers
+from hopline.packaging.reference import Pairs, Reference, Rows
+from hopline.packaging.trace import LIBRARIES
+from hopline.types import IdArray
+
+#: Far above float32 rounding in another order of sums, far below what a real dependence does.
+_TOLERANCE = 1e-3
+#: Hops beyond those that are packaged that are tried.
+_FURTHER = 16
+
+
+def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> None:
+    """Run the module again: as it was, and with the edges listed in another order.
+
+    Raises:
+        NotServable: it answers otherwise; names what draws, where that can be seen.
+    """
+    with _watched() as drawn:
+        again = reference.answers(probe.check, pairs)
+    if _differ(rows, again).any():
+        where = f" ({'; '.join(drawn)})" if drawn else ""
+        raise NotServable(
+            f"the model's answers are random: two runs in eval mode differ{where}. For dropout that stays on "
+            "write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must answer the same "
+            "question the same way"
+        )
+    if _differ(rows, reference.answers(reordered(probe.check), pairs)).any():
+        raise NotServable(
+            "the model's answers depend on the order in which edges are listed (as LSTM aggregation does), and "
+            "a graph keeps no such order: in-neighbours are sorted by time and source. Use an aggregation that "
+            "does not depend on it (mean, sum, max, median, attention)"
+        )
+
+
+def explain(reference: Reference, probe: Probe, seeds: IdArray, hops: int, rows: Rows) -> str:
+    """Why answers for nodes differ from those on their neighbourhoods, and the way out; "" if unknown.
+
+    Args:
+        seeds: rows of the target type, int64 [n]. hops: of the packaged model.
+        rows: the module's answers for all nodes of the probe.
+    """
+    target = reference.targets[0]
+    try:
+        return (
+            _depends_on_other_nodes(reference, probe)
+            or _looks_further(reference, probe, target, seeds, hops, rows)
+            or ""
+        )
+    except PackagingError as error:
+        return f"the module fails on a part of the graph: {error}"
+
+
+def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
+    """Whether the module's answers change with nodes that no edge joins to those that are asked for."""
+    real = probe.real
+    rng = np.random.default_rng(1)
+    before = reference.answers(real)
+    many = strangers(real, probe.hops + 3, rng)
+    changed = []
+    for what, others in (("copies", real), ("strangers", many), ("scaled", _scaled(many))):
+        try:
+            after = reference.answers(beside(real, others))[: len(before)]
+        except PackagingError as error:
+            return (
+                f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each "
+                "node its number as a feature column and look its embedding up by that column, "
+                "self.emb(x[:, 0].long())"
+            )
+        if _differ(before, after).any():
+            changed.append(what)
+    if not changed:
+        return ""
+    if "copies" in changed:
+        return (
+            "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a sum or "
+            "softmax over all nodes): the answer for a node changes when nodes are added that no edge joins to "
+            "it. For an embedding of each node give the node's number as a feature column, "
+            "self.emb(x[:, 0].long()); replace what adds up over nodes by something of the node alone"
+        )
+    return (
+        "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
+        "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use BatchNorm, "
+        "whose statistics are fixed after training, or LayerNorm(mode='node')"
+    )
+
+
+def _scaled(graph: CheckGraph) -> CheckGraph:
+    return CheckGraph({name: rows * np.float32(3.0) for name, rows in graph.features.items()}, graph.edges)
+
+
+def _looks_further(
+    reference: Reference, probe: Probe, target: str, seeds: IdArray, hops: int, rows: Rows
+) -> str:
+    """Whether more hops give the module's answers, or only edges that leave the neighbourhood."""
+    tried = seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
+    right = 0
+    for seed in tried.tolist():
+        for count in range(max(1, right), hops + _FURTHER + 1):
+            inside = part_of(probe.check, neighborhood(probe.check, target, seed, count))
+            if not _differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
+                right = count
+                break
+        else:
+            return (
+                "it reads more than a node's in-neighbours: edges that leave the node (flow='target_to_source', "
+                "edge_index.flip(0), DirGNNConv, to_undirected in forward) or the whole graph. The server follows "
+                "edges from destination to source only: add the reverse edges to the graph "
+                "(to_undirected=True or an edge type of their own) and have the model read those"
+            )
+    if right > hops:
+        return (
+            f"it looks {right} hops far and {hops} fanouts were given: some layer looks several hops, or reads the "
+            f"degrees of its neighbours. Give {right} fanouts, for example fanouts={[-1] * right}"
+        )
+    return ""
+
+
+def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[str, NDArray[np.bool_]]:
+    """Edges that a message to the seed crosses within some hops: edge type -> bool [E]."""
+    reached = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
+    reached[target][seed] = True
+    crossed = {key: np.zeros(len(edges.indices), np.bool_) for key, edges in graph.edges.items()}
+    for _ in range(hops):
+        before = {name: rows.copy() for name, rows in reached.items()}
+        for key, edges in graph.edges.items():
+            into = before[edges.dst][edges.destinations]
+            crossed[key] |= into
+            reached[edges.src][edges.indices[into]] = True
+    return crossed
+
+
+def ego(graph: CheckGraph, target: str, seed: int, hops: int) -> CheckGraph:
+    """The graph of the nodes from which the seed is reached, and of the edges on the way."""
+    inside = part_of(graph, neighborhood(graph, target, seed, hops))
+    stays = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
+    stays[target][seed] = True
+    for part in inside.edges.values():
+        stays[part.src][part.indices] = True
+        stays[part.dst][part.destinations] = True
+    number = {name: np.cumsum(kept) - 1 for name, kept in stays.items()}
+    edges = {
+        key: grouped(
+            part, number[part.src][part.indices], number[part.dst][part.destinations],
+            int(stays[part.dst].sum()), (part.attr, part.weight),
+        )
+        for key, part in inside.edges.items()
+    }  # fmt: skip
+    return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)
+
+
+def reordered(graph: CheckGraph) -> CheckGraph:
+    """The same edges in another order within each destination; edges that join the same two stay in order."""
+    rng = np.random.default_rng(2)
+    edges: dict[str, CheckEdges] = {}
+    for key, part in graph.edges.items():
+        src, dst = part.indices, part.destinations
+        num_src = max(1, graph.num_nodes(part.src))
+        order = np.argsort(rng.permutation(num_src)[src], kind="stable")
+        columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
+        edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
+    return CheckGraph(graph.features, edges)
+
+
+def _differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
+    """Rows that are not the same, bool [n]."""
+    if one.shape != other.shape:
+        return np.ones(len(one), np.bool_)
+    near = np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (1e-3 + float(np.nanmean(np.abs(one)))), equal_nan=True)
+    return np.asarray(~near.all(axis=1))
+
+
+class _Watch(TorchFunctionMode):
+    """Notes calls that draw random numbers, with the user's line."""
+
+    _DRAWS = ("dropout", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "rand_like", "randn_like")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        kwargs = kwargs or {}
+        if any(name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in self._DRAWS):
+            off = "dropout" in name and (kwargs.get("training", args[2] if len(args) > 2 else True) is False)
+            where = "" if off else _user_line()
+            if where and where not in self.found:
+                self.found.append(f"{name} at {where}")
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _watched() -> Iterator[list[str]]:
+    watch = _Watch()
+    with watch:
+        yield watch.found
+
+
+def _user_line() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(LIBRARIES):
+            return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+    return ""

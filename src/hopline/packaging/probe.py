@@ -1,0 +1,198 @@
+"""The graph on which a package is judged: real nodes and edges, and strangers beside them.
+
+Strangers are nodes with real feature rows and drawn edges that no real node is joined to. They are what
+the sample of a real graph may lack: chains longer than the model looks, so that each seed's neighbourhood
+ends before the graph does; isolated nodes; a hub. A model whose answer for a node depends on anything but
+the node's neighbourhood answers differently here than on the neighbourhood alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.types import FloatArray, IdArray
+
+#: Strangers of each type in one step of a chain.
+_WIDTH = 3
+_ISOLATED = 2
+#: In-neighbours of the hub among the strangers.
+_HUB_EDGES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A graph to judge on, as the server reads it and as the module takes it.
+
+    Attributes:
+        graph: in memory; ids are row numbers. For each type the real nodes come first.
+        check: the same as plain arrays.
+        real: the real part alone.
+        hops: that strangers' chains are longer than.
+    """
+
+    graph: Graph
+    check: CheckGraph
+    real: CheckGraph
+    hops: int
+
+    @classmethod
+    def of(cls, real: CheckGraph, timed: frozenset[str], hops: int, *, seed: int = 0) -> Probe:
+        """Put strangers beside a real graph.
+
+        Args:
+            timed: edge types that have times.
+            hops: that the model is going to look.
+            seed: of what is drawn.
+        """
+        check = beside(real, strangers(real, hops, np.random.default_rng(seed)))
+        graph = graph_of(check, timed)
+        return cls(graph, CheckGraph.of(graph), real, hops)
+
+    def seeds(self, node_type: str, most: int) -> IdArray:
+        """Nodes to ask for: real ones from the least to the largest in-degree, and all strangers.
+
+        Args:
+            most: real nodes.
+
+        Returns: distinct rows, int64.
+        """
+        num_real = self.real.num_nodes(node_type)
+        degree = np.zeros(num_real, np.int64)
+        for edges in self.real.edges.values():
+            if edges.dst == node_type:
+                degree += np.diff(edges.indptr)
+        order = np.argsort(degree, kind="stable")
+        picks = np.unique(np.linspace(0, num_real - 1, min(most, num_real)).astype(np.int64))
+        return np.concatenate([order[picks], np.arange(num_real, self.check.num_nodes(node_type))])
+
+
+def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
+    """The arrays as a graph in memory; all edges of a timed type have time 0."""
+    nodes = {
+        name: NodeTable(rows if rows.shape[1] else None, num_nodes=len(rows))
+        for name, rows in check.features.items()
+    }
+    edges = {}
+    for key, part in check.edges.items():
+        src, relation, dst = key.split("__")
+        time = np.zeros(len(part.indices), np.int64) if key in timed else None
+        edges[src, relation, dst] = EdgeTable(
+            part.edge_index, attr=part.attr, time=time, weight=part.weight, by_row=True
+        )
+    return Graph.from_tables(nodes, edges)
+
+
+def strangers(real: CheckGraph, hops: int, rng: np.random.Generator) -> CheckGraph:
+    """Nodes with real rows in chains, some isolated, one hub; edges as the real ones are.
+
+    Edge types of one node type that hold each edge in both directions do so here. Self-loops and
+    repeated edges are drawn where there are real ones.
+
+    Args:
+        hops: chains have more than twice as many steps.
+    """
+    steps = 2 * hops + 4
+    features: dict[str, FloatArray] = {}
+    for name, rows in real.features.items():
+        features[name] = rows[rng.integers(0, len(rows), steps * _WIDTH + _ISOLATED + 1)]
+    edges = {key: _drawn(part, steps, rng) for key, part in real.edges.items()}
+    return CheckGraph(features, edges)
+
+
+def _drawn(real: CheckEdges, steps: int, rng: np.random.Generator) -> CheckEdges:
+    """Edges from each step of the chains to the next one, and to the hub."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for step in range(1, steps):
+        for place in range(_WIDTH):
+            count = max(int(rng.integers(0, 3)), place == 0)
+            sources += (_WIDTH * (step - 1) + rng.permutation(_WIDTH)[:count]).tolist()
+            targets += [_WIDTH * step + place] * count
+    hub = steps * _WIDTH + _ISOLATED
+    into_hub = rng.permutation(steps * _WIDTH)[:_HUB_EDGES]
+    src = np.concatenate([np.asarray(sources, np.int64), into_hub])
+    dst = np.concatenate([np.asarray(targets, np.int64), np.full(len(into_hub), hub)])
+    if real.src == real.dst:
+        pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
+        if pairs and all((b, a) in pairs for a, b in pairs):
+            src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+        if any(a == b for a, b in pairs):
+            loops = np.arange(0, steps * _WIDTH, 5)
+            src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
+        if len(pairs) < len(real.indices):
+            src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
+    return grouped(real, src, dst, steps * _WIDTH + _ISOLATED + 1, _columns(real, len(src), rng))
+
+
+def _columns(
+    real: CheckEdges, count: int, rng: np.random.Generator
+) -> tuple[FloatArray | None, FloatArray | None]:
+    """Attributes and weights of drawn edges: those of real ones; 1 where there is none."""
+    picks = rng.integers(0, len(real.indices), count) if len(real.indices) else None
+
+    def of(values: FloatArray | None) -> FloatArray | None:
+        if values is None:
+            return None
+        return np.ones((count, *values.shape[1:]), np.float32) if picks is None else values[picks]
+
+    return of(real.attr), of(real.weight)
+
+
+def grouped(
+    like: CheckEdges,
+    src: IdArray,
+    dst: IdArray,
+    num_dst: int,
+    columns: tuple[FloatArray | None, FloatArray | None],
+) -> CheckEdges:
+    """Edges of the type of `like`, grouped by destination, in the given order within one.
+
+    Args:
+        src, dst: int64 [E]. num_dst: nodes of the destination type.
+        columns: attributes [E, d_e] and weights [E].
+    """
+    order = np.argsort(dst, kind="stable")
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(dst, minlength=num_dst))])
+    attr, weight = (None if column is None else column[order] for column in columns)
+    return CheckEdges(like.src, like.dst, indptr, src[order], attr, weight)
+
+
+def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
+    """Two graphs of one schema as one, with no edge between them; rows of the first come first."""
+    features = {
+        name: np.concatenate([rows, second.features[name]]) for name, rows in first.features.items()
+    }
+    edges = {}
+    for key, one in first.edges.items():
+        other = second.edges[key]
+        src = np.concatenate([one.indices, other.indices + first.num_nodes(one.src)])
+        dst = np.concatenate([one.destinations, other.destinations + first.num_nodes(one.dst)])
+        columns = (_joined(one.attr, other.attr), _joined(one.weight, other.weight))
+        edges[key] = grouped(one, src, dst, len(features[one.dst]), columns)
+    return CheckGraph(features, edges)
+
+
+def _joined(one: FloatArray | None, other: FloatArray | None) -> FloatArray | None:
+    return None if one is None or other is None else np.concatenate([one, other])
+
+
+def part_of(graph: CheckGraph, edges: Mapping[str, NDArray[np.bool_]]) -> CheckGraph:
+    """The same nodes with some of the edges.
+
+    Args:
+        edges: edge type -> bool [E], true for those that stay.
+    """
+    kept = {}
+    for key, part in graph.edges.items():
+        stays = edges[key]
+        columns = tuple(None if column is None else column[stays] for column in (part.attr, part.weight))
+        kept[key] = grouped(
+            part, part.indices[stays], part.destinations[stays], len(part.indptr) - 1, (columns[0], columns[1])
+        )
+    return CheckGraph(graph.features, kept)

@@ -1,0 +1,224 @@
+"""Tracing by running: each traced value knows what it is on the check graph.
+
+A plain torch.fx proxy has no type, size or attributes, so Python code that looks at them (isinstance,
+hasattr, dtype, len, a branch on a size) takes another way than it takes for a tensor. Here it takes the same
+way. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
+Changes in place are noted with the values that they change; `functional.py` takes them out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute, TraceError
+
+#: node.meta: what the value was, and the earlier values that computing it changed in place.
+VALUE, CHANGED = "value", "changed"
+_UNKNOWN = object()
+#: Properties and methods of a tensor that are the same for each graph of a schema.
+_PROPERTIES = frozenset(
+    {"dtype", "device", "layout", "is_sparse", "is_sparse_csr", "is_cuda", "is_mps", "is_quantized", "is_nested",
+     "ndim", "requires_grad", "is_leaf", "names"}
+)  # fmt: skip
+_METHODS = frozenset({"dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"})
+#: Rows that a loop over a tensor is followed through.
+_MOST_STEPS = 16
+
+
+class ValueProxy(fx.Proxy):
+    """A traced value that answers questions about its type as the value would."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance(x, Tensor) in the user's code
+        value = value_of(object.__getattribute__(self, "node"))
+        return type(value) if isinstance(value, Tensor | tuple | list) else ValueProxy
+
+    def __getattr__(self, name: str) -> Any:
+        value = value_of(self.node)
+        if value is not _UNKNOWN:
+            if not hasattr(value, name):
+                raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
+            if isinstance(value, Tensor) and name in _PROPERTIES:
+                return getattr(value, name)
+            if isinstance(value, Tensor) and name in _METHODS:
+                return getattr(value, name)
+        return _Attribute(self, name)
+
+    def __len__(self) -> int:
+        value = value_of(self.node)
+        if not hasattr(value, "__len__"):
+            return int(super().__len__())
+        return self._decided(len(value), "len")
+
+    def __int__(self) -> int:
+        return int(self._number("int"))
+
+    def __index__(self) -> int:
+        return operator.index(self._number("int"))
+
+    def __float__(self) -> float:
+        return float(self._number("float"))
+
+    def _number(self, what: str) -> Any:
+        value = value_of(self.node)
+        if isinstance(value, int | float):
+            return self._decided(value, what)
+        raise TraceError(f"{what}() of a tensor's value cannot be traced")
+
+    def _decided(self, value: Any, what: str) -> Any:
+        self.tracer.decisions.append((self.node, f"{what} {value}"))
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+def _in_place(function: Any) -> Any:
+    def method(self: ValueProxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "iand", "ior", "ixor", "imatmul"):
+    setattr(ValueProxy, f"__{_name}__", _in_place(getattr(operator, _name)))
+
+
+class _Attribute(ValueProxy, Attribute):
+    """An attribute that is not called yet: it becomes a node when it is read."""
+
+    def __init__(self, root: fx.Proxy, attr: str) -> None:
+        Attribute.__init__(self, root, attr)
+
+    @property
+    def node(self) -> fx.Node:
+        if self._node is None:
+            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+        return self._node
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+class RunningTracer(fx.Tracer):
+    """Runs each node when it is made.
+
+    Attributes:
+        decisions: values that a Python branch or number was made of, with what they were.
+    """
+
+    def __init__(self, slots: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self.decisions: list[tuple[fx.Node, str]] = []
+        self._slots = slots
+        self._is_running = False
+
+    def proxy(self, node: fx.Node) -> ValueProxy:
+        """A proxy of ours."""
+        return ValueProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """The node of a proxy, though it says that it is a tensor."""
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
+        """Make the node, run it, and note what it changed in place."""
+        made = super().create_proxy(kind, target, args, kwargs, *more, **options)
+        node = made.node
+        before = [(n, versions(n.meta.get(VALUE))) for n in self.graph.nodes if n is not node]
+        node.meta[VALUE] = self._run(node)
+        node.meta[CHANGED] = [n for n, was in before if was and versions(n.meta[VALUE]) != was]
+        return made
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Make a node of a call, unless it is part of running one: torch.fx sees those calls too."""
+        if self._is_running:
+            return forward(*args, **kwargs)
+        return self.trace_module(m, forward, args, kwargs)
+
+    def trace_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """What a call of a module becomes."""
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """A parameter becomes a node where the user's code reads it."""
+        if self._is_running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def _run(self, node: fx.Node) -> Any:
+        self._is_running = True
+        try:
+            return self._value(node)
+        finally:
+            self._is_running = False
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._slots
+        inputs = [value_of(n) for n in node.all_input_nodes]
+        if any(value is _UNKNOWN for value in inputs):
+            return _UNKNOWN
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        try:
+            if node.op == "get_attr":
+                return operator.attrgetter(str(node.target))(self.root)
+            if node.op == "call_module":
+                return self.root.get_submodule(str(node.target))(*args, **kwargs)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            if node.op == "call_function":
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # user code; `analyse` runs it again and says what is wrong
+            return _UNKNOWN
+        return None
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """A branch on a type or a size is decided as it is on the check graph; one on values is not traced."""
+        value = value_of(obj.node)
+        if isinstance(value, bool | int | float) or value is None:
+            self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
+            return bool(value)
+        return bool(super().to_bool(obj))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Items of a tuple, or of a tensor that has few."""
+        value = value_of(obj.node)
+        if isinstance(value, tuple | list) or (isinstance(value, Tensor) and 0 < value.dim() and len(value) <= _MOST_STEPS):
+            return iter([obj[i] for i in range(len(value))])
+        return super().iter(obj)
+
+
+def value_of(node: fx.Node) -> Any:
+    """What a value is on the check graph; a marker where it is not known."""
+    return node.meta.get(VALUE, _UNKNOWN)
+
+
+def versions(value: Any) -> list[int]:
+    """The counters that tell whether tensors were changed in place."""
+    if isinstance(value, Tensor):
+        return [] if value.is_inference() else [value._version]
+    if isinstance(value, tuple | list):
+        return [version for item in value for version in versions(item)]
+    return []
+
+
+def same_tensor(one: Any, other: Any) -> bool:
+    """Whether two values are one tensor, not a part of each other."""
+    return (
+        isinstance(one, Tensor)
+        and isinstance(other, Tensor)
+        and one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether a module only calls its parts, one after the other."""
+    return type(module) is torch.nn.Sequential

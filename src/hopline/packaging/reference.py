@@ -1,0 +1,217 @@
+"""The user's own module as the oracle of packaging: called as its owner calls it, on a full graph.
+
+Knows nothing of tracing, stages or artifacts: what those get wrong must not be wrong here too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hopline.errors import PackagingError
+from hopline.packaging.arguments import Binding
+from hopline.packaging.check_graph import CheckGraph
+from hopline.types import IdArray
+
+#: float64: the oracle's figures are kept as exact as the module gives them.
+Rows = NDArray[np.float64]
+Pairs = tuple[IdArray, IdArray]
+
+
+class Reference:
+    """A module in eval mode that is never traced, changed or called twice in the same state.
+
+    Args:
+        module: the user's; a copy is run.
+        binding: how it is called.
+        targets: node types whose rows are the answer: one, or the two of a pair.
+        head: of one argument, of two, "dot", or None where the module's own rows are the answer.
+        is_link: the head scores pairs.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        binding: Binding,
+        targets: Sequence[str],
+        head: nn.Module | Literal["dot"] | None,
+        is_link: bool,
+    ) -> None:
+        self.module = eval_copy(module)
+        self.binding = binding
+        self.targets = tuple(targets)
+        self.head = eval_copy(head) if isinstance(head, nn.Module) else head
+        self.is_link = is_link
+        self._dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+
+    def states(self, graph: CheckGraph, prepare: Callable[[nn.Module], object] | None = None) -> list[Tensor]:
+        """What the module answers for all nodes of each target type.
+
+        Args:
+            prepare: gets the copy that is about to run, for example to hook a submodule.
+
+        Raises:
+            PackagingError: the module fails, or answers something else than rows.
+        """
+        module = shared_copy(self.module)
+        if prepare is not None:
+            prepare(module)
+        slots = self.binding.slots(graph)
+        if self._dtype == torch.float64:
+            slots = {name: rows.double() if rows.is_floating_point() else rows for name, rows in slots.items()}
+        try:
+            with torch.no_grad():
+                out = self.binding.call(module, slots, sparse=True)
+        except Exception as error:  # user code
+            raise PackagingError(
+                f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
+                f"{described(slots)}"
+            ) from error
+        return [self._of_type(out, target, graph) for target in self.targets]
+
+    def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
+        if isinstance(out, dict):
+            if target not in out:
+                raise PackagingError(
+                    f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; "
+                    "choose one with target=..."
+                )
+            out = out[target]
+        if isinstance(out, list | tuple):
+            if len(out) != 1:
+                raise PackagingError(
+                    f"the model returns {len(out)} values, and it is not known which of them is the answer: "
+                    "give a module that returns one, for example class Served(nn.Module) whose forward "
+                    "returns self.model(x, edge_index)[0]"
+                )
+            out = out[0]
+        if not isinstance(out, Tensor) or out.dim() == 0:
+            raise PackagingError(f"the model must answer one tensor of rows; it gave {type(out).__name__}")
+        return out
+
+    def is_pooled(self, graph: CheckGraph) -> bool:
+        """Whether the answer is one row for the graph, not a row for each node."""
+        states = self.states(graph)
+        return not self.is_link and len(states[0]) == 1 < graph.num_nodes(self.targets[0])
+
+    def answers(self, graph: CheckGraph, pairs: Pairs | None = None) -> Rows:
+        """The module's answers, float64 [n, c]: for all nodes of the target type, or for pairs.
+
+        Raises:
+            PackagingError: as `states`; also another number of rows than nodes.
+        """
+        states = self.states(graph)
+        for rows, target in zip(states, self.targets, strict=True):
+            if len(rows) != graph.num_nodes(target) and len(rows) != 1:
+                raise PackagingError(
+                    f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type {target!r}"
+                )
+        if self.is_link:
+            assert pairs is not None
+            sides = [states[0][pairs[0]], states[-1][pairs[1]]]
+        else:
+            sides = [states[0]]
+        return as_rows(self._behind(sides))
+
+    def _behind(self, sides: list[Tensor]) -> Tensor:
+        """The head's answer for rows of states."""
+        widths = [math.prod(rows.shape[1:]) for rows in sides]
+        if self.head == "dot":
+            if widths[0] != widths[-1]:
+                raise PackagingError(
+                    f"head 'dot' needs states of equal width, not {widths[0]} and {widths[-1]}"
+                )
+            return (sides[0] * sides[1]).sum(-1)
+        if not isinstance(self.head, nn.Module):
+            return sides[0]
+        try:
+            with torch.no_grad():
+                out = self.head(*sides)
+        except Exception as error:  # user code
+            shapes = " and ".join(f"[n, {width}]" for width in widths)
+            raise PackagingError(f"the head fails on {shapes}: {type(error).__name__}: {error}") from error
+        if not isinstance(out, Tensor) or len(out) != len(sides[0]):
+            shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise PackagingError(
+                f"the head must answer one row for each input row; for {len(sides[0])} rows it gave {shape}"
+            )
+        return out
+
+    def embedding(self, graph: CheckGraph, layer: str = "") -> Rows | None:
+        """What "embedding" is to answer for all nodes of the target type, float64 [N, d].
+
+        Args:
+            layer: path of the submodule whose input it is; "" with a head means the module's own answer.
+        """
+        if isinstance(self.head, nn.Module):
+            return as_rows(self.states(graph)[0])
+        if not layer:
+            return None
+        seen: list[Tensor] = []
+
+        def hook(module: nn.Module) -> None:
+            module.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+
+        self.states(graph, hook)
+        return as_rows(seen[-1]) if len(seen) == 1 else None
+
+
+def as_rows(out: Tensor) -> Rows:
+    """Any answer as float64 [n, c]."""
+    rows: Rows = out.detach().reshape(len(out), -1).double().numpy()
+    return rows
+
+
+def described(slots: dict[str, Tensor]) -> str:
+    """What a graph gives, in words."""
+    return ", ".join(
+        f"{role} of {name!r} {str(rows.dtype).removeprefix('torch.')} {['n', *rows.shape[1:]]}".replace("'n'", "n")
+        for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
+        if role in ("features", "edge_attr", "edge_weight")
+    )
+
+
+def eval_copy(module: nn.Module) -> nn.Module:
+    """A CPU copy in eval mode with the module's own dtype; half precision becomes float32.
+
+    Raises:
+        PackagingError: it has uninitialised (lazy) parameters, or cannot be copied.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise PackagingError(
+                f"parameter {name} is uninitialised: run the model once (in_channels=-1) and load its "
+                "trained weights before packaging"
+            )
+    memo = {id(tensor): tensor.detach().clone() for tensor in _left_over(module)}
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:  # any attribute of a user's module may refuse
+        raise PackagingError(
+            f"{type(module).__name__} cannot be copied: {error}; keep what cannot be copied out of the module"
+        ) from error
+    copied = copied.cpu()
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters()):
+        copied = copied.float()
+    return copied.eval().requires_grad_(False)
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """A copy that shares the parameters: what forward keeps on it does not reach the next call."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    return copy.deepcopy(module, memo)
+
+
+def _left_over(module: nn.Module) -> Iterator[Tensor]:
+    """Results that training left as attributes: tensors with a history cannot be copied as they are."""
+    for part in module.modules():
+        for value in vars(part).values():
+            values = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else [value]
+            yield from (each for each in values if isinstance(each, Tensor) and each.grad_fn is not None)
