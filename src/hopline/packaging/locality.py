@@ -90,12 +90,15 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
         if _differ(before, after).any():
             changed.append(what)
     if not changed:
-        return ""
-    if "copies" in changed:
+        order = {name: rng.permutation(len(rows)) for name, rows in real.features.items()}
+        after = reference.answers(renumbered(real, order))
+        if not _differ(before[order[reference.targets[0]]], after).any():
+            return ""
+    if "copies" in changed or not changed:
         return (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a sum or "
-            "softmax over all nodes): the answer for a node changes when nodes are added that no edge joins to "
-            "it. For an embedding of each node give the node's number as a feature column, "
+            "softmax over all nodes): the answer for a node changes when nodes that no edge joins to it are added "
+            "or change places. For an embedding of each node give the node's number as a feature column, "
             "self.emb(x[:, 0].long()); replace what adds up over nodes by something of the node alone"
         )
     return (
@@ -103,6 +106,16 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
         "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use BatchNorm, "
         "whose statistics are fixed after training, or LayerNorm(mode='node')"
     )
+
+
+def renumbered(graph: CheckGraph, order: dict[str, IdArray]) -> CheckGraph:
+    """The same graph with its nodes in another order: row i is what was row order[i]."""
+    place = {name: np.argsort(rows) for name, rows in order.items()}
+    edges = {}
+    for key, part in graph.edges.items():
+        src, dst = place[part.src][part.indices], place[part.dst][part.destinations]
+        edges[key] = grouped(part, src, dst, len(part.indptr) - 1, (part.attr, part.weight))
+    return CheckGraph({name: rows[order[name]] for name, rows in graph.features.items()}, edges)
 
 
 def _scaled(graph: CheckGraph) -> CheckGraph:

@@ -6,7 +6,6 @@ for each node and kept in the table, and narrower to gather. Only where it pays 
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -50,14 +49,13 @@ def lower(traced: Traced, binding: Binding) -> dict[fx.Node, LoweredConv]:
 
 
 def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> LoweredConv:
-    conv = traced.module.get_submodule(str(node.target))
     arguments = conv_arguments(traced.module, node)
     where = describe(traced.module, node)
     unknown = sorted(set(arguments) - _KNOWN)
     if unknown:
         raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form takes")
     source, destination, paired = _sides(arguments.get("x"), where)
-    role, _, key = str(slot_of(arguments["edge_index"])).partition(":")
+    key = str(slot_of(arguments["edge_index"])).split(":", 1)[1]
     edge_types = binding.relations if key == "*" else (key,)
     if key == "*" and slot_of(arguments.get("edge_type", source)) != "edge_type:*":
         raise NotSplittable(f"{where} reads the edges of all relations but not their edge_type as it is")
@@ -66,18 +64,12 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
         raise NotSplittable(
             f"{where} reads a computed edge weight; store it as the graph's edge weight or attribute"
         )
-    weighted = weight is not None
-    if role == "adj_t" and binding.weighted:
-        # its values are the edge weights, which the conv multiplies with or loses
-        weighted = "edge_weight" in inspect.signature(conv.forward).parameters
-        if not weighted:
-            raise NotSplittable(f"{where} reads an adj_t with edge weights, but takes no edge_weight")
     attr = arguments.get("edge_attr")
     if attr is not None and traced.domains.get(attr) != Domain("edge", key):
         raise NotSplittable(f"{where} reads edge attributes that are not those of {key!r}")
     same_type = destination is None or traced.domains[source] == traced.domains[destination]
     call = ConvCall(
-        conv=conv,
+        conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
         edge_types=edge_types,
         source_dim=int(traced.values[source].shape[1]),
@@ -85,7 +77,7 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
         paired=paired,
         same_type=same_type,
         has_edge_attr=attr is not None,
-        has_edge_weight=weighted,
+        has_edge_weight=weight is not None,
     )
     dense = build(call)
     path = f"dense.c{number}"

@@ -230,7 +230,17 @@ class Job:
         self.check = CheckGraph.of(self.graph, check_nodes)
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         self.probe = Probe.of(self.check, timed, num_hops(self.fanouts))
-        self.pooled = self.reference.is_pooled(self.check)
+        try:
+            self.pooled = self.reference.is_pooled(self.check)
+        except PackagingError as error:
+            part, every = self.check.num_nodes(self.targets[0]), self.graph.nodes[self.targets[0]].num_nodes
+            if part == every:
+                raise
+            raise PackagingError(
+                f"on a part of the graph, {part} of {every} nodes, {error}. A model that works for one number of "
+                "nodes only cannot be served: give each node its number as a feature column, and look its "
+                "embedding up by that column, self.emb(x[:, 0].long())"
+            ) from error
         if self.is_link:
             sides = gate.sides_of(self.probe, self.targets, "onnx", True)
             self.pairs = (sides[0], sides[1])

@@ -108,6 +108,7 @@ class RunningTracer(fx.Tracer):
     """Runs each node when it is made.
 
     Attributes:
+        slots: of the check graph.
         decisions: values that a Python branch or number was made of, with what they were.
     """
 
@@ -115,7 +116,7 @@ class RunningTracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.decisions: list[tuple[fx.Node, str]] = []
-        self._slots = slots
+        self.slots = slots
         self._is_running = False
 
     def proxy(self, node: fx.Node) -> ValueProxy:
@@ -160,7 +161,7 @@ class RunningTracer(fx.Tracer):
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self._slots
+            return self.slots
         inputs = [value_of(n) for n in node.all_input_nodes]
         if any(value is _UNKNOWN for value in inputs):
             return _UNKNOWN

@@ -144,7 +144,26 @@ class _Tracer(RunningTracer):
             m.aggr = f"a{m.aggr}"
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             return forward(*args, **kwargs)
+        if isinstance(m, MessagePassing):
+            kwargs = self._with_weights(m, args, kwargs)
         return super().trace_module(m, forward, args, kwargs)
+
+
+    def _with_weights(self, conv: MessagePassing, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a conv; one over an `adj_t` takes the edge weights that are its values."""
+        given = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
+        for value in given.values():
+            slot = slot_of(value.node) if isinstance(value, fx.Proxy) else None
+            if slot is None or not slot.startswith("adj_t:"):
+                continue
+            weights = slot.replace("adj_t", "edge_weight")
+            if weights in self.slots:
+                if "edge_weight" not in inspect.signature(conv.forward).parameters:
+                    raise NotSplittable(
+                        f"{type(conv).__name__} reads an adj_t with edge weights and takes no edge_weight"
+                    )
+                return {"edge_weight": self.proxy(value.node.args[0])[weights], **kwargs}
+        return kwargs
 
 
 def trace(
