@@ -350,9 +350,7 @@ class Pooled(nn.Module):
         return self.lin(pyg.global_mean_pool(self.gnn(x, edge_index), batch))
 
 
-@pytest.mark.parametrize(
-    "model", [Pooled(), models.EdgeCNN(6, 8, 2, 3)], ids=["pooled", "nodes"]
-)
+@pytest.mark.parametrize("model", [Pooled(), models.EdgeCNN(6, 8, 2, 3)], ids=["pooled", "nodes"])
 def test_what_cannot_be_split_is_served_whole(model, tmp_path, caplog):
     graph = homogeneous()
     with pytest.raises(NotSplittable):

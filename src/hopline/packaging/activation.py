@@ -84,6 +84,11 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
             "to them: return the logits (no logsigmoid or log_softmax), or say output='logits'"
         )
     if task == "multiclass" and kind == "sigmoid":
+        if len(rows) > 1 and np.abs(rows.sum(axis=0) - 1.0).max() < 10 * _SLACK:
+            raise PackagingError(
+                "the model ends in a softmax over the nodes: its columns add up to 1, its rows do not; take it over "
+                "the classes, softmax(dim=1)"
+            )
         raise PackagingError(
             "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' would "
             "apply a softmax to that: use task='multilabel', or say output='logits' to have the softmax"
@@ -112,7 +117,9 @@ def _kind(rows: Rows) -> str:
 def _with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
     generator = torch.Generator().manual_seed(draw)
     modules = [reference.module, *([reference.head] if isinstance(reference.head, nn.Module) else [])]
-    kept = [(p, p.detach().clone()) for module in modules for p in module.parameters() if p.is_floating_point()]
+    kept = [
+        (p, p.detach().clone()) for module in modules for p in module.parameters() if p.is_floating_point()
+    ]
     try:
         with torch.no_grad():
             for parameter, value in kept:

@@ -82,7 +82,6 @@ class Binding:
         node_types: all node types of the schema.
         relations: edge types, in the order of an `edge_type` argument's numbers.
         attributed, weighted: edge types that have attributes, weights.
-        method: of the module that is called.
         positional: arguments are given by position (`forward(*args)`).
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         notes: what was taken to be meant, for the user.
@@ -94,7 +93,6 @@ class Binding:
     relations: tuple[str, ...]
     attributed: tuple[str, ...]
     weighted: tuple[str, ...]
-    method: str = "forward"
     positional: bool = False
     flat: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -111,8 +109,7 @@ class Binding:
             sparse: give `adj_t` as the sparse tensor that `ToSparseTensor` makes; else as the edge index.
         """
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
-        function = module if self.method == "forward" else getattr(module, self.method)
-        return function(*values.values()) if self.positional else function(**values)
+        return module(*values.values()) if self.positional else module(**values)
 
     def _value(self, name: str, role: Role, slots: Any, sparse: bool) -> Any:
         if role == "data":
@@ -223,14 +220,14 @@ def bind(
             )
     attributed = tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0)
     weighted = tuple(key for key in edge_keys if schema.edge_types[key].has_weight)
-    method = _method(module)
-    called = f"{type(module).__name__}.{method}"
-    parameters = dict(inspect.signature(getattr(module, method)).parameters)
-    positional = [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_POSITIONAL]
+    _check_forward(module)
+    called = f"{type(module).__name__}.forward"
+    parameters = dict(inspect.signature(module.forward).parameters)
+    positional = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
     if positional:  # forward(*args): PyG's order
-        parameters = {
-            name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("x", "edge_index")
-        }
+        described = getattr(module, "signature", None)  # of torch_geometric.nn.Sequential
+        names = getattr(described, "param_names", ("x", "edge_index"))
+        parameters = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names}
     for name, role in given.items():
         if name not in parameters:
             raise PackagingError(f"{called} has no argument {name!r}; it has {list(parameters)}")
@@ -243,7 +240,9 @@ def bind(
     by_order = _by_order(parameters, given)
     if by_order:
         said = ", ".join(f"{name} as {role}" for name, role in by_order.items())
-        notes.append(f"{called} takes {said}, by PyG's order of arguments; name them with arguments={{...}}")
+        notes.append(
+            f"{called} takes {said}, by PyG's order of arguments; name them with arguments={{...}}"
+        )
     roles: dict[str, Role] = {}
     flat: set[str] = set()
     for name, parameter in parameters.items():
@@ -256,7 +255,7 @@ def bind(
                 raise PackagingError(f"{called} needs {name!r}, which arguments={{...}} leaves out")
             continue
         if role is None and not optional:
-            raise PackagingError(_unknown(called, name, method))
+            raise PackagingError(_unknown(called, name))
         if role is None or (role == "batch" and optional and name not in given):
             continue
         if role == "data" and optional and name not in given:
@@ -287,7 +286,7 @@ def bind(
             )
     hetero = _is_hetero(roles, schema, parameters)
     binding = Binding(
-        roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, method, positional,
+        roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
         frozenset(flat), tuple(notes),
     )  # fmt: skip
     if not hetero and not binding.relational and len(edge_keys) != 1:
@@ -316,14 +315,18 @@ def role_of(name: str) -> Role | None:
     return _NAMES.get(name.lower().removesuffix(_ENDING))
 
 
-def _method(module: nn.Module) -> str:
+def _check_forward(module: nn.Module) -> None:
     if type(module).forward is not nn.Module.forward:
-        return "forward"
+        return
+    name = type(module).__name__
     if callable(getattr(module, "encode", None)):
-        return "encode"
+        raise PackagingError(
+            f"{name} has no forward, but encode: say that this is what answers, class Served({name}): forward = "
+            f"{name}.encode, and package a Served with the same weights; head='dot', or head=a module of "
+            "(h_src, h_dst), scores pairs as decode does"
+        )
     raise PackagingError(
-        f"{type(module).__name__} has no forward and no encode: write a forward(self, x, edge_index) that answers "
-        "one row for each node"
+        f"{name} has no forward: write forward(self, x, edge_index) that answers one row for each node"
     )
 
 
@@ -348,7 +351,7 @@ def _by_order(
     return found
 
 
-def _unknown(called: str, name: str, method: str) -> str:
+def _unknown(called: str, name: str) -> str:
     known = ", ".join(role for role in get_args(Role) if role != "data")
     instead = _INSTEAD.get(name, "")
     if instead:

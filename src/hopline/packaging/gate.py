@@ -64,6 +64,8 @@ class Answered:
         """Output name -> what must be served, by the module's rows and the task's own definition."""
         rows = torch.from_numpy(self.rows)
         found: dict[str, AnyArray] = {}
+        if task == "embedding":
+            return {"embedding": self.rows}
         if not self.are_probabilities:
             found["logits"] = self.rows
         if "probabilities" in output_names(task):
@@ -90,7 +92,9 @@ def judge(folder: Path, spec: ModelSpec, answered: Answered) -> dict[str, float]
     """
     expected = answered.expected(spec.task)
     whole = spec.runtime == "torch"
-    names = tuple(name for name in expected if not (whole and name == "embedding" and spec.task != "embedding"))
+    names = tuple(
+        name for name in expected if not (whole and name == "embedding" and spec.task != "embedding")
+    )
     full = msgspec.structs.replace(
         spec, fanouts={key: (-1,) * len(values) for key, values in spec.fanouts.items()}, max_degree=None
     )
@@ -171,7 +175,11 @@ def _compare(
 def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
     node = int(answered.sides[0][at])
     node_type = spec.head.node_type
-    which = f"node {node}" if len(answered.sides) == 1 else f"the pair of node {node} and {int(answered.sides[1][at])}"
+    which = (
+        f"node {node}"
+        if len(answered.sides) == 1
+        else f"the pair of node {node} and {int(answered.sides[1][at])}"
+    )
     num_real = answered.probe.real.num_nodes(node_type)
     return which + ("" if node < num_real else " (one of those drawn for the check)")
 
@@ -204,4 +212,6 @@ def sides_of(probe: Probe, targets: Sequence[str], runtime: str, is_link: bool) 
     rng = np.random.default_rng(0)
     both = [probe.seeds(name, most) for name in (targets[0], targets[-1])]
     count = max(map(len, both))
-    return tuple(np.concatenate([rng.permutation(side), rng.choice(side, count - len(side))]) for side in both)
+    return tuple(
+        np.concatenate([rng.permutation(side), rng.choice(side, count - len(side))]) for side in both
+    )

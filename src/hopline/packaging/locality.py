@@ -26,6 +26,8 @@ from hopline.types import IdArray
 
 #: Far above float32 rounding in another order of sums, far below what a real dependence does.
 _TOLERANCE = 1e-3
+#: Nodes and edges of the largest graph that a module is run on.
+_MOST_ROWS = 300_000
 #: Hops beyond those that are packaged that are tried.
 _FURTHER = 16
 
@@ -53,6 +55,49 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
         )
 
 
+def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> None:
+    """Run the module on the same graph many times over: more nodes and edges, none of them joined to the first.
+
+    A branch on a number of nodes or edges takes another way there, which no comparison on one graph can show.
+
+    Raises:
+        NotServable: answers for the first ones change.
+    """
+    one = sum(map(len, probe.check.features.values())) + sum(
+        len(e.indices) for e in probe.check.edges.values()
+    )
+    sizes = [copies for copies in (2, 8, 64) if copies * one <= _MOST_ROWS] or [2]
+    for copies in sizes:
+        try:
+            after = reference.answers(repeated(probe.check, copies), pairs)
+        except PackagingError as error:
+            raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
+        if _differ(rows, after[: len(rows)]).any():
+            why = _depends_on_other_nodes(reference, probe) or (
+                "its answers depend on how many nodes or edges there are: they change when the same graph is put "
+                f"beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) does that"
+            )
+            raise NotServable(f"the model cannot be served node by node: {why}")
+
+
+def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
+    """A graph beside copies of itself."""
+    features = {name: np.tile(rows, (copies, 1)) for name, rows in graph.features.items()}
+    edges = {}
+    for key, part in graph.edges.items():
+        shift = np.repeat(np.arange(copies), len(part.indices))
+        starts = [part.indptr[1:] + copy * len(part.indices) for copy in range(copies)]
+        edges[key] = CheckEdges(
+            part.src,
+            part.dst,
+            np.concatenate([np.zeros(1, np.int64), *starts]),
+            np.tile(part.indices, copies) + shift * graph.num_nodes(part.src),
+            None if part.attr is None else np.tile(part.attr, (copies, 1)),
+            None if part.weight is None else np.tile(part.weight, copies),
+        )
+    return CheckGraph(features, edges)
+
+
 def explain(reference: Reference, probe: Probe, seeds: IdArray, hops: int, rows: Rows) -> str:
     """Why answers for nodes differ from those on their neighbourhoods, and the way out; "" if unknown.
 
@@ -67,8 +112,8 @@ def explain(reference: Reference, probe: Probe, seeds: IdArray, hops: int, rows:
             or _looks_further(reference, probe, target, seeds, hops, rows)
             or ""
         )
-    except PackagingError as error:
-        return f"the module fails on a part of the graph: {error}"
+    except PackagingError:  # it fails on some of the changed graphs: nothing is learnt from those
+        return ""
 
 
 def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
@@ -82,11 +127,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
         try:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
-            return (
-                f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each "
-                "node its number as a feature column and look its embedding up by that column, "
-                "self.emb(x[:, 0].long())"
-            )
+            return _one_size(error)
         if _differ(before, after).any():
             changed.append(what)
     if not changed:
@@ -105,6 +146,13 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
         "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
         "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use BatchNorm, "
         "whose statistics are fixed after training, or LayerNorm(mode='node')"
+    )
+
+
+def _one_size(error: PackagingError) -> str:
+    return (
+        f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each node its "
+        "number as a feature column and look its embedding up by that column, self.emb(x[:, 0].long())"
     )
 
 
@@ -199,14 +247,31 @@ def _differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
     """Rows that are not the same, bool [n]."""
     if one.shape != other.shape:
         return np.ones(len(one), np.bool_)
-    near = np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (1e-3 + float(np.nanmean(np.abs(one)))), equal_nan=True)
+    near = np.isclose(
+        one,
+        other,
+        rtol=_TOLERANCE,
+        atol=_TOLERANCE * (1e-3 + float(np.nanmean(np.abs(one)))),
+        equal_nan=True,
+    )
     return np.asarray(~near.all(axis=1))
 
 
 class _Watch(TorchFunctionMode):
     """Notes calls that draw random numbers, with the user's line."""
 
-    _DRAWS = ("dropout", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "rand_like", "randn_like")
+    _DRAWS = (
+        "dropout",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "bernoulli",
+        "multinomial",
+        "normal",
+        "rand_like",
+        "randn_like",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,8 +280,12 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         kwargs = kwargs or {}
-        if any(name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in self._DRAWS):
-            off = "dropout" in name and (kwargs.get("training", args[2] if len(args) > 2 else True) is False)
+        if any(
+            name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in self._DRAWS
+        ):
+            off = "dropout" in name and (
+                kwargs.get("training", args[2] if len(args) > 2 else True) is False
+            )
             where = "" if off else _user_line()
             if where and where not in self.found:
                 self.found.append(f"{name} at {where}")

@@ -42,7 +42,7 @@ from hopline.packaging.head import (
     run_head,
     trailing_module,
 )
-from hopline.packaging.locality import check_repeatable, ego, explain
+from hopline.packaging.locality import check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from hopline.graph import Graph
 
 log = logging.getLogger("hopline.packaging")
+
+#: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
+_MOST_ROWS = 2_000_000
 
 
 def package(
@@ -134,9 +137,11 @@ def package(
         check_compiler()
     schema = graph.schema
     check_sampling(sampling, max_degree, schema)
-    module, notes = unwrap(module, "the model")
+    module = unwrap(module, "the model")
     if isinstance(head, nn.Module):
-        head, _ = unwrap(head, "the head")
+        head = unwrap(head, "the head")
+    elif head not in (None, "dot"):
+        raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
     binding = bind(
         module, schema, arguments=arguments, relations=None if relations is None else tuple(relations)
     )
@@ -151,7 +156,7 @@ def package(
         fanouts=fanouts,
         progress=progress,
         reference=Reference(module, binding, targets, head, _is_link(head)),
-        notes=[*notes, *binding.notes],
+        notes=list(binding.notes),
     )
     spec = ModelSpec(
         name=name,
@@ -233,14 +238,13 @@ class Job:
         try:
             self.pooled = self.reference.is_pooled(self.check)
         except PackagingError as error:
-            part, every = self.check.num_nodes(self.targets[0]), self.graph.nodes[self.targets[0]].num_nodes
-            if part == every:
-                raise
-            raise PackagingError(
-                f"on a part of the graph, {part} of {every} nodes, {error}. A model that works for one number of "
-                "nodes only cannot be served: give each node its number as a feature column, and look its "
-                "embedding up by that column, self.emb(x[:, 0].long())"
-            ) from error
+            if self._works_on_all():
+                raise NotServable(
+                    f"the model works on the whole graph and not on a part of it ({error}). It knows nodes by their "
+                    "row: give each node its number as a feature column, and look its embedding up by that "
+                    "column, self.emb(x[:, 0].long())"
+                ) from error
+            raise
         if self.is_link:
             sides = gate.sides_of(self.probe, self.targets, "onnx", True)
             self.pairs = (sides[0], sides[1])
@@ -254,10 +258,23 @@ class Job:
             raise
         check_task(self.task, self.rows.shape[1], classes)
         check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        if not self.pooled:
+            check_sizes(self.reference, self.probe, self.pairs, self.rows)
         self.are_probabilities = answers_probabilities(
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
         self.progress("module", 1.0)
+
+    def _works_on_all(self) -> bool:
+        """Whether the module, which fails on a sample of the graph, works on all of it."""
+        num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
+        if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
+            return False
+        try:
+            self.reference.states(CheckGraph.of(self.graph))
+        except PackagingError:
+            return False
+        return True
 
     def answered(self, runtime: str) -> gate.Answered:
         """The module's answers for the nodes that are asked for."""
@@ -371,7 +388,9 @@ class Job:
         analyse(traced, self.binding, slots)
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
-            self.notes.append(f"Python decided while the model was traced, as on every graph compared: {shown}")
+            self.notes.append(
+                f"Python decided while the model was traced, as on every graph compared: {shown}"
+            )
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress("trace", 1.0)
@@ -407,7 +426,8 @@ class Job:
             self.embedding = self.reference.embedding(self.probe.check)
             return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
         below = logits_below(traced, output, self.task) if self.are_probabilities else None
-        state = embedding_of(traced, output if below is None else below)
+        last = output if below is None else below
+        state = last if self.task == "embedding" else embedding_of(traced, last)
         self.embedding = self.reference.embedding(self.probe.check, linear_after(traced, state, output))
         if below is not None:
             traced.outputs[node_type] = output = below
@@ -468,6 +488,7 @@ class Job:
         _, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
         self.progress("parity", 1.0)
         return spec
+
 
 def _width(array: AnyArray) -> int:
     return array.shape[-1] if array.ndim > 1 else 0

@@ -193,6 +193,10 @@ def part_of(graph: CheckGraph, edges: Mapping[str, NDArray[np.bool_]]) -> CheckG
         stays = edges[key]
         columns = tuple(None if column is None else column[stays] for column in (part.attr, part.weight))
         kept[key] = grouped(
-            part, part.indices[stays], part.destinations[stays], len(part.indptr) - 1, (columns[0], columns[1])
+            part,
+            part.indices[stays],
+            part.destinations[stays],
+            len(part.indptr) - 1,
+            (columns[0], columns[1]),
         )
     return CheckGraph(graph.features, kept)

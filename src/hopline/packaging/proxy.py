@@ -24,7 +24,11 @@ _PROPERTIES = frozenset(
     {"dtype", "device", "layout", "is_sparse", "is_sparse_csr", "is_cuda", "is_mps", "is_quantized", "is_nested",
      "ndim", "requires_grad", "is_leaf", "names"}
 )  # fmt: skip
-_METHODS = frozenset({"dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"})
+_METHODS = frozenset(
+    {"dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"}
+)
+#: What tells of a tensor's shape and not of its numbers.
+_SIZES = frozenset({"size", "shape", "numel", "stride", "nelement", *_METHODS, *_PROPERTIES})
 #: Rows that a loop over a tensor is followed through.
 _MOST_STEPS = 16
 
@@ -65,7 +69,7 @@ class ValueProxy(fx.Proxy):
 
     def _number(self, what: str) -> Any:
         value = value_of(self.node)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not depends_on_values(self.node):
             return self._decided(value, what)
         raise TraceError(f"{what}() of a tensor's value cannot be traced")
 
@@ -127,7 +131,9 @@ class RunningTracer(fx.Tracer):
         """The node of a proxy, though it says that it is a tensor."""
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any
+    ) -> Any:
         """Make the node, run it, and note what it changed in place."""
         made = super().create_proxy(kind, target, args, kwargs, *more, **options)
         node = made.node
@@ -182,7 +188,7 @@ class RunningTracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A branch on a type or a size is decided as it is on the check graph; one on values is not traced."""
         value = value_of(obj.node)
-        if isinstance(value, bool | int | float) or value is None:
+        if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
             self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
             return bool(value)
         return bool(super().to_bool(obj))
@@ -190,7 +196,9 @@ class RunningTracer(fx.Tracer):
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Items of a tuple, or of a tensor that has few."""
         value = value_of(obj.node)
-        if isinstance(value, tuple | list) or (isinstance(value, Tensor) and 0 < value.dim() and len(value) <= _MOST_STEPS):
+        if isinstance(value, tuple | list) or (
+            isinstance(value, Tensor) and 0 < value.dim() and len(value) <= _MOST_STEPS
+        ):
             return iter([obj[i] for i in range(len(value))])
         return super().iter(obj)
 
@@ -198,6 +206,17 @@ class RunningTracer(fx.Tracer):
 def value_of(node: fx.Node) -> Any:
     """What a value is on the check graph; a marker where it is not known."""
     return node.meta.get(VALUE, _UNKNOWN)
+
+
+def depends_on_values(node: fx.Node) -> bool:
+    """Whether a number is made of what tensors hold, not of their types and sizes alone."""
+    if node.op == "call_method" and node.target in _SIZES:
+        return False
+    if node.op == "call_function" and node.target is getattr and node.args[1] in _SIZES:
+        return False
+    if isinstance(value_of(node), Tensor | dict):
+        return True
+    return any(map(depends_on_values, node.all_input_nodes))
 
 
 def versions(value: Any) -> list[int]:

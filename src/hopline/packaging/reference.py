@@ -49,9 +49,13 @@ class Reference:
         self.targets = tuple(targets)
         self.head = eval_copy(head) if isinstance(head, nn.Module) else head
         self.is_link = is_link
-        self._dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        self._dtype = next(
+            (p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32
+        )
 
-    def states(self, graph: CheckGraph, prepare: Callable[[nn.Module], object] | None = None) -> list[Tensor]:
+    def states(
+        self, graph: CheckGraph, prepare: Callable[[nn.Module], object] | None = None
+    ) -> list[Tensor]:
         """What the module answers for all nodes of each target type.
 
         Args:
@@ -65,14 +69,19 @@ class Reference:
             prepare(module)
         slots = self.binding.slots(graph)
         if self._dtype == torch.float64:
-            slots = {name: rows.double() if rows.is_floating_point() else rows for name, rows in slots.items()}
+            slots = {
+                name: rows.double() if rows.is_floating_point() else rows for name, rows in slots.items()
+            }
         try:
             with torch.no_grad():
                 out = self.binding.call(module, slots, sparse=True)
         except Exception as error:  # user code
+            hint = ""
+            if "Long" in str(error) and "Float" in str(error):
+                hint = "; features are float32: look codes up by x[:, 0].long()"
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
-                f"{described(slots)}"
+                f"{described(slots)}{hint}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
@@ -157,7 +166,9 @@ class Reference:
         seen: list[Tensor] = []
 
         def hook(module: nn.Module) -> None:
-            module.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+            module.get_submodule(layer).register_forward_pre_hook(
+                lambda _, args: seen.append(args[0].clone())
+            )
 
         self.states(graph, hook)
         return as_rows(seen[-1]) if len(seen) == 1 else None
@@ -172,7 +183,9 @@ def as_rows(out: Tensor) -> Rows:
 def described(slots: dict[str, Tensor]) -> str:
     """What a graph gives, in words."""
     return ", ".join(
-        f"{role} of {name!r} {str(rows.dtype).removeprefix('torch.')} {['n', *rows.shape[1:]]}".replace("'n'", "n")
+        f"{role} of {name!r} {str(rows.dtype).removeprefix('torch.')} {['n', *rows.shape[1:]]}".replace(
+            "'n'", "n"
+        )
         for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
         if role in ("features", "edge_attr", "edge_weight")
     )
@@ -200,6 +213,11 @@ def eval_copy(module: nn.Module) -> nn.Module:
     copied = copied.cpu()
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters()):
         copied = copied.float()
+    for part in copied.modules():
+        if getattr(part, "cached", None) is True:  # what it kept is of the graph that it was trained on
+            part.cached = False  # type: ignore[assignment]
+            for name in [name for name in vars(part) if name.startswith("_cached")]:
+                setattr(part, name, None)
     return copied.eval().requires_grad_(False)
 
 
@@ -213,5 +231,11 @@ def _left_over(module: nn.Module) -> Iterator[Tensor]:
     """Results that training left as attributes: tensors with a history cannot be copied as they are."""
     for part in module.modules():
         for value in vars(part).values():
-            values = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else [value]
+            values = (
+                value
+                if isinstance(value, list | tuple)
+                else value.values()
+                if isinstance(value, dict)
+                else [value]
+            )
             yield from (each for each in values if isinstance(each, Tensor) and each.grad_fn is not None)

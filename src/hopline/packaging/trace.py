@@ -148,7 +148,6 @@ class _Tracer(RunningTracer):
             kwargs = self._with_weights(m, args, kwargs)
         return super().trace_module(m, forward, args, kwargs)
 
-
     def _with_weights(self, conv: MessagePassing, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a conv; one over an `adj_t` takes the edge weights that are its values."""
         given = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
@@ -166,9 +165,7 @@ class _Tracer(RunningTracer):
         return kwargs
 
 
-def trace(
-    model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor]
-) -> Traced:
+def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: dict[str, Tensor]) -> Traced:
     """Trace a model in eval mode by running it on the check graph.
 
     Args:

@@ -11,42 +11,21 @@ from torch_geometric.nn import GAE, VGAE
 from hopline.errors import PackagingError
 
 
-class _Mean(nn.Module):
-    """The encoder of a variational autoencoder: of (mean, log deviation) the mean is the embedding."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The means, float32 [N, d]."""
-        mean: Tensor = self.encoder(x, edge_index)[0]
-        return mean
-
-
-def unwrap(module: Any, what: str) -> tuple[nn.Module, tuple[str, ...]]:
+def unwrap(module: Any, what: str) -> nn.Module:
     """The user's own module inside of wrappers that only change how it is run or trained.
 
     Args:
         what: "the model" or "the head", for messages.
 
-    Returns: the module, and notes that say what was taken.
-
     Raises:
-        PackagingError: it is no module, or a compiled one that cannot be looked into.
+        PackagingError: it is no module, one for training, or a compiled one that cannot be looked into; says
+            what to give instead.
     """
-    notes: list[str] = []
     while True:
         inner = _inside(module)
         if inner is None:
             break
         module = inner
-    if isinstance(module, VGAE):
-        notes.append("of a VGAE the encoder's means are served")
-        module = _Mean(module.encoder)
-    elif isinstance(module, GAE):
-        notes.append("of a GAE the encoder is served; head='dot' scores pairs as its decoder does")
-        module = module.encoder
     if not isinstance(module, nn.Module):
         raise PackagingError(_not_a_module(module, what))
     scripted = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
@@ -56,7 +35,14 @@ def unwrap(module: Any, what: str) -> tuple[nn.Module, tuple[str, ...]]:
             f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be looked into; give the "
             "nn.Module that it was made of, with its weights: model.load_state_dict(scripted.state_dict())"
         )
-    return module, tuple(notes)
+    if isinstance(module, GAE):
+        encoder = "a module whose forward returns model.encode(x, edge_index)"
+        raise PackagingError(
+            f"{what} is a {type(module).__name__}, which is for training: give "
+            f"{encoder if isinstance(module, VGAE) else 'model.encoder'}, with task='embedding', or with head='dot' "
+            "to score pairs as its decoder does"
+        )
+    return module
 
 
 def _inside(module: Any) -> Any:

@@ -20,13 +20,19 @@ class DenseRGCN(DenseConv):
     def __init__(self, call: ConvCall) -> None:
         super().__init__()
         conv = call.conv
-        if len(call.edge_types) != conv.num_relations:
+        numbered = [key.split("__")[1] for key in call.edge_types] == [
+            f"r{number}" for number in range(len(call.edge_types))
+        ]
+        if len(call.edge_types) > conv.num_relations or (
+            len(call.edge_types) < conv.num_relations and not numbered
+        ):
             raise call.refusal(
                 f"it has {conv.num_relations} relations and the graph has {len(call.edge_types)} edge "
                 f"types for them ({', '.join(call.edge_types)})"
             )
         kind = reduction(call)
-        relations = relation_weights(conv)
+        # relations that the graph does not have (an `edge_type` of the data names fewer) have no edges
+        relations = relation_weights(conv)[: len(call.edge_types)]
         self.neighbour = linear(relations.reshape(-1, conv.out_channels).T, conv.bias)
         has_root = conv.root is not None and call.has_destination
         self.own = linear(conv.root.T) if has_root else None
