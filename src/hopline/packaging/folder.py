@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +60,8 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
         PackagingError: a bad name, or the version exists and `overwrite` is False.
     """
     path = check_place(repository, name, version, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A leading dot keeps a server that scans the repository from taking it for a version.
-    folder = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=path.parent))
+    made = [place for place in (path.parent, *path.parent.parents) if not place.exists()]
+    folder = _draft(path)
     try:
         folder.chmod(0o755)
         yield NewVersion(folder, path)
@@ -70,6 +69,24 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
         _replace(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for place in made:  # innermost first; one that holds something stays
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _draft(path: Path) -> Path:
+    """A folder beside a version's place, for its files.
+
+    Raises: PackagingError: it cannot be made.
+    """
+    try:
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A leading dot keeps a server that scans the repository from taking it for a version.
+            with suppress(FileNotFoundError):  # another one that failed has just removed the empty folder
+                return Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise PackagingError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _refuse(path: Path, overwrite: bool) -> None:

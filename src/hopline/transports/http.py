@@ -205,6 +205,10 @@ class HttpApp:
             if info.state != "READY"
         ]
         states = {name: info.state for name, info in models.items()}
+        # A model that cannot be loaded is no reason to take the others' requests elsewhere.
+        for name, why in service.unavailable().items():
+            reasons.append(f"model {name}: UNAVAILABLE: {why}")
+            states[name] = "UNAVAILABLE"
         body = encode_json({"ready": ready, "reasons": reasons, "models": states})
         return Response(body, 200 if ready else 503, headers=id_line)
 

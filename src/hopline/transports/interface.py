@@ -58,6 +58,10 @@ class ScoringService(Protocol):
         """
         ...
 
+    def unavailable(self) -> Mapping[str, str]:
+        """Models that cannot serve, though others do: name -> why."""
+        ...
+
     def index(self) -> Sequence[Mapping[str, str]]:
         """Every version of every model: {"name", "version", "state", "reason"}."""
         ...
