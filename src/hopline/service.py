@@ -96,6 +96,11 @@ class Service:
         return self._records.drift
 
     @property
+    def log_id(self) -> str:
+        """Which prediction log is written (`records/log_id.py`); "" where none is."""
+        return self._records.log_id
+
+    @property
     def sources(self) -> Sources | None:
         """Where features come from that are not in the server's own graph."""
         own = None if self._loader is None else self._loader.own
