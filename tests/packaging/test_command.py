@@ -145,6 +145,9 @@ def test_values_are_json_or_python_or_text():
         ("classes.py:ready", {"hidden": 3}, "is a Net already and takes no arguments"),
         ("classes.py:Table", {}, "is Table, not a torch.nn.Module"),
         ("classes.py:Nett", {}, "has no 'Nett'; did you mean 'Net'"),
+        ("parses.py:Net", {}, r'parses\.py: SystemExit.*if __name__ == "__main__"'),
+        ("classes.py", {}, r"name the class or function, too: .*classes\.py:NAME"),
+        ("weights.pt", {}, "a file of weights goes to --state-dict"),
         ("broken.py:Net", {}, r"broken\.py: ModuleNotFoundError: No module named 'no_such'.*line 1 of"),
         ("typo.py:Net", {}, r"typo\.py: SyntaxError"),
         ("relative.py:Net", {}, r"relative import.*PACKAGE\.MODULE:NAME"),
@@ -152,6 +155,7 @@ def test_values_are_json_or_python_or_text():
 )
 def test_models_that_cannot_be_made_are_explained(classes, reference, arguments, message):
     (classes / "broken.py").write_text("import no_such\n")
+    (classes / "parses.py").write_text("raise SystemExit(2)\n")
     (classes / "typo.py").write_text("class Net(:\n")
     (classes / "relative.py").write_text("from .layers import Net\n")
     with pytest.raises(PackagingError, match=message):
@@ -190,9 +194,14 @@ def test_fanouts_are_one_list_or_one_for_each_edge_type():
             parse_fanouts(bad)
 
 
-def test_a_bad_task_is_explained(files):
+@pytest.mark.parametrize(
+    ("option", "choices"),
+    [("--task", "multiclass, binary"), ("--runtime", "auto, onnx"), ("--sampling", "uniform, recent")],
+)
+def test_a_choice_that_is_none_lists_what_there_is(files, option, choices):
     done = run(
         *("--model", f"{files}/fraud_model.py:ready", "--graph", files / "graph", "--repository", files),
-        *("--name", "m", "--fanouts", "1", "--task", "ranking"),
+        *("--name", "m", "--fanouts", "1", "--task", "binary", option, "classification"),
     )
     assert isinstance(done.exception, PackagingError)
+    assert f"{option}: 'classification' is not one of {choices}" in str(done.exception)

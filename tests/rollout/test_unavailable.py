@@ -214,6 +214,22 @@ async def test_folders_without_a_version_are_left_out_and_named(root, caplog):
         await rig.started(root)
 
 
+async def test_a_folder_that_may_not_be_read_is_left_out(root, caplog, monkeypatch):
+    (root / "models" / "lost+found").mkdir()
+    iterdir = type(root).iterdir
+
+    def refusing(path):
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(type(root), "iterdir", refusing)
+    service = await rig.started(root)
+    assert service.model_names() == ("other", "sage")
+    assert "lost+found cannot be read: Permission denied" in caplog.text
+    await rig.stop(service)
+
+
 async def test_what_all_models_stand_on_ends_the_start(root, monkeypatch):
     with pytest.raises(ConfigError, match=r"graph\.path"):
         await rig.started(root, **{"graph.path": root / "absent"})

@@ -35,7 +35,7 @@ def load_module(
 
     place, colon, attribute = reference.rpartition(":")
     if not colon or not place:
-        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME")
+        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{_meant(reference)}")
     source = import_place(place)
     if not hasattr(source, attribute):
         hint = did_you_mean(attribute, [name for name in vars(source) if not name.startswith("_")])
@@ -95,6 +95,14 @@ def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph,
         raise PackagingError(f"{what}: {name}({given}) failed: {_said(error)}") from error
 
 
+def _meant(reference: str) -> str:
+    if reference.endswith(".py"):
+        return f"; name the class or function, too: {reference}:NAME"
+    if reference.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors")):
+        return "; a file of weights goes to --state-dict, beside the class in --model"
+    return ""
+
+
 def parse_init(texts: Sequence[str]) -> dict[str, Any]:
     """Arguments from NAME=VALUE; a value is JSON (`true`, `[64, 32]`), a Python value (`None`), else text.
 
@@ -150,11 +158,13 @@ def import_place(place: str) -> Any:
     sys.modules[name] = source
     try:
         spec.loader.exec_module(source)
-    except Exception as error:  # the user's code raises of every kind
+    except (Exception, SystemExit) as error:  # the user's code raises of every kind
         del sys.modules[name]
         hint = ""
         if "relative import" in str(error):
             hint = "; name it as PACKAGE.MODULE:NAME from the folder that holds the package"
+        if isinstance(error, SystemExit):
+            hint = '; put what the script does, such as parsing arguments, below if __name__ == "__main__":'
         raise PackagingError(f"{path}: {_said(error)}{hint}") from error
     return source
 
@@ -165,7 +175,7 @@ def _also_look_in(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """An error of the user's code, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_ours(frame.filename)]

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from hopline.artifact import check_choice
 from hopline.commands.model_reference import import_place, load_module, parse_init
 from hopline.errors import PackagingError
 from hopline.graph import Graph
@@ -152,10 +153,9 @@ def package(
         )
     assert model is not None
     assert graph is not None
-    if task not in _TASKS:
-        raise PackagingError(f"--task is one of {', '.join(_TASKS)}; got {task!r}")
-    if runtime not in ("auto", "onnx", "torch"):
-        raise PackagingError(f"--runtime is auto, onnx or torch; got {runtime!r}")
+    check_choice("--task", task, _TASKS)
+    check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
+    check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     from hopline.packaging import package as package_module
 
     opened = Graph.open(graph)
