@@ -103,6 +103,18 @@ async def test_another_version_gives_other_answers(config):
     assert all("plain/2" in pair for pair in report.answered_by)
 
 
+async def test_a_queue_of_its_own_that_is_full_is_waited_for(config):
+    settings = config()
+    async with logging_service(settings) as service:
+        await answered(service)
+    async with ServiceTarget(settings.replace(batching__max_queue_rows=60)) as target:
+        with pytest.raises(Overloaded):
+            await asyncio.gather(*map(target.score, requests()))
+        report = await replay(LogReader(settings.prediction_log.path), target, concurrency=64)
+    assert report.all_identical
+    assert report.compared == 300
+
+
 class Fixed:
     """Answers every request alike."""
 

@@ -194,7 +194,7 @@ async def test_a_server_without_a_model_that_serves_ends_with_every_reason(root)
 async def test_every_model_can_be_required(root):
     corrupt(root / "models" / "other" / "1")
     with pytest.raises(
-        ModelNotReady, match=r"models\.require_all: 1 models cannot serve: other/1: .*sha256"
+        ModelNotReady, match=r"models\.require_all: not every model can serve: other/1: .*sha256"
     ):
         await rig.started(root, **{"models.require_all": True})
 

@@ -354,7 +354,7 @@ class Lifecycle:
             raise first
         listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
         if self._fleet.serving:
-            raise ModelNotReady(f"models.require_all: {len(failed)} models cannot serve: {listed}")
+            raise ModelNotReady(f"models.require_all: not every model can serve: {listed}")
         raise ModelNotReady(f"no model can serve: {listed}")
 
     async def _found(
