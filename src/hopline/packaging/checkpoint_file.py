@@ -40,6 +40,7 @@ _PLAIN: list[Any] = [
     ),
 ]
 _GLOBAL = re.compile(r"(?:Unsupported global: GLOBAL|Unsupported class|Can only .* but got) (\S+)")
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _LFS = b"version https://git-lfs"
 
 
@@ -73,7 +74,11 @@ def _head(path: Path) -> bytes:
             head = file.read(64)
     except FileNotFoundError:
         raise PackagingError(f"{path}: no such file") from None
-    except OSError as error:  # a folder, no permission
+    except IsADirectoryError:
+        inside = sorted(file.name for file in path.iterdir() if file.suffix in _SUFFIXES)
+        files = f"; in it are {', '.join(inside[:5])}" if inside else ""
+        raise PackagingError(f"{path}: a folder, where one file of weights is due{files}") from None
+    except OSError as error:
         raise PackagingError(f"{path}: cannot be read: {error.strerror}") from None
     if not head:
         raise PackagingError(f"{path}: the file is empty")
