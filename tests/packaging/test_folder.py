@@ -3,7 +3,7 @@
 import pytest
 
 from hopline.errors import PackagingError
-from hopline.packaging.folder import new_version
+from hopline.packaging.folder import check_place, new_version
 
 
 def test_a_version_appears_when_the_block_ends(tmp_path):
@@ -55,6 +55,21 @@ def test_two_at_once_do_not_take_each_others_folder(tmp_path):
             raise PackagingError("refused")
         (other.folder / "file").write_text("content")
     assert (tmp_path / "models" / "risk" / "2" / "file").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("risk", 2, 'version 2: must be text; write "2"'),
+        (3, "1", "model name 3: must be text"),
+        ("risk", "../2", "must start with a letter or digit"),
+        ("", "1", "must start with a letter or digit"),
+        (".risk", "1", "must start with a letter or digit"),
+    ],
+)
+def test_names_that_are_none_are_refused(tmp_path, name, version, message):
+    with pytest.raises(PackagingError, match=message):
+        check_place(tmp_path, name, version, overwrite=False)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

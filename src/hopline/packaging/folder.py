@@ -43,6 +43,8 @@ def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -
         PackagingError: as `new_version`.
     """
     for what, value in (("model name", name), ("version", version)):
+        if not isinstance(value, str):
+            raise PackagingError(f'{what} {value!r}: must be text; write "{value}"')
         if not _NAME.fullmatch(value):
             raise PackagingError(
                 f"{what} {value!r}: must start with a letter or digit and have only those and . _ - after"
