@@ -245,6 +245,35 @@ def test_names_and_shapes_that_do_not_fit_are_listed(trained, tmp_path):
         load_weights(Net(), tmp_path / "a.pt")
 
 
+def test_a_module_of_plain_names_is_found_beside_other_tensors(tmp_path):
+    saved = nn.Linear(3, 2)
+    content = {**saved.state_dict(), "scaler": {"mean": torch.zeros(3)}, "epoch": 3}
+    torch.save(content, tmp_path / "a.pt")
+    net = nn.Linear(3, 2)
+    assert load_weights(net, tmp_path / "a.pt") == []
+    assert same(net, saved)
+
+
+def test_a_wrapped_and_a_plain_copy_in_one_file_are_an_ambiguity(trained, tmp_path):
+    for prefix in ("_orig_mod.", "module."):
+        both = {**trained.state_dict(), **prefixed(Net().state_dict(), prefix)}
+        torch.save(both, tmp_path / "a.pt")
+        with pytest.raises(PackagingError, match=rf"2 sets of weights.*\., {prefix[:-1]};"):
+            load_weights(Net(), tmp_path / "a.pt")
+        net = Net()
+        (note,) = load_weights(net, tmp_path / "a.pt", key=".")
+        assert same(net, trained)
+        assert f"not used, since they are outside of it: {prefix}conv1.lin_l.weight" in note
+
+
+def test_a_loss_beside_the_weights_is_not_named_among_them(trained, tmp_path):
+    torch.save({"loss": torch.tensor(0.5), "model": trained.state_dict()}, tmp_path / "a.pt")
+    assert load_weights(Net(), tmp_path / "a.pt") == ["weights under 'model'"]
+    with pytest.raises(PackagingError) as refused:
+        load_weights(Net(hidden=4), tmp_path / "a.pt")
+    assert "nor does" not in str(refused.value)
+
+
 def test_integers_are_no_weights(trained, tmp_path):
     state = {name: (value * 100).to(torch.int8) for name, value in trained.state_dict().items()}
     torch.save(state, tmp_path / "a.pt")

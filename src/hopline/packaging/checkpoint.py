@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,11 @@ class _Candidate:
     @property
     def is_complete(self) -> bool:
         return not (self.missing or self.misfits)
+
+    @property
+    def has_some(self) -> bool:
+        """Whether any of its names is the module's: a loss beside a state dict is a tensor, too."""
+        return len(self.state) > len(self.unexpected)
 
     @property
     def fits(self) -> bool:
@@ -107,26 +112,19 @@ def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Map
         for name, value in content.items()
         if isinstance(name, str) and isinstance(value, Tensor)
     }
-    inner = [
-        found
-        for name, value in content.items()
-        if isinstance(name, str)
-        for found in _states(value, (*path, name))
-    ]
-    # A loss beside a state dict is a tensor, too, and no weight.
-    if tensors and (not inner or any("." in name for name in tensors)):
+    if tensors:
         yield "/".join(path), tensors
-    yield from inner
+    for name, value in content.items():
+        if isinstance(name, str):
+            yield from _states(value, (*path, name))
 
 
 def _candidates(key: str, state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
     """A state dict once for each prefix before the module's names; the likeliest one where none has all."""
-    names = {_unwrapped(name): value for name, value in state.items()}
-    found = _of_prefixes(key, names, wanted)
+    found = _of_prefixes(key, _without(_WRAPPERS, state), wanted)
     if not any(each.is_complete for each in found) and not any("module" in n.split(".") for n in wanted):
         # DataParallel around a part of the model
-        inside = {_unwrapped(name, (*_WRAPPERS, "module")): value for name, value in state.items()}
-        again = _of_prefixes(key, inside, wanted)
+        again = _of_prefixes(key, _without((*_WRAPPERS, "module"), state), wanted)
         if any(each.is_complete for each in again):
             found = again
     complete = [candidate for candidate in found if candidate.is_complete]
@@ -136,7 +134,27 @@ def _candidates(key: str, state: Mapping[str, Any], wanted: Mapping[str, Any]) -
 def _of_prefixes(key: str, names: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
     prefixes = {name[: -len(own)] for own in wanted for name in names if name.endswith(own)}
     prefixes = {prefix for prefix in prefixes if not prefix or prefix.endswith(".")} or {""}
-    return [_judged(key, prefix, names, wanted) for prefix in sorted(prefixes)]
+    found = {prefix: _judged(key, prefix, names, wanted) for prefix in sorted(prefixes)}
+    complete = tuple(prefix for prefix, candidate in found.items() if prefix and candidate.is_complete)
+    return [_apart(candidate, prefix, complete) for prefix, candidate in found.items()]
+
+
+def _apart(candidate: _Candidate, prefix: str, others: tuple[str, ...]) -> _Candidate:
+    """A candidate without the names of others inside of it, such as an average beside the weights."""
+    inner = tuple(other[len(prefix) :] for other in others if other != prefix and other.startswith(prefix))
+    theirs = [name for name in candidate.unexpected if inner and name.startswith(inner)]
+    return replace(
+        candidate,
+        state={name: value for name, value in candidate.state.items() if name not in theirs},
+        unexpected=[name for name in candidate.unexpected if name not in theirs],
+        unused=candidate.unused + [prefix + name for name in theirs],
+    )
+
+
+def _without(wrappers: Sequence[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict without what wrappers put into names; as it is where two would get the same name."""
+    names = {_unwrapped(name, wrappers): value for name, value in state.items()}
+    return names if len(names) == len(state) else state
 
 
 def _unwrapped(name: str, wrappers: Sequence[str] = _WRAPPERS) -> str:
@@ -227,8 +245,8 @@ def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
 def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:
     notes = []
     if chosen.key:
-        others = [each.key or "." for each in found if each.key != chosen.key]
-        beside = f", of {len(found)} sets: not of {', '.join(others)}" if others else ""
+        others = [each.key or "." for each in found if each.key != chosen.key and each.has_some]
+        beside = f", not those under {', '.join(others)}" if others else ""
         notes.append(f"weights under {chosen.key!r}{beside}")
     if chosen.unused:
         notes.append(f"not used, since they are outside of it: {_listed(chosen.unused)}")
@@ -238,7 +256,10 @@ def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None)
 
 
 def _nothing_fits(module: nn.Module, found: list[_Candidate]) -> str:
-    best = min(found, key=lambda each: len(each.missing) + len(each.unexpected) + len(each.misfits))
+    best = min(
+        found,
+        key=lambda each: (not each.has_some, len(each.missing) + len(each.unexpected) + len(each.misfits)),
+    )
     parts = [f"does not fit {type(module).__name__}"]
     if best.key:
         parts[0] += f" (weights under {best.key!r})"
@@ -247,7 +268,7 @@ def _nothing_fits(module: nn.Module, found: list[_Candidate]) -> str:
             parts.append(f"{len(names)} {what}: {_listed(names)}")
     if best.misfits:
         parts.append(f"{len(best.misfits)} of another shape or type: {_listed(best.misfits)}")
-    others = [each.key or "." for each in found if each is not best]
+    others = [each.key or "." for each in found if each is not best and each.has_some]
     if others:
         parts.append(f"nor does {', '.join(others)}")
     if best.misfits and not best.missing:
