@@ -44,12 +44,13 @@ w is 1 unless `weighted`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hopline.errors import ArtifactCorrupted, ArtifactError
+from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 
 FORMAT_VERSION = 1
 
@@ -259,8 +260,33 @@ class _Kind(msgspec.Struct):
     kind: str = "graph"
 
 
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raises: PackagingError: a value that is none of those there are, all of which are listed."""
+    if value not in choices:
+        listed = ", ".join(str(choice) for choice in choices)
+        raise PackagingError(f"{name}: {value!r} is not one of {listed}")
+
+
+def check_spec(spec: ModelSpec | TableSpec) -> None:
+    """Check that `read_artifact` would read what `write_spec` would write.
+
+    Raises: PackagingError: it would not; names the field and what it may be.
+    """
+    for field, hint in get_type_hints(type(spec)).items():
+        if get_origin(hint) is Literal:
+            check_choice(field, getattr(spec, field), get_args(hint))
+    try:
+        msgspec.json.decode(msgspec.json.encode(spec), type=type(spec))
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise PackagingError(f"{spec.name}/{spec.version}: cannot be written: {error}") from None
+
+
 def write_spec(folder: Path, spec: SpecT) -> SpecT:
-    """Hash every file below `folder`, write model.json and return the spec as written."""
+    """Hash every file below `folder`, write model.json and return the spec as written.
+
+    Raises: PackagingError: as `check_spec`; nothing is written.
+    """
+    check_spec(spec)
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path)
         for path in sorted(folder.rglob("*"))

@@ -190,6 +190,9 @@ class ModelsConfig:
         None, "where copies of versions from a URL are kept; empty: ~/.cache/hopline/models"
     )
     names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
+    require_all: bool = setting(
+        False, "end at start unless every model can serve; else the others serve, and that one says why"
+    )
     state: Path | None = setting(
         None,
         "folder for what was asked of versions and rollouts, which a restart takes up again; empty: "

@@ -82,6 +82,8 @@ class Service:
         names = ", ".join(
             f"{name}/{unit}" for name, units in self._lifecycle.fleet.units.items() for unit in units
         )
+        if unavailable := self.unavailable():
+            names += f" (unavailable: {', '.join(unavailable)})"
         own = self._loader.own
         graph = "no graph"
         if own is not None:
@@ -92,6 +94,11 @@ class Service:
     def drift(self) -> DriftMonitor | None:
         """Compares what is asked and answered with a reference; None where that is off."""
         return self._records.drift
+
+    @property
+    def log_id(self) -> str:
+        """Which prediction log is written (`records/log_id.py`); "" where none is."""
+        return self._records.log_id
 
     @property
     def sources(self) -> Sources | None:
@@ -215,6 +222,13 @@ class Service:
             ModelNotReady: it is wanted, and could not be loaded.
         """
         return self._resolve(name, version).info(tuple(self._units(name)))
+
+    def unavailable(self) -> dict[str, str]:
+        """Models that cannot serve, though the others do: name -> why."""
+        if self._lifecycle is None:
+            return {}
+        failed = self._lifecycle.fleet.unavailable()
+        return {named.rpartition("/")[0]: f"{error.code}: {error}" for named, error in failed.items()}
 
     def index(self) -> list[dict[str, str]]:
         """Every version of every model in the repository with its state, as the protocol's index has it."""

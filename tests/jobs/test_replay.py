@@ -1,12 +1,23 @@
 """A log replayed on the same version gives the same answers, bit for bit; on another one, how far apart."""
 
+import asyncio
+import heapq
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 
-from hopline.errors import BadRequest, HoplineError, ModelNotFound
+from hopline.errors import (
+    BadRequest,
+    HoplineError,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    RateLimited,
+    Unavailable,
+)
 from hopline.jobs.comparison import compare
 from hopline.jobs.replay import BOUNDS, replay
 from hopline.jobs.targets import ServiceTarget
@@ -15,6 +26,7 @@ from hopline.records.inputs import Inputs
 from hopline.records.reader import LogReader
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from tests.records.conftest import logging_service
+from tests.servers import running
 
 N = 120
 
@@ -58,7 +70,7 @@ async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
     assert report.all_identical
     assert (report.read, report.compared, report.identical) == (301, 300, 300)
     assert (report.max_abs_difference, report.label_flips, report.missing_changed) == (0, 0, 0)
-    assert report.skipped == {"failed": 1}
+    assert report.skipped == {"failed before": 1}
     assert report.errors == {}
     assert len(report.answered_by) == 1
     assert done[-1] == 1.0
@@ -91,12 +103,27 @@ async def test_another_version_gives_other_answers(config):
     assert all("plain/2" in pair for pair in report.answered_by)
 
 
+async def test_a_queue_of_its_own_that_is_full_is_waited_for(config):
+    settings = config()
+    async with logging_service(settings) as service:
+        await answered(service)
+    async with ServiceTarget(settings.replace(batching__max_queue_rows=60)) as target:
+        with pytest.raises(Overloaded):
+            await asyncio.gather(*map(target.score, requests()))
+        report = await replay(LogReader(settings.prediction_log.path), target, concurrency=64)
+    assert report.all_identical
+    assert report.compared == 300
+
+
 class Fixed:
     """Answers every request alike."""
 
     def __init__(self, result):
         self.result = result
         self.prepared = []
+
+    async def log_id(self):
+        return "written here"
 
     async def __aenter__(self):
         return self
@@ -119,6 +146,7 @@ def log_of(*entries):
     """What `replay` needs of a `LogReader`."""
 
     class Log(list):
+        id = ""
         num_torn = num_bad = 0
         done = 0.5
         num_entries = len(entries)
@@ -130,8 +158,8 @@ SCORE = {"probabilities": np.array([0.25], np.float32)}
 
 
 def entry(number, **changes):
-    fields = {"outputs": SCORE, "inputs": Inputs([number])} | changes
-    return Entry(f"r{number}", float(number), "m", "1", **fields)
+    fields = {"model": "m", "version": "1", "outputs": SCORE, "inputs": Inputs([number])} | changes
+    return Entry(f"r{number}", float(number), **fields)
 
 
 async def test_what_cannot_be_compared_is_counted_and_said(tmp_path):
@@ -152,11 +180,13 @@ async def test_what_cannot_be_compared_is_counted_and_said(tmp_path):
     assert report.skipped == {
         "degraded": 1,
         "inputs not kept": 1,
-        "failed": 1,
+        "failed before": 1,
         "copy": 1,
         "other model": 1,
     }
-    assert report.errors == {"bad_request": 1, "model_not_found": 2}
+    assert report.errors == report.not_compared == {"bad_request": 1, "model_not_found": 2}
+    assert report.examples == {"bad_request": "r13: no", "model_not_found": "r6: it is gone"}
+    assert not report.is_complete
     assert not report.all_identical
     assert sorted(target.prepared) == [("m", "1"), ("m", "gone")]
 
@@ -164,8 +194,97 @@ async def test_what_cannot_be_compared_is_counted_and_said(tmp_path):
 async def test_an_answer_that_is_degraded_now_is_not_compared():
     target = Fixed(ScoreResult("m", "1", "g", SCORE, None, ("mean_features",)))
     report = await replay(log_of(entry(1)), target)
-    assert (report.compared, report.skipped) == (0, {"degraded now": 1})
+    assert (report.compared, report.not_compared) == (0, {"degraded now": 1})
+    assert not report.is_complete
     assert not report.all_identical
+
+
+class Clock:
+    """Time that passes only while everybody waits."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waits = []
+        self._waiting = []
+        self._driver = None
+
+    def __call__(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+        woken = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (self.now + seconds, len(self.waits), woken))
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.ensure_future(self._drive())
+        await woken
+
+    async def _drive(self):
+        while self._waiting:
+            for _ in range(3):  # who was woken goes on
+                await asyncio.sleep(0)
+            self.now, _, woken = heapq.heappop(self._waiting)
+            woken.set_result(None)
+
+
+class Busy(Fixed):
+    """Has room for a few requests at once; model `m2` is never ready."""
+
+    def __init__(self, room, clock):
+        super().__init__(ScoreResult("m", "1", "g", SCORE))
+        self.room, self.clock = room, clock
+        self.waiting = self.most = 0
+        self.refused = 0
+
+    async def score(self, request):
+        if request.model == "m2":
+            raise ModelNotReady("m2 is not ready", retry_after_s=3.0)
+        if self.waiting >= self.room:
+            self.refused += 1
+            raise (Overloaded, RateLimited, Unavailable)[self.refused % 3]("busy", retry_after_s=0.5)
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.clock.sleep(1.0)
+        self.waiting -= 1
+        return self.result
+
+
+async def test_a_target_that_has_enough_to_do_is_waited_for():
+    target = Busy(room=3, clock=(clock := Clock()))
+    log = log_of(*map(entry, range(200)))
+    report = await replay(log, target, concurrency=32, clock=clock, sleep=clock.sleep)
+    assert report.all_identical
+    assert (report.compared, report.errors) == (200, {})
+    assert target.refused > 0
+    assert set(clock.waits) == {0.5, 1.0}
+    assert target.most == 3
+
+
+async def test_a_model_that_answers_nobody_is_given_up_and_the_others_are_compared():
+    target = Busy(room=100, clock=(clock := Clock()))
+    entries = [entry(i, model="m2") if i % 2 else entry(i) for i in range(100)]
+    report = await replay(log_of(*entries), target, concurrency=8, clock=clock, sleep=clock.sleep)
+    assert (report.compared, report.not_compared) == (50, {"model_not_ready": 50})
+    assert clock.now < 60  # not half a minute for each
+    assert not report.is_complete
+
+
+async def test_lines_that_are_no_entries_are_not_compared():
+    log = log_of(entry(1))
+    log.num_bad = 2
+    report = await replay(log, Fixed(ScoreResult("m", "1", "g", SCORE)))
+    assert (report.compared, report.not_compared) == (1, {"unreadable line": 2})
+    assert not report.all_identical
+
+
+async def test_a_target_that_writes_the_log_is_refused():
+    log = log_of(entry(1))
+    log.id = "written here"
+    target = Fixed(ScoreResult("m", "1", "g", SCORE))
+    with pytest.raises(BadRequest, match="writes this very log"):
+        await replay(log, target)
+    log.id = "written elsewhere"
+    assert (await replay(log, target)).all_identical
 
 
 async def test_a_limit_ends_it():
@@ -233,8 +352,6 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def log(config):
-    import asyncio
-
     settings = config()
 
     async def write():
@@ -269,6 +386,38 @@ def test_a_server_is_asked_through_the_client(log, places, run, serving):
     found = json.loads(out)
     assert found["identical"] == found["compared"] == 300
     assert code == 0
+
+
+def test_what_was_not_compared_is_the_last_word_and_the_exit_code(log, places, run):
+    places_of = ("--graph", places / "graph", "--repository", places / "models")
+    (file,) = log.glob("predictions-*")
+    lines = file.read_text().splitlines(keepends=True)
+    gone = [line.replace('"version":"1"', '"version":"9"') for line in lines[:200]]
+    file.write_text("".join([*gone, "no entry\n", *lines[200:]]))
+    code, out, err = run("replay", log, *places_of)
+    assert code == 1
+    assert "All " not in out
+    assert "200 model_not_found, 1 unreadable line" in err
+    assert "201 of 301 answers were not compared" in err
+    code, out, err = run("replay", log, *places_of, "--json")
+    assert code == 1
+    assert json.loads(out)["not_compared"] == {"model_not_found": 200, "unreadable line": 1}
+    file.write_text("".join(lines))
+    code, out, err = run("replay", log, *places_of, "--model", "other")
+    assert code == 1
+    assert "nothing was compared: 301 other model" in err
+
+
+def test_a_server_is_not_asked_what_it_writes_down(log, places, run):
+    settings = {"graph__path": places / "graph", "models__repository": places / "models"}
+    with running("hopline.service:Service", **settings, prediction_log__path=log) as server:
+        code, _, err = run("replay", log, "--url", server.url)
+        assert code == 1
+        assert "the server writes this very log" in err
+        shutil.copytree(log, log.parent / "copy")
+        code, out, _ = run("replay", log.parent / "copy", "--url", server.url, "--version", "1")
+        assert code == 0
+        assert "All 300 answers are the same" in out
 
 
 def test_the_last_entries_are_shown(log, run):

@@ -1,5 +1,8 @@
 """`hopline package` on the command line."""
 
+import random
+import sys
+
 import pytest
 import torch
 from torch_geometric.nn import models
@@ -7,7 +10,8 @@ from typer.testing import CliRunner
 
 from hopline import cli
 from hopline.artifact import read_spec
-from hopline.commands.package import load_module, load_weights, parse_fanouts
+from hopline.commands.model_reference import load_module, parse_init
+from hopline.commands.package import parse_fanouts
 from hopline.errors import PackagingError
 from tests.packaging.graphs import homogeneous
 
@@ -65,17 +69,121 @@ def test_a_bad_model_reference_is_explained(files, reference, message):
         load_module(reference.format(files=files), homogeneous())
 
 
-def test_weights_of_another_model_are_refused(files):
-    with pytest.raises(PackagingError, match="size mismatch"):
-        load_weights(models.GraphSAGE(6, 8, 1, 4), files / "weights.pt")
-    with pytest.raises(PackagingError, match="no such file"):
-        load_weights(models.GraphSAGE(6, 8, 1, 3), files / "absent.pt")
+CLASSES = """
+import torch
+from torch_geometric.nn import SAGEConv
+from layers_beside_it import Head
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, hidden=8, *, names=("a",), dropout=None, label=""):
+        super().__init__()
+        assert isinstance(names, (list, tuple)), names
+        assert dropout is None or isinstance(dropout, float)
+        self.label = label
+        self.conv, self.head = SAGEConv(in_channels, hidden), Head(hidden, len(names))
+
+    def forward(self, x, edge_index):
+        return self.head(self.conv(x, edge_index))
+
+def build(graph, hidden):
+    return Net(graph.schema.node_types["node"].feature_dim, hidden)
+
+def anything(**options):
+    return Net(6, **options)
+
+class Table:
+    pass
+
+ready = Net(6)
+"""
 
 
-def test_weights_that_would_run_code_are_refused(files):
-    torch.save({"model": models.GraphSAGE(6, 8, 1, 3)}, files / "whole.pt")
-    with pytest.raises(PackagingError, match="cannot be loaded"):
-        load_weights(models.GraphSAGE(6, 8, 1, 3), files / "whole.pt")
+@pytest.fixture
+def classes(files, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the folder of a model's file is added
+    (files / "layers_beside_it.py").write_text("from torch.nn import Linear as Head\n")
+    (files / "classes.py").write_text(CLASSES)
+    return files
+
+
+def test_a_class_gets_its_arguments(classes):
+    graph = homogeneous()
+    texts = ["in_channels=6", "hidden=16", 'names=["x", "y"]', "dropout=0.5", "label=none of these"]
+    net = load_module(f"{classes}/classes.py:Net", graph, parse_init(texts))
+    assert net.conv.in_channels == 6
+    assert net.head.weight.shape == (2, 16)
+    assert net.label == "none of these"
+    assert load_module(f"{classes}/classes.py:build", graph, {"hidden": 4}).conv.in_channels == 6
+    assert load_module(f"{classes}/classes.py:anything", graph, {"hidden": 5}).head.weight.shape == (1, 5)
+
+
+def test_values_are_json_or_python_or_text():
+    found = parse_init(["a=true", "b=None", "c=1e-3", "d=(1, 2)", "e=relu", 'f="7"', "g=x=y", "h="])
+    assert found == {
+        "a": True, "b": None, "c": 0.001, "d": (1, 2), "e": "relu", "f": "7", "g": "x=y", "h": "",
+    }  # fmt: skip
+    for bad in (["hidden"], ["=3"], ["a b=3"], ["a=1", "a=2"]):
+        with pytest.raises(PackagingError, match="--init"):
+            parse_init(bad)
+
+
+@pytest.mark.parametrize(
+    ("reference", "arguments", "message"),
+    [
+        (
+            "classes.py:Net",
+            {},
+            r"Net\(in_channels, hidden=8, .*\) needs in_channels; give --init in_channels=V",
+        ),
+        ("classes.py:build", {}, r"build\(graph, hidden\) needs hidden; give --init hidden=VALUE"),
+        ("classes.py:Net", {"hiden": 3}, r"--init hiden=…: Net\(in_channels, .* did you mean 'hidden'"),
+        (
+            "classes.py:Net",
+            {"in_channels": "six"},
+            r"Net\(in_channels='six'\) failed: \w+Error: .*line \d+ of",
+        ),
+        ("classes.py:ready", {"hidden": 3}, "is a Net already and takes no arguments"),
+        ("classes.py:Table", {}, "is Table, not a torch.nn.Module"),
+        ("classes.py:Nett", {}, "has no 'Nett'; did you mean 'Net'"),
+        ("parses.py:Net", {}, r'parses\.py: SystemExit.*if __name__ == "__main__"'),
+        ("classes.py", {}, r"name the class or function, too: .*classes\.py:NAME"),
+        ("weights.pt", {}, "a file of weights goes to --state-dict"),
+        ("broken.py:Net", {}, r"broken\.py: ModuleNotFoundError: No module named 'no_such'.*line 1 of"),
+        ("typo.py:Net", {}, r"typo\.py: SyntaxError"),
+        ("relative.py:Net", {}, r"relative import.*PACKAGE\.MODULE:NAME"),
+    ],
+)
+def test_models_that_cannot_be_made_are_explained(classes, reference, arguments, message):
+    (classes / "broken.py").write_text("import no_such\n")
+    (classes / "parses.py").write_text("raise SystemExit(2)\n")
+    (classes / "typo.py").write_text("class Net(:\n")
+    (classes / "relative.py").write_text("from .layers import Net\n")
+    with pytest.raises(PackagingError, match=message):
+        load_module(f"{classes}/{reference}", homogeneous(), arguments)
+
+
+def test_a_model_file_does_not_replace_a_module_of_its_name(files):
+    (files / "random.py").write_text(MODEL)
+    assert load_module(f"{files}/random.py:build", homogeneous()).in_channels == 6
+    assert sys.modules["random"] is random
+
+
+def test_a_checkpoint_is_packaged_and_its_part_is_told(classes):
+    net = load_module(f"{classes}/classes.py:Net", homogeneous(), {"in_channels": 6})
+    state = {f"model.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, classes / "last.ckpt")
+    place = ("--graph", classes / "graph", "--repository", classes / "models", "--name", "net")
+    about = ("--model", f"{classes}/classes.py:Net", "--fanouts", "5", "--task", "binary")
+    init = ("--init", "in_channels=6")
+    done = run(*about, *init, *place, "--state-dict", classes / "last.ckpt")
+    assert done.exit_code == 0, done.output
+    assert "note: weights under 'state_dict/model'" in done.stderr
+    done = run(*about, *init, *place, "--version", "2")
+    assert done.exit_code == 0, done.output
+    assert "note: no --state-dict: the weights are those that" in done.stderr
+    for option in (("--state-dict-key", "model"), ("--unsafe-pickle",)):
+        done = run(*about, *init, *place, "--version", "3", *option)
+        assert f"{option[0]} goes with --state-dict" in str(done.exception)
 
 
 def test_fanouts_are_one_list_or_one_for_each_edge_type():
@@ -86,9 +194,14 @@ def test_fanouts_are_one_list_or_one_for_each_edge_type():
             parse_fanouts(bad)
 
 
-def test_a_bad_task_is_explained(files):
+@pytest.mark.parametrize(
+    ("option", "choices"),
+    [("--task", "multiclass, binary"), ("--runtime", "auto, onnx"), ("--sampling", "uniform, recent")],
+)
+def test_a_choice_that_is_none_lists_what_there_is(files, option, choices):
     done = run(
         *("--model", f"{files}/fraud_model.py:ready", "--graph", files / "graph", "--repository", files),
-        *("--name", "m", "--fanouts", "1", "--task", "ranking"),
+        *("--name", "m", "--fanouts", "1", "--task", "binary", option, "classification"),
     )
     assert isinstance(done.exception, PackagingError)
+    assert f"{option}: 'classification' is not one of {choices}" in str(done.exception)

@@ -102,7 +102,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch):
     estimator = pipeline(XGBClassifier(n_estimators=5))
     with pytest.raises(ParityError, match=r"200 of 200 rows differ .* row 0 of the sample: .* instead of"):
         hopline.package_table(estimator, payments(200), tmp_path, name="m")
-    assert list((tmp_path / "m").iterdir()) == []
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_difference_at_the_edges_only_is_found(tmp_path, monkeypatch):

@@ -5,10 +5,6 @@ With `--sklearn` an estimator and a sample of rows do; see `package_table.py`.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +16,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from hopline.artifact import check_choice
+from hopline.commands.model_reference import import_place, load_module, parse_init
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.graph.progress import Progress
@@ -75,7 +73,34 @@ def package(
     ] = None,
     version: Annotated[str, typer.Option(help="Model version.")] = "1",
     state_dict: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights saved with torch.save(model.state_dict()).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Weights: a state dict, a checkpoint with one inside (.pt, .ckpt), or safetensors.",
+        ),
+    ] = None,
+    state_dict_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Which weights, where a checkpoint has several that fit: KEY, or KEY/PREFIX.",
+            show_default=False,
+        ),
+    ] = None,
+    unsafe_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-pickle",
+            help="The file of --state-dict may hold whole modules. Loading it EXECUTES CODE in it: only "
+            "for files that you trust.",
+        ),
+    ] = False,
+    init: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Argument of --model's class or function (repeat); a JSON or Python value, else text.",
+            show_default=False,
+        ),
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="'dot', or a head like --model.", show_default=False)
@@ -112,8 +137,8 @@ def package(
         of_graphs = [
             option for option in ("--model", "--graph", "--fanouts") if given[option] not in (None, [])
         ]
-        if compile_:
-            of_graphs.append("--compile")
+        others = {"--compile": compile_, "--state-dict": state_dict, "--init": init}
+        of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and does not go with --sklearn")
         _package_table(sklearn, sample, repository, name, version, task, overwrite)
@@ -128,16 +153,15 @@ def package(
         )
     assert model is not None
     assert graph is not None
-    if task not in _TASKS:
-        raise PackagingError(f"--task is one of {', '.join(_TASKS)}; got {task!r}")
-    if runtime not in ("auto", "onnx", "torch"):
-        raise PackagingError(f"--runtime is auto, onnx or torch; got {runtime!r}")
+    check_choice("--task", task, _TASKS)
+    check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
+    check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     from hopline.packaging import package as package_module
 
     opened = Graph.open(graph)
-    module = load_module(model, opened)
-    if state_dict is not None:
-        load_weights(module, state_dict)
+    module = load_module(model, opened, parse_init(init or ()))
+    for note in _weights(module, model, state_dict, state_dict_key, unsafe_pickle):
+        typer.echo(f"note: {note}", err=True)
     with _bars() as progress:
         report = package_module(
             module,
@@ -163,6 +187,18 @@ def package(
     _show(report)
 
 
+def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe_pickle: bool) -> list[str]:
+    """Load the weights, if there is a file of them; returns notes for the user."""
+    from hopline.packaging.checkpoint import load_weights
+
+    if file is not None:
+        return load_weights(module, file, key=key, unsafe_pickle=unsafe_pickle)
+    for option, value in (("--state-dict-key", key), ("--unsafe-pickle", unsafe_pickle)):
+        if value:
+            raise PackagingError(f"{option} goes with --state-dict")
+    return [f"no --state-dict: the weights are those that {model} comes with"]
+
+
 def _package_table(
     reference: str,
     sample: Path | None,
@@ -179,7 +215,7 @@ def _package_table(
 
     show(
         package_table(
-            load_estimator(reference, _import),
+            load_estimator(reference, import_place),
             read_sample_file(sample),
             repository,
             name=name,
@@ -191,70 +227,7 @@ def _package_table(
 
 
 def _head(reference: str | None, graph: Graph) -> Any:
-    return reference if reference in (None, "dot") else load_module(str(reference), graph)
-
-
-def load_module(reference: str, graph: Graph) -> Any:
-    """The torch module that FILE.py:NAME or MODULE:NAME names; functions are called.
-
-    Args:
-        graph: passed to a function that takes an argument named `graph`.
-
-    Raises:
-        PackagingError: no such file, module or name, or it is no module.
-    """
-    from torch import nn
-
-    place, colon, attribute = reference.rpartition(":")
-    if not colon or not place:
-        raise PackagingError(f"{reference!r} is not FILE.py:NAME or MODULE:NAME")
-    source = _import(place)
-    if not hasattr(source, attribute):
-        raise PackagingError(f"{place} has no {attribute!r}")
-    found = getattr(source, attribute)
-    if not isinstance(found, nn.Module) and callable(found):
-        takes_graph = "graph" in inspect.signature(found).parameters
-        found = found(graph=graph) if takes_graph else found()
-    if not isinstance(found, nn.Module):
-        raise PackagingError(f"{reference} is {type(found).__name__}, not a torch.nn.Module")
-    return found
-
-
-def _import(place: str) -> Any:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name != place.split(".")[0] and error.name != place:
-                raise
-            raise PackagingError(f"no module {place!r}; for a file write PATH.py:NAME") from None
-    path = Path(place)
-    if not path.is_file():
-        raise PackagingError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise PackagingError(f"{path}: not a Python file")
-    source = importlib.util.module_from_spec(spec)
-    # Known by its name, so that its classes can be copied.
-    sys.modules[path.stem] = source
-    spec.loader.exec_module(source)
-    return source
-
-
-def load_weights(module: Any, path: Path) -> None:
-    """Load a state dict, tensors only: nothing in the file is executed.
-
-    Raises:
-        PackagingError: no such file, not a state dict, or not of this module.
-    """
-    import torch
-
-    try:
-        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except FileNotFoundError:
-        raise PackagingError(f"{path}: no such file") from None
-    except Exception as error:  # unpickling and key mismatches have no common base
-        raise PackagingError(f"{path}: cannot be loaded into {type(module).__name__}: {error}") from error
+    return reference if reference in (None, "dot") else load_module(str(reference), graph, what="--head")
 
 
 def parse_fanouts(texts: Sequence[str]) -> list[int] | dict[str, list[int]]:

@@ -59,7 +59,10 @@ def replay(
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Ask again what a prediction log says was asked, and compare the answers bit for bit."""
+    """Ask again what a prediction log says was asked, and compare the answers bit for bit.
+
+    Exits with 1 where an answer that should be compared could not be.
+    """
     from hopline.jobs.targets import ServerTarget, ServiceTarget
     from hopline.records.reader import LogReader
 
@@ -95,7 +98,9 @@ def replay(
         typer.echo(msgspec.json.encode(report))
     else:
         show(report, Console())
-    if require_identical and not report.all_identical:
+    if not report.is_complete:
+        typer.echo(f"error: {incomplete(report)}", err=True)
+    if not report.is_complete or (require_identical and not report.all_identical):
         raise typer.Exit(1)
 
 
@@ -114,10 +119,23 @@ def show(report: Report, console: Console) -> None:
         for item in report.worst:
             worst.add_row(item.request_id, f"{item.model}/{item.version}", f"{item.largest:.3g}")
         console.print(worst)
-    elif report.compared:
+    elif report.is_complete:
         console.print(f"All {report.compared:,} answers are the same, bit for bit.", style="bold green")
-    else:
-        console.print("Nothing could be compared.", style="bold red")
+    for code, example in sorted(report.examples.items()):
+        console.print(f"{code}, for example {example}", style="dim", highlight=False, markup=False)
+
+
+def incomplete(report: Report) -> str:
+    """What was not compared, though it should have been, and why."""
+    missing = sum(report.not_compared.values())
+    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.not_compared.items()))
+    if missing:
+        return (
+            f"{missing:,} of {missing + report.compared:,} answers were not compared, and nothing is known "
+            f"of them: {reasons}"
+        )
+    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.skipped.items()))
+    return f"nothing was compared: {reasons or 'the log has no entries'}"
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
@@ -131,6 +149,11 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         ("rows missing in one only", f"{report.missing_changed:,}"),
         *((f"failed: {code}", f"{count:,}") for code, count in sorted(report.errors.items())),
         *((f"skipped: {why}", f"{count:,}") for why, count in sorted(report.skipped.items())),
+        *(
+            (f"not compared: {why}", f"{count:,}")
+            for why, count in sorted(report.not_compared.items())
+            if why not in report.errors
+        ),
         ("torn ends, unreadable lines", f"{report.torn}, {report.bad}"),
         ("seconds", f"{report.seconds:.1f}"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import datetime
 from typing import Annotated, Any
@@ -217,11 +218,14 @@ def _gate(item: str) -> tuple[str, float | int]:
     if not equals:
         raise BadRequest(f"--gate {item}: write name=number, such as max_p99_ratio=1.2")
     number = _number(value, f"--gate {name}")
-    return name, int(number) if name == "min_requests" else number
+    return name, int(number) if number.is_integer() else number
 
 
 def _number(text: str, what: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise BadRequest(f"{what}: {text!r} is not a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadRequest(f"{what}: {text!r} is not a number")
+    return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hopline.artifact import ModelSpec
-from hopline.errors import SchemaMismatch
+from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
 
@@ -15,8 +15,14 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
 
     Raises:
         SchemaMismatch: each difference named.
+        ArtifactError: the model's own schema cannot be read.
     """
-    expected = msgspec.convert(spec.graph_schema, GraphSchema)
+    try:
+        expected = msgspec.convert(spec.graph_schema, GraphSchema)
+    except msgspec.ValidationError as error:
+        raise ArtifactError(
+            f"model {spec.name}/{spec.version}: graph_schema in model.json cannot be read: {error}"
+        ) from None
     differences = expected.differences(graph.schema)
     if differences:
         listed = "; ".join(differences)

@@ -11,12 +11,12 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import numpy as np
 
-from hopline.errors import HoplineError
+from hopline.errors import BadRequest, HoplineError, ModelNotReady, Overloaded, Unavailable
 from hopline.jobs.comparison import Difference, compare
 from hopline.jobs.targets import Target
 from hopline.records.entry import Entry
@@ -28,6 +28,10 @@ BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
 #: Requests that differ most, which the report names.
 _NAMED = 10
 _PROGRESS_EVERY = 64
+#: A model that refuses is waited for until it has answered nobody for so long.
+_PATIENCE_S = 30.0
+#: Bounds of one wait, in seconds, whatever the refusal says.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 5.0
 
 
 class Differing(msgspec.Struct, frozen=True):
@@ -51,7 +55,10 @@ class Report(msgspec.Struct):
         rows, label_flips: rows compared, and those whose label is another one.
         missing_changed: rows that are missing in one of the answers only.
         errors: code -> requests that were answered before and failed now.
-        skipped: reason -> entries that cannot be compared.
+        examples: code -> the first message of these.
+        not_compared: reason -> entries that should have been compared, and were not: failures, refusals,
+            answers that are degraded now, lines that are no entries.
+        skipped: reason -> entries that cannot be compared, or were not asked for.
         answered_by: "model/version on graph → the same of the replay" -> requests.
         histogram: compared requests by their largest difference, one count for each of `BOUNDS` and one for
             what is above.
@@ -69,6 +76,8 @@ class Report(msgspec.Struct):
     label_flips: int = 0
     missing_changed: int = 0
     errors: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    not_compared: dict[str, int] = {}
     skipped: dict[str, int] = {}
     answered_by: dict[str, int] = {}
     histogram: list[int] = []
@@ -79,8 +88,13 @@ class Report(msgspec.Struct):
 
     @property
     def all_identical(self) -> bool:
-        """Whether something was compared, and all of it came out the same."""
-        return self.compared > 0 and self.identical == self.compared and not self.errors
+        """Whether all that should be compared was, and came out the same."""
+        return self.is_complete and self.identical == self.compared
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether something was compared, and nothing is missing that should have been."""
+        return self.compared > 0 and not self.not_compared
 
 
 async def replay(
@@ -92,8 +106,12 @@ async def replay(
     limit: int | None = None,
     concurrency: int = 32,
     progress: Callable[[float], object] = lambda done: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Report:
     """Ask everything in a log again.
+
+    A target that refuses because it has enough to do is waited for, as long as the model answers at all.
 
     Args:
         log: read from its beginning to its end.
@@ -103,8 +121,16 @@ async def replay(
         limit: compare at most so many.
         concurrency: requests under way at once.
         progress: told the share of the log that was read, 0 to 1.
+        clock, sleep: of the waiting.
+
+    Raises: BadRequest: the target writes this very log.
     """
-    replaying = _Replay(target, version)
+    if log.id and log.id == await target.log_id():
+        raise BadRequest(
+            "the server writes this very log: each answer would be a new entry of it. Replay a copy of the "
+            "folder, ask another server, or leave out --url and give --repository and --graph"
+        )
+    replaying = _Replay(target, version, clock, sleep)
     began = time.monotonic()
     entries = _chosen(log, replaying, model, limit, progress)
     # Tasks take from one iterator: it is read as fast as answers come.
@@ -112,6 +138,8 @@ async def replay(
     progress(1.0)
     report = replaying.report()
     report.read, report.torn, report.bad = log.num_entries, log.num_torn, log.num_bad
+    if report.bad:
+        report.not_compared["unreadable line"] = report.bad
     report.seconds = round(time.monotonic() - began, 3)
     return report
 
@@ -121,7 +149,7 @@ def why_not(entry: Entry) -> str:
     if entry.is_copy:
         return "copy"  # of a request that has an entry of its own
     if entry.outcome != "ok":
-        return "failed"
+        return "failed before"
     if entry.degraded:
         return "degraded"  # it depended on what a feature store lacked at the time
     return "" if entry.inputs is not None else "inputs not kept"
@@ -154,13 +182,25 @@ def _chosen(
 class _Replay:
     """Counts while it asks."""
 
-    def __init__(self, target: Target, version: str | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        version: str | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._began = clock()
+        #: Model -> when it last answered.
+        self._answered: dict[str, float] = {}
         self._target = target
         self._version = version
         self._prepared: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._found = Report(histogram=[0] * (len(BOUNDS) + 1))
         self._by_output: dict[str, float] = {}
         self._errors: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        self._degraded_now = 0
         self._answered_by: Counter[str] = Counter()
         self._worst: list[tuple[float, int, Differing]] = []
         self.skipped: Counter[str] = Counter()
@@ -173,11 +213,29 @@ class _Replay:
             request = entry.inputs.request(entry.model, version, entry.request_id)
             try:
                 await self._prepare(entry.model, version)
-                result = await self._target.score(request)
+                result = await self._ask(request)
             except HoplineError as error:
                 self._errors[error.code] += 1
+                self._examples.setdefault(error.code, f"{entry.request_id}: {error}")
                 continue
             self._compare(entry, request, result)
+
+    async def _ask(self, request: ScoreRequest) -> ScoreResult:
+        """Ask until there is an answer, while the model answers others.
+
+        Raises: HoplineError: it is no matter of waiting, or the model answers nobody for a while.
+        """
+        while True:
+            try:
+                result = await self._target.score(request)
+            except (Overloaded, Unavailable, ModelNotReady) as error:
+                last = self._answered.get(request.model, self._began)
+                if self._clock() - last > _PATIENCE_S:
+                    raise
+                await self._sleep(min(max(error.retry_after_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S))
+            else:
+                self._answered[request.model] = self._clock()
+                return result
 
     async def _prepare(self, model: str, version: str) -> None:
         """Have a version loaded, once; raises the same error each time."""
@@ -194,7 +252,7 @@ class _Replay:
             gone = np.zeros(len(next(iter(entry.outputs.values()))), np.bool_)
             gone[list(entry.missing)] = True
         if result.degraded:
-            self.skipped["degraded now"] += 1
+            self._degraded_now += 1
             return
         found = compare(entry.outputs, result.outputs, gone, result.missing)
         self._count(entry, result, found)
@@ -232,6 +290,9 @@ class _Replay:
         report = self._found
         report.by_output = dict(self._by_output)
         report.errors, report.skipped = dict(self._errors), dict(self.skipped)
+        report.examples, report.not_compared = self._examples, dict(self._errors)
+        if self._degraded_now:
+            report.not_compared["degraded now"] = self._degraded_now
         report.answered_by = dict(self._answered_by)
         report.worst = [item for _, _, item in sorted(self._worst, reverse=True)]
         return report

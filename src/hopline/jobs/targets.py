@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import msgspec
 
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
 from hopline.config import Config
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
+
+#: For one answer of a server, in seconds.
+_TIMEOUT_S = 120.0
 
 
 class Target(Protocol):
@@ -21,6 +26,10 @@ class Target(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+    async def log_id(self) -> str:
+        """Which prediction log it writes, as `records/log_id.py` has it; "" for none."""
+        ...
 
     async def prepare(self, model: str, version: str) -> None:
         """Have a version ready. Raises: HoplineError: it cannot be had."""
@@ -46,6 +55,8 @@ class ServiceTarget:
                 prediction_log__path="",
                 drift__enabled=False,
                 tracing__endpoint="",
+                # No caller waits: a request may take as long as it takes.
+                limits__default_timeout_ms=config.limits.max_timeout_ms,
                 models__state=self._folder.name,
             )
         )
@@ -66,6 +77,10 @@ class ServiceTarget:
         await self._service.close()
         self._folder.cleanup()
 
+    async def log_id(self) -> str:
+        """None is written."""
+        return ""
+
     async def prepare(self, model: str, version: str) -> None:
         """Load a version that is not there yet."""
         known = self._service.model_names()
@@ -85,7 +100,7 @@ class ServerTarget:
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._client = AsyncClient(url, api_key=api_key)
+        self._client = AsyncClient(url, api_key=api_key, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         """Nothing is done until the first request."""
@@ -96,6 +111,11 @@ class ServerTarget:
     ) -> None:
         """Close the connections."""
         await self._client.close()
+
+    async def log_id(self) -> str:
+        """As the server's metadata say."""
+        metadata = msgspec.json.decode(await self._client.send("GET", "/v2"), type=dict[str, Any])
+        return str(metadata.get("prediction_log", ""))
 
     async def prepare(self, model: str, version: str) -> None:
         """A server's versions are its own affair."""

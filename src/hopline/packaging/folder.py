@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,8 @@ def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -
         PackagingError: as `new_version`.
     """
     for what, value in (("model name", name), ("version", version)):
+        if not isinstance(value, str):
+            raise PackagingError(f'{what} {value!r}: must be text; write "{value}"')
         if not _NAME.fullmatch(value):
             raise PackagingError(
                 f"{what} {value!r}: must start with a letter or digit and have only those and . _ - after"
@@ -60,9 +62,8 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
         PackagingError: a bad name, or the version exists and `overwrite` is False.
     """
     path = check_place(repository, name, version, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A leading dot keeps a server that scans the repository from taking it for a version.
-    folder = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=path.parent))
+    made = [place for place in (path.parent, *path.parent.parents) if not place.exists()]
+    folder = _draft(path)
     try:
         folder.chmod(0o755)
         yield NewVersion(folder, path)
@@ -70,6 +71,24 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
         _replace(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for place in made:  # innermost first; one that holds something stays
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _draft(path: Path) -> Path:
+    """A folder beside a version's place, for its files.
+
+    Raises: PackagingError: it cannot be made.
+    """
+    try:
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A leading dot keeps a server that scans the repository from taking it for a version.
+            with suppress(FileNotFoundError):  # another one that failed has just removed the empty folder
+                return Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise PackagingError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _refuse(path: Path, overwrite: bool) -> None:

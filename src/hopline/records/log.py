@@ -26,6 +26,7 @@ from hopline.records.entry import Entry, EntryWriter
 from hopline.records.identity import Identity, identity_of
 from hopline.records.inputs import input_hash, inputs_of
 from hopline.records.journal import Journal
+from hopline.records.log_id import made_id
 from hopline.records.pace import Pace
 from hopline.records.usual import head_of, identity_json, usual_line
 from hopline.rollout.served import Preprocessing, Ran, Served
@@ -55,6 +56,8 @@ class PredictionLog:
 
     def __init__(self, config: Config, metrics: Metrics, clock: Callable[[], float] = time.time) -> None:
         self._settings = config.prediction_log
+        #: See `log_id.py`; "" before `start`.
+        self.log_id = ""
         self._journal = Journal(self._settings, config.worker.index, clock)
         self._pace = Pace()
         self._writer = EntryWriter(self._pace)
@@ -104,6 +107,8 @@ class PredictionLog:
         if settings.format == "parquet":
             _need_pyarrow()
         self._journal.open()
+        assert settings.path is not None
+        self.log_id = made_id(settings.path)
         self._thread.start()
 
     def record(self, ran: Ran) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from hopline.errors import BadRequest
 from hopline.records.entry import Entry
 from hopline.records.lines import Lines
+from hopline.records.log_id import id_of
 from hopline.records.names import FORMS, LogFile, log_file, log_files
 from hopline.records.parquet import ParquetRows
 
@@ -27,6 +28,7 @@ class LogReader:
 
     Attributes:
         num_entries: read so far.
+        id: which log it is; see `log_id.py`.
 
     Raises: BadRequest: nothing is there, or it is no log.
     """
@@ -41,6 +43,7 @@ class LogReader:
         if not self.files:
             raise BadRequest(f"{path} holds no prediction log: no file is named predictions-*")
         self.num_entries = 0
+        self.id = id_of(path)
         self._sizes = [_size(file.path) for file in self.files]
         self._opened: list[Lines | ParquetRows] = []
 

@@ -57,6 +57,11 @@ class Recorders:
             self._access = AccessLog(metrics)
             self.all.append(self._access)
 
+    @property
+    def log_id(self) -> str:
+        """Which prediction log is written; "" where none is."""
+        return "" if self._log is None else self._log.log_id
+
     def start(self) -> None:
         """Begin to write and to judge."""
         if self._log is not None:

@@ -41,9 +41,13 @@ class Acknowledgements:
         self._count = worker.count
         self._mine: Mapping[str, str] = {}
 
-    def say(self, generation: int, failed: Mapping[tuple[str, str], str]) -> None:
-        """This worker is in line with a generation of the state."""
-        self._mine = {f"{model}/{unit}": why for (model, unit), why in failed.items()}
+    def say(self, generation: int, failed: Mapping[str, str]) -> None:
+        """This worker is in line with a generation of the state.
+
+        Args:
+            failed: "model/unit" -> why it could not be loaded.
+        """
+        self._mine = failed
         if self._count == 1:
             return
         file = self._file(self._index)

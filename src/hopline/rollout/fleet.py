@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hopline.errors import HoplineError, ModelNotReady
+from hopline.observe.metrics import Metrics
 from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
 from hopline.rollout.served import Scorer, Served
@@ -30,6 +31,7 @@ class Fleet:
     loader: makes units.
     referee: says who takes requests while a rollout is under way.
     settled: is called when this process is in line with the state, or has tried.
+    metrics: of the server.
 
     Attributes:
         state: that is followed.
@@ -38,11 +40,18 @@ class Fleet:
         failed: (model, unit id) -> why this process could not load it.
     """
 
-    def __init__(self, loader: Loader, referee: Referee, settled: Callable[[], object]) -> None:
+    def __init__(
+        self, loader: Loader, referee: Referee, settled: Callable[[], object], metrics: Metrics
+    ) -> None:
         self.state = LifecycleState()
         self.serving: dict[str, Scorer] = {}
         self.units: dict[str, dict[str, Served]] = {}
-        self.failed: dict[tuple[str, str], str] = {}
+        self.failed: dict[tuple[str, str], HoplineError] = {}
+        self._unavailable = metrics.gauge(
+            "hopline_model_unavailable",
+            "Workers that could not load a version which is wanted.",
+            ("model", "version"),
+        )
         self._loader = loader
         self._referee = referee
         self._settled = settled
@@ -76,7 +85,7 @@ class Fleet:
         for name, state in self.state.models.items():
             for unit in state.units:
                 ready = unit.id in self.units.get(name, {})
-                why = self.failed.get((name, unit.id), "")
+                why = self.why(name, unit.id)
                 word = "READY" if ready else "UNAVAILABLE" if why else "LOADING"
                 rows.append({"name": name, "version": unit.id, "state": word, "reason": why})
         known = {(row["name"], row["version"]) for row in rows}
@@ -89,6 +98,29 @@ class Fleet:
                     )
         return sorted(rows, key=lambda row: row["name"])
 
+    def why(self, name: str, unit_id: str) -> str:
+        """Why this process could not load a unit, as "<code>: <message>"; "" where it did not fail."""
+        error = self.failed.get((name, unit_id))
+        return "" if error is None else f"{error.code}: {error}"
+
+    def unavailable(self) -> dict[str, HoplineError]:
+        """Models that cannot serve, as "<model>/<unit>", and why: the unit that serves was not loaded."""
+        return {
+            f"{name}/{state.serving}": self.failed[name, state.serving]
+            for name, state in self.state.models.items()
+            if name not in self.serving and (name, state.serving) in self.failed
+        }
+
+    def fail(self, name: str, unit_id: str, error: HoplineError) -> None:
+        """A unit that is wanted could not be loaded: it is unavailable until it is asked for again."""
+        self.failed[name, unit_id] = error
+        self._unavailable(name, unit_id).set(1)
+        log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, error)
+
+    def _unfail(self, name: str, unit_id: str) -> None:
+        if self.failed.pop((name, unit_id), None) is not None:
+            self._unavailable(name, unit_id).set(0)
+
     def check_wanted(self, model: str, version: str | None) -> None:
         """Raises: ModelNotReady: the unit is wanted, but this worker does not have it (says why)."""
         state = self.model(model)
@@ -96,21 +128,23 @@ class Fleet:
             return
         unit_id = state.serving if version is None else version
         if unit_id and state.unit(unit_id) is not None and unit_id not in self.units.get(model, {}):
-            why = self.failed.get((model, unit_id), "it is being loaded")
-            raise ModelNotReady(f"{model}/{unit_id} is not ready: {why}")
+            why = self.why(model, unit_id)
+            raise ModelNotReady(f"{model}/{unit_id} is not ready: {why or 'it is being loaded'}")
 
     def adopt(self, state: LifecycleState) -> None:
         """Switch and let go at once; begin to load what is missing."""
         if state.generation < self.state.generation:
             return  # another task was faster
-        self.state = state
+        before, self.state = self.state.models, state
         for name, model in state.models.items():
             self.route(name)
             wanted = {unit.id: unit for unit in model.units}
             for unit_id in [each for each in self.units.get(name, {}) if each not in wanted]:
                 self._retire(name, unit_id)
-            for key in [key for key in self.failed if key[0] == name and key[1] not in wanted]:
-                del self.failed[key]
+            again = name in before and before[name].tries != model.tries
+            for unit_id in [unit_id for other, unit_id in self.failed if other == name]:
+                if again or unit_id not in wanted:
+                    self._unfail(name, unit_id)
             for unit in model.units:
                 key = name, unit.id
                 if unit.id not in self.units.get(name, {}) and not {key} & (
@@ -131,8 +165,7 @@ class Fleet:
         try:
             await self.load(name, unit)
         except HoplineError as error:
-            self.failed[key] = f"{error.code}: {error}"
-            log.error("cannot load %s/%s: %s", name, unit.id, error)
+            self.fail(name, unit.id, error)
         finally:
             self._loading.discard(key)
         if unit.id in self.units.get(name, {}):
@@ -160,6 +193,7 @@ class Fleet:
             return
         self.units.setdefault(name, {})[unit.id] = served
         self._known[name, unit.id] = unit
+        self._unfail(name, unit.id)
         if self.is_live:
             gc.freeze()  # as at start: what was loaded need not be looked at by every full collection
         log.info("loaded %s/%s in %.2f s", name, unit.id, time.perf_counter() - began)

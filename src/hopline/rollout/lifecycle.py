@@ -25,7 +25,15 @@ from typing import Any
 import msgspec
 
 from hopline.config import Config
-from hopline.errors import BadRequest, Conflict, HoplineError, ModelNotFound, ModelNotReady, RuntimeFailure
+from hopline.errors import (
+    BadRequest,
+    Conflict,
+    HoplineError,
+    ModelNotFound,
+    ModelNotReady,
+    RepositoryUnavailable,
+    RuntimeFailure,
+)
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.acknowledge import Acknowledgements
@@ -72,16 +80,18 @@ class Lifecycle:
         self._file = StateFile(self._state_folder())
         self._acks = Acknowledgements(config, self._file.folder)
         self._referee = Referee(metrics, recorders, self._file.folder)
-        self.fleet = self._fleet = Fleet(loader, self._referee, self._acknowledge)
+        self.fleet = self._fleet = Fleet(loader, self._referee, self._acknowledge, metrics)
 
     # Life
 
     async def start(self) -> None:
-        """Load what the state and the repository say.
+        """Load what the state and the repository say; a unit that cannot be loaded harms no other one.
 
         Raises:
             ConfigError: no repository, nothing in it, or a state file that cannot be used.
-            HoplineError: a unit that serves cannot be loaded.
+            RepositoryUnavailable: a repository behind a network cannot be asked now.
+            HoplineError: what all models stand on cannot be opened; or no model can serve, or with
+                `models.require_all` not every one, and why.
         """
         self._file.open()
         saved = self._file.read()
@@ -92,6 +102,7 @@ class Lifecycle:
             for unit in state.models[name].units:
                 await self._load_first(name, unit, saved)
             self._fleet.route(name)
+        self._check_start()
         self._acknowledge()
         self._fleet.is_live = True
         self._task = asyncio.ensure_future(self._follow())
@@ -302,16 +313,20 @@ class Lifecycle:
         return models
 
     async def _load_first(self, name: str, unit: Unit, state: LifecycleState) -> None:
-        """Load a unit at start: only one that is not needed may fail."""
-        model = state.models.get(name)
-        rollout = model.rollout if model is not None else None
+        """Load a unit at start; one that fails is unavailable, and says why.
+
+        No other version takes the place of one that serves: it would give other answers, unasked.
+        """
         try:
             await self._fleet.load(name, unit)
+        except RepositoryUnavailable:  # worth another try, of the whole start
+            raise
         except HoplineError as error:
-            if model is None or unit.id == model.serving:
+            if error is self._loader.own_failure:
                 raise
-            self._fleet.failed[name, unit.id] = f"{error.code}: {error}"
-            log.error("cannot load %s/%s: %s", name, unit.id, error)
+            self._fleet.fail(name, unit.id, error)
+            model = state.models.get(name)
+            rollout = model.rollout if model is not None else None
             if rollout is None or unit.id != rollout.candidate:
                 return
             why = f"it could not be loaded: {error}"
@@ -323,8 +338,24 @@ class Lifecycle:
                 return settled(state, steps.rolled_back(state.rollout, why, now))
 
             self._fleet.state = self._with_models(
-                self._file.update(lambda whole: changed(whole, name, change, model))
+                self._file.update(lambda whole: changed(whole, name, change, model or ModelState()))
             )
+
+    def _check_start(self) -> None:
+        """Whether enough can serve to begin.
+
+        Raises: HoplineError: see `start`.
+        """
+        failed = self._fleet.unavailable()
+        if not failed or (self._fleet.serving and not self._config.models.require_all):
+            return
+        first = next(iter(failed.values()))
+        if len(failed) == 1 and not self._fleet.serving:
+            raise first
+        listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        if self._fleet.serving:
+            raise ModelNotReady(f"models.require_all: not every model can serve: {listed}")
+        raise ModelNotReady(f"no model can serve: {listed}")
 
     async def _found(
         self, model: str, version: str | None, graph: str, groups: tuple[str, ...], *, shadow: bool = False
@@ -350,19 +381,28 @@ class Lifecycle:
 
         Raises: HoplineError: one cannot; then none has it.
         """
-        if unit.id in self._fleet.units.get(model, {}):
+        if unit.id in self._fleet.units.get(model, {}) and self._config.worker.count == 1:
             return
-        await self._fleet.load(model, unit)
+        present = self._fleet.model(model)
+        is_new = present is None or present.unit(unit.id) is None
+        if unit.id not in self._fleet.units.get(model, {}):
+            try:
+                await self._fleet.load(model, unit)
+            except HoplineError as error:
+                if not is_new:
+                    self._fleet.fail(model, unit.id, error)
+                raise
 
         def add(state: ModelState) -> ModelState:
-            if state.unit(unit.id) is not None:
-                return state
+            if state.unit(unit.id) is not None:  # workers that could not load it try again
+                return msgspec.structs.replace(state, tries=state.tries + 1)
             return msgspec.structs.replace(state, units=(*state.units, unit))
 
         failed = await self._publish(model, add)
         why = failed.get(f"{model}/{unit.id}")
         if why is not None:
-            await self._publish(model, lambda state: without(state, {unit.id}))
+            if is_new:
+                await self._publish(model, lambda state: without(state, {unit.id}))
             raise ModelNotReady(f"{model}/{unit.id} could not be loaded by every worker: {why}")
 
     async def _check_fit(self, model: str, unit: Unit) -> None:
@@ -430,7 +470,10 @@ class Lifecycle:
         return state
 
     def _acknowledge(self) -> None:
-        self._acks.say(self._fleet.state.generation, self._fleet.failed)
+        failed = {
+            f"{name}/{unit_id}": self._fleet.why(name, unit_id) for name, unit_id in self._fleet.failed
+        }
+        self._acks.say(self._fleet.state.generation, failed)
 
     def _state_folder(self) -> Path:
         """Where the state lies: as configured, beside the models, or nowhere that lasts."""

@@ -23,7 +23,8 @@ from hopline.config import Config, needed_folder
 from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
-from hopline.errors import ArtifactError, ConfigError
+from hopline.engine.schema import check_schema
+from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 _MAX_THREADS = 64
 #: Seconds that a listing of a repository behind a network is given for.
 _LISTING_S = 5.0
+_NO_VERSION = "no version with a model.json or pipeline.toml"
 #: A model process of a shadow leaves the processor to whoever serves.
 _SHADOW_NICE = 19
 
@@ -110,6 +112,8 @@ class Loader:
         self._listed_at = float("-inf")
         self._keys: dict[tuple[str, str], str] = {}
         self._nursery: Nursery | None = None
+        #: Why the server's own graph or feature store cannot be opened: no fault of a model.
+        self.own_failure: HoplineError | None = None
         #: Connects sources to the prefetcher; set by who knows about it.
         self.on_sources: Callable[[Sources, Graph], object] | None = None
 
@@ -159,15 +163,15 @@ class Loader:
         return read_limits(self.repository.model_file(model, "serving.toml"), self.config)
 
     def models(self) -> list[str]:
-        """Names to serve: those of the settings, else all in the repository.
+        """Names to serve: those of the settings, else all in the repository that have a version.
 
         Raises:
             ConfigError: a name is not in the repository, or nothing is.
-            ArtifactError: a model has no version.
+            ArtifactError: a model that the settings name has no version.
         """
         repository = self.repository
         there = repository.models()
-        names = list(self.config.models.names) or there
+        names = list(self.config.models.names)
         for name in names:
             if name not in there:
                 known = ", ".join(there) or "nothing"
@@ -175,13 +179,18 @@ class Loader:
                     f"models.names: {name!r} is not in {repository.address}; there is: {known}"
                 )
             if not repository.versions(name):
-                raise ArtifactError(
-                    f"{repository.address}/{name}: no version with a model.json; run `hopline package`"
-                )
+                raise ArtifactError(f"{repository.address}/{name}: {_NO_VERSION}; run `hopline package`")
         if not names:
-            raise ConfigError(
-                f"models.repository: {repository.address} holds no models; run `hopline package` first"
-            )
+            names = [name for name in there if repository.versions(name)]
+            left_out = [name for name in there if name not in names]
+            for name in left_out:
+                log.warning("%s/%s is left out: %s", repository.address, name, _NO_VERSION)
+            if not names:
+                empty = f" (no version in: {', '.join(left_out)})" if left_out else ""
+                raise ConfigError(
+                    f"models.repository: {repository.address} holds no models{empty}; run "
+                    "`hopline package` first"
+                )
         check_named(self.config.table.file, names)
         return names
 
@@ -189,8 +198,11 @@ class Loader:
         """How deep a model is made of others, 0 for one that is not: those must be loaded first."""
 
         def newest(name: str) -> Path | None:
-            versions = self.repository.versions(name)
-            return self.repository.fetch(name, versions[-1]) if versions else None
+            try:
+                versions = self.repository.versions(name)
+                return self.repository.fetch(name, versions[-1]) if versions else None
+            except HoplineError:  # loading it says why
+                return None
 
         folder = newest(model)
         if folder is None or not (folder / "pipeline.toml").is_file():
@@ -206,10 +218,30 @@ class Loader:
 
         Raises:
             HoplineError: it is not there, or failed a check; the message says which.
+            RuntimeFailure: something that it is made of failed in an unexpected way.
         """
+        try:
+            return await self._load(model, unit)
+        except HoplineError:
+            raise
+        except ImportError as error:
+            raise RuntimeFailure(
+                f"{model}/{unit.id} needs a package that is not installed here: {error}"
+            ) from error
+        except Exception as error:  # the boundary: a model may fail in any way, and harms only itself
+            log.exception("%s/%s failed while it was loaded", model, unit.id)
+            raise RuntimeFailure(
+                f"{model}/{unit.id} failed while it was loaded: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _load(self, model: str, unit: Unit) -> Served:
         folder = await asyncio.to_thread(self.repository.fetch, model, unit.version)
         limits = await asyncio.to_thread(self.limits, model)
-        served = await self._made(model, unit, folder, limits)
+        try:
+            served = await self._made(model, unit, folder, limits)
+        except BaseException:
+            await self._forget(model, unit)
+            raise
         try:
             await asyncio.to_thread(served.warm_up)
             if isinstance(served, ServedVersion) and isinstance(served.model, EgoModel):
@@ -226,6 +258,10 @@ class Loader:
     async def drop(self, model: str, unit: Unit, served: Served) -> None:
         """Let go of a unit that takes no requests any more."""
         await served.release()
+        await self._forget(model, unit)
+
+    async def _forget(self, model: str, unit: Unit) -> None:
+        """Give back the memory that a unit took, and what only it stood on."""
         key = self._keys.pop((model, unit.id), "")
         if key:
             self._regions.give_back(key)
@@ -298,6 +334,7 @@ class Loader:
         def build() -> ServedVersion:
             # each model pins versions of a live graph of its own
             graph = ground.graph.another() if isinstance(ground.graph, LiveView) else ground.graph
+            check_schema(spec, graph)  # before anything reads what the graph may not have
             plan, arena = self._regions.take(
                 self._keep_key(model, unit, spec, graph),
                 self._share,
@@ -343,11 +380,20 @@ class Loader:
         key = (unit.graph, unit.groups)
         ground = self._grounds.get(key)
         if ground is None:
-            graph = await asyncio.to_thread(self._open_graph, unit)
-            ground = self._grounds[key] = Ground(graph)
-            if not isinstance(graph, LiveView):
-                ground.sources = await self._open_sources(graph, unit)
-                await asyncio.to_thread(prefault, graph, features=ground.sources is None)
+            try:
+                ground = await self._open_ground(unit)
+            except HoplineError as error:
+                if key == ("", ()):
+                    self.own_failure = error
+                raise
+            self._grounds[key] = ground
+        return ground
+
+    async def _open_ground(self, unit: Unit) -> Ground:
+        ground = Ground(await asyncio.to_thread(self._open_graph, unit))
+        if not isinstance(ground.graph, LiveView):
+            ground.sources = await self._open_sources(ground.graph, unit)
+            await asyncio.to_thread(prefault, ground.graph, features=ground.sources is None)
         return ground
 
     def _open_graph(self, unit: Unit) -> Graph | LiveView:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.rollout.repository import absent
 from hopline.rollout.version_folder import MARKERS, check_name, in_order, is_name, verify
+
+log = logging.getLogger(__name__)
 
 
 class LocalRepository:
@@ -30,12 +33,18 @@ class LocalRepository:
         return sorted(path.name for path in self.folder.iterdir() if is_name(path.name) and path.is_dir())
 
     def versions(self, model: str) -> list[str]:
-        """As `Repository.versions`."""
+        """As `Repository.versions`; none where the folder may not be read, such as a disk's lost+found."""
         check_name("model", model)
         folder = self.folder / model
-        if not folder.is_dir():
+        try:
+            if not folder.is_dir():
+                return []
+            return in_order(
+                path.name for path in folder.iterdir() if is_name(path.name) and _is_version(path)
+            )
+        except OSError as error:
+            log.warning("%s cannot be read: %s", folder, error.strerror)
             return []
-        return in_order(path.name for path in folder.iterdir() if is_name(path.name) and _is_version(path))
 
     def fetch(self, model: str, version: str) -> Path:
         """As `Repository.fetch`: the folder itself, verified."""

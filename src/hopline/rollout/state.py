@@ -34,6 +34,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
         previous: unit id that a rollback returns to; "" where there is none.
         rollout: under way.
         past: ended ones, oldest first.
+        tries: how often a unit that is wanted already was asked for again.
     """
 
     units: tuple[Unit, ...] = ()
@@ -41,6 +42,7 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     previous: str = ""
     rollout: Rollout | None = None
     past: tuple[Rollout, ...] = ()
+    tries: int = 0
 
     def unit(self, unit_id: str) -> Unit | None:
         """The unit of that id, if it is loaded."""

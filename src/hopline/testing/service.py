@@ -154,6 +154,10 @@ class FakeService:
             raise ModelNotFound(f"model {name!r} has no version {version!r}; there are 1, 2")
         return info if version is None else dataclasses.replace(info, version=version)
 
+    def unavailable(self) -> dict[str, str]:
+        """None."""
+        return {}
+
     def index(self) -> list[dict[str, str]]:
         """Both versions of each model."""
         return [

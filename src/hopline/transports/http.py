@@ -205,6 +205,10 @@ class HttpApp:
             if info.state != "READY"
         ]
         states = {name: info.state for name, info in models.items()}
+        # A model that cannot be loaded is no reason to take the others' requests elsewhere.
+        for name, why in service.unavailable().items():
+            reasons.append(f"model {name}: UNAVAILABLE: {why}")
+            states[name] = "UNAVAILABLE"
         body = encode_json({"ready": ready, "reasons": reasons, "models": states})
         return Response(body, 200 if ready else 503, headers=id_line)
 
@@ -223,7 +227,10 @@ class HttpApp:
         return Response(msgspec.json.encode(self._service.describe(model, version)), headers=id_line)
 
     def _server_metadata(self, request: Request, id_line: bytes) -> Response:
-        return Response(encode_json(oip.server_metadata()), headers=id_line)
+        metadata = oip.server_metadata()
+        if log_id := getattr(self._service, "log_id", ""):
+            metadata["prediction_log"] = log_id
+        return Response(encode_json(metadata), headers=id_line)
 
     def _metadata(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
         return Response(

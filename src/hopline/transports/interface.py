@@ -17,8 +17,8 @@ class ScoringService(Protocol):
 
     A service may also have `turn_away`, which refuses requests unread, `is_pressed`, which tells whether
     others wait for the loop, `rehearsing`, which is for before the first request, the coroutines `load`,
-    `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout`, as `hopline.service.Service`
-    does.
+    `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout` and `log_id`, as
+    `hopline.service.Service` does.
     """
 
     metrics: Metrics
@@ -56,6 +56,10 @@ class ScoringService(Protocol):
 
         Raises: ModelNotFound.
         """
+        ...
+
+    def unavailable(self) -> Mapping[str, str]:
+        """Models that cannot serve, though others do: name -> why."""
         ...
 
     def index(self) -> Sequence[Mapping[str, str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from hopline.errors import BadRequest
 from hopline.rollout.rollout import RolloutRequest
+from hopline.settings import did_you_mean
 
 
 class LoadBody(msgspec.Struct):
@@ -123,5 +124,21 @@ def _read(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        fields = ", ".join(kind.__struct_fields__)
-        raise BadRequest(f"the body is wrong: {error}; the fields are {fields}") from None
+        raise BadRequest(f"the body is wrong: {error}; {_right(kind, body)}") from None
+
+
+def _right(kind: Any, body: bytes) -> str:
+    """What would be right where a body is wrong: the fields, or the values of the first field that is."""
+    try:
+        values = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        values = {}
+    for name, hint in get_type_hints(kind).items():
+        value = values.get(name)
+        if get_origin(hint) is Literal and name in values and value not in get_args(hint):
+            return f"{name} is one of {', '.join(get_args(hint))}"
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and isinstance(value, dict):
+            fields = hint.__struct_fields__
+            for unknown in [key for key in value if key not in fields]:
+                return f"{name} are {', '.join(fields)}{did_you_mean(unknown, fields)}"
+    return f"the fields are {', '.join(kind.__struct_fields__)}"

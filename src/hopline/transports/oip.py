@@ -26,7 +26,7 @@ import numpy as np
 
 from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, ModelNotReady
 from hopline.transports.interface import ScoringService
 from hopline.transports.rows import attributes_of, priority_of
 from hopline.transports.tensors import Tensor, tensor_from_array
@@ -209,7 +209,10 @@ def model_is_ready(service: ScoringService, name: str, version: str | None) -> b
 
     Raises: ModelNotFound.
     """
-    return service.describe(name, version).state == "READY" and service.ready()
+    try:
+        return service.describe(name, version).state == "READY" and service.ready()
+    except ModelNotReady:
+        return False
 
 
 def all_statistics(service: ScoringService, name: str | None, version: str | None) -> list[dict[str, Any]]:

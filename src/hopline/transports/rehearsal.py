@@ -99,6 +99,10 @@ class _Stage:
         """As the service."""
         return self._service.describe(name, version)
 
+    def unavailable(self) -> Any:
+        """As the service."""
+        return self._service.unavailable()
+
     def index(self) -> Any:
         """As the service."""
         return self._service.index()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 
 import numpy as np
@@ -126,10 +127,26 @@ async def test_a_service_answers_what_its_models_do_one_after_the_other(fraud):
         await fleet_rig.stop(service)
 
 
-async def test_a_pipeline_that_does_not_fit_keeps_a_server_from_starting_and_says_why(fraud, tmp_path):
+async def test_a_pipeline_that_does_not_fit_is_unavailable_and_says_why(fraud, tmp_path):
     root, _ = edited(fraud, tmp_path, '"emb_*"', '"embedding_*"')
-    with pytest.raises(PipelineInvalid, match=r"step 'trees': columns.embedding_0: model 'trees' has no"):
-        await fleet_rig.started(root)
+    why = r"step 'trees': columns.embedding_0: model 'trees' has no"
+    service = await fleet_rig.started(root)
+    assert re.search(why, service.unavailable()["fraud"])
+    assert {"sage", "trees"} <= set(service.model_names())
+    with pytest.raises(PipelineInvalid, match=why):
+        await service.load("fraud")
+    await fleet_rig.stop(service)
+
+
+async def test_a_pipeline_with_a_step_that_cannot_be_loaded_names_the_step(fraud, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(fraud[0], root)
+    (root / "models" / "trees" / "1" / "model.json").write_text("{")
+    service = await fleet_rig.started(root)
+    assert service.model_names() == ("sage",)
+    assert set(service.unavailable()) == {"fraud", "trees"}
+    assert "trees" in service.unavailable()["fraud"]
+    await fleet_rig.stop(service)
 
 
 def run(*arguments):

@@ -1,0 +1,191 @@
+"""`FILE.py:NAME` and `MODULE:NAME` on the command line: the torch module that they name, with arguments."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hopline.errors import HoplineError, PackagingError
+from hopline.graph import Graph
+from hopline.settings import did_you_mean
+
+
+def load_module(
+    reference: str, graph: Graph, arguments: Mapping[str, Any] | None = None, *, what: str = "--model"
+) -> Any:
+    """The torch module that FILE.py:NAME or MODULE:NAME names; classes and functions are called.
+
+    Args:
+        graph: passed to what takes an argument named `graph`.
+        arguments: of the class or function.
+        what: option, for messages.
+
+    Raises:
+        PackagingError: no such file, module or name, arguments that do not fit, or no module.
+    """
+    from torch import nn
+
+    place, colon, attribute = reference.rpartition(":")
+    if not colon or not place:
+        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{_meant(reference)}")
+    source = import_place(place)
+    if not hasattr(source, attribute):
+        hint = did_you_mean(attribute, [name for name in vars(source) if not name.startswith("_")])
+        raise PackagingError(f"{what}: {place} has no {attribute!r}{hint}")
+    found = getattr(source, attribute)
+    if isinstance(found, nn.Module) or not callable(found):
+        if arguments:
+            raise PackagingError(
+                f"--init: {reference} is {_article(type(found).__name__)} already and takes no arguments; "
+                "name a class or a function"
+            )
+    else:
+        found = _called(found, reference, dict(arguments or {}), graph, what)
+    if not isinstance(found, nn.Module):
+        raise PackagingError(f"{what}: {reference} is {type(found).__name__}, not a torch.nn.Module")
+    return found
+
+
+def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph, what: str) -> Any:
+    name = reference.rpartition(":")[2]
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # built in
+        signature = inspect.Signature([inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)])
+    parameters = signature.parameters
+    if "graph" in parameters and "graph" not in arguments:
+        arguments["graph"] = graph
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = [
+        each.name
+        for each in parameters.values()
+        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    for given in arguments:
+        if given not in named and not takes_any:
+            raise PackagingError(
+                f"--init {given}=…: {name}{signature} has no argument {given!r}{did_you_mean(given, named)}"
+            )
+    missing = [
+        each.name
+        for each in parameters.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        and each.name not in arguments
+    ]
+    if missing:
+        needs = f"{what}: {name}{signature} needs {', '.join(missing)}; "
+        if what != "--model":
+            raise PackagingError(needs + "name a function that returns the module")
+        raise PackagingError(needs + "give " + " ".join(f"--init {each}=VALUE" for each in missing))
+    try:
+        return found(**arguments)
+    except HoplineError:
+        raise
+    except Exception as error:  # the user's code raises of every kind
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items() if key != "graph")
+        raise PackagingError(f"{what}: {name}({given}) failed: {_said(error)}") from error
+
+
+def _meant(reference: str) -> str:
+    if reference.endswith(".py"):
+        return f"; name the class or function, too: {reference}:NAME"
+    if reference.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors")):
+        return "; a file of weights goes to --state-dict, beside the class in --model"
+    return ""
+
+
+def parse_init(texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments from NAME=VALUE; a value is JSON (`true`, `[64, 32]`), a Python value (`None`), else text.
+
+    Raises: PackagingError: no name, or one twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise PackagingError(f"--init {text!r} is not NAME=VALUE, as --init hidden=64")
+        if name in found:
+            raise PackagingError(f"--init {name} is given twice")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+def import_place(place: str) -> Any:
+    """The Python module of FILE.py, or of a dotted name; found from the working folder, too.
+
+    Raises: PackagingError: there is none, or its code fails.
+    """
+    if not place.endswith(".py"):
+        _also_look_in(Path.cwd())
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name != place.split(".")[0] and error.name != place:
+                raise PackagingError(f"{place}: {_said(error)}") from error
+            raise PackagingError(f"no module {place!r}; for a file write PATH.py:NAME") from None
+        except Exception as error:  # the user's code raises of every kind
+            raise PackagingError(f"{place}: {_said(error)}") from error
+    path = Path(place)
+    if not path.is_file():
+        raise PackagingError(f"{path}: no such file")
+    name = path.stem
+    if name in sys.modules or name in sys.stdlib_module_names:  # the other one stays what it is
+        name = f"_file_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PackagingError(f"{path}: not a Python file")
+    source = importlib.util.module_from_spec(spec)
+    _also_look_in(path.resolve().parent)
+    # Known by its name, so that its classes can be copied.
+    sys.modules[name] = source
+    try:
+        spec.loader.exec_module(source)
+    except (Exception, SystemExit) as error:  # the user's code raises of every kind
+        del sys.modules[name]
+        hint = ""
+        if "relative import" in str(error):
+            hint = "; name it as PACKAGE.MODULE:NAME from the folder that holds the package"
+        if isinstance(error, SystemExit):
+            hint = '; put what the script does, such as parsing arguments, below if __name__ == "__main__":'
+        raise PackagingError(f"{path}: {_said(error)}{hint}") from error
+    return source
+
+
+def _also_look_in(folder: Path) -> None:
+    """Find modules beside a script, after those that are installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _said(error: BaseException) -> str:
+    """An error of the user's code, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_ours(frame.filename)]
+    where = f" (line {own[-1].lineno} of {own[-1].filename})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith("<frozen") or filename == __file__
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name[:1] in "AEIOUaeiou" else f"a {name}"

@@ -1,0 +1,293 @@
+"""Loads weights into a module, out of whatever training saved them in.
+
+A checkpoint is searched for state dicts: at any depth, under any key, with any prefix before the module's
+own names (`module.` of DataParallel, `_orig_mod.` of torch.compile, `model.` of Lightning). Exactly one
+must have every weight of the module, in its shape. Two that do, such as weights and their moving average,
+are refused until the caller names one; so is one that nearly does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hopline.errors import PackagingError
+from hopline.packaging.checkpoint_file import read_checkpoint
+
+#: What wrappers put into the names of weights.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+#: Counted by wrappers and layers, and no weight: may be absent, or left over.
+_COUNTERS = ("num_batches_tracked", "n_averaged")
+_MAX_DEPTH = 5
+#: Names that a message lists.
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Part of a checkpoint that may be a module's state dict.
+
+    Attributes:
+        key: what `--state-dict-key` calls it.
+        state: weight name -> tensor, without the prefix.
+        missing: the module's names that are absent.
+        unexpected: names that the module does not have.
+        misfits: a phrase for each tensor that cannot be the weight of its name.
+        unused: names in the same state dict that do not begin with the prefix.
+    """
+
+    key: str
+    state: dict[str, Any]
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.missing or self.misfits)
+
+    @property
+    def has_some(self) -> bool:
+        """Whether any of its names is the module's: a loss beside a state dict is a tensor, too."""
+        return len(self.state) > len(self.unexpected)
+
+    @property
+    def fits(self) -> bool:
+        return self.is_complete and not self.unexpected
+
+
+def load_weights(
+    module: nn.Module, path: Path, *, key: str | None = None, unsafe_pickle: bool = False
+) -> list[str]:
+    """Load the weights in a file; tensors only, so that nothing in the file is executed.
+
+    Args:
+        module: gets them.
+        path: of torch.save, or safetensors; see the module.
+        key: which state dict of the checkpoint; None takes the only one that fits.
+        unsafe_pickle: the file may hold any object, such as a whole module: executes code in it.
+
+    Returns: notes for the user: which part was taken where there are others.
+    Raises:
+        PackagingError: no such file, no state dict, none or several that fit; lists names.
+    """
+    content = read_checkpoint(path, unsafe_pickle=unsafe_pickle, model=module)
+    whole = content if isinstance(content, nn.Module) else None
+    states = dict(_states(content))
+    if not states:
+        raise PackagingError(f"{path}: {_no_state(content)}")
+    wanted = {_unwrapped(name): value for name, value in module.state_dict().items()}
+    found = [candidate for name, state in states.items() for candidate in _candidates(name, state, wanted)]
+    if key is not None:
+        found = _named(found, key, path)
+    fitting = [candidate for candidate in found if candidate.is_complete] or _by_hooks(module, found)
+    if len(fitting) > 1:
+        keys = [candidate.key or "." for candidate in fitting]
+        raise PackagingError(
+            f"{path}: {len(keys)} sets of weights have all that {type(module).__name__} has: "
+            f"{', '.join(keys)}; choose one with --state-dict-key, such as --state-dict-key {keys[0]}"
+        )
+    if not fitting or (fitting[0].is_complete and not fitting[0].fits):
+        raise PackagingError(f"{path}: {_nothing_fits(module, fitting or found)}")
+    (chosen,) = fitting
+    _load(module, chosen, path)
+    return _notes(chosen, found, whole)
+
+
+def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping of names to tensors in a checkpoint, with its key."""
+    if isinstance(content, nn.Module):
+        content = content.state_dict()
+    if not isinstance(content, Mapping) or "param_groups" in content or len(path) > _MAX_DEPTH:
+        return
+    tensors = {
+        name: value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+    if tensors:
+        yield "/".join(path), tensors
+    for name, value in content.items():
+        if isinstance(name, str):
+            yield from _states(value, (*path, name))
+
+
+def _candidates(key: str, state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
+    """A state dict once for each prefix before the module's names; the likeliest one where none has all."""
+    found = _of_prefixes(key, _without(_WRAPPERS, state), wanted)
+    if not any(each.is_complete for each in found) and not any("module" in n.split(".") for n in wanted):
+        # DataParallel around a part of the model
+        again = _of_prefixes(key, _without((*_WRAPPERS, "module"), state), wanted)
+        if any(each.is_complete for each in again):
+            found = again
+    complete = [candidate for candidate in found if candidate.is_complete]
+    return complete or [min(found, key=lambda each: (len(each.missing), len(each.unexpected)))]
+
+
+def _of_prefixes(key: str, names: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
+    prefixes = {name[: -len(own)] for own in wanted for name in names if name.endswith(own)}
+    prefixes = {prefix for prefix in prefixes if not prefix or prefix.endswith(".")} or {""}
+    found = {prefix: _judged(key, prefix, names, wanted) for prefix in sorted(prefixes)}
+    complete = tuple(prefix for prefix, candidate in found.items() if prefix and candidate.is_complete)
+    return [_apart(candidate, prefix, complete) for prefix, candidate in found.items()]
+
+
+def _apart(candidate: _Candidate, prefix: str, others: tuple[str, ...]) -> _Candidate:
+    """A candidate without the names of others inside of it, such as an average beside the weights."""
+    inner = tuple(other[len(prefix) :] for other in others if other != prefix and other.startswith(prefix))
+    theirs = [name for name in candidate.unexpected if inner and name.startswith(inner)]
+    return replace(
+        candidate,
+        state={name: value for name, value in candidate.state.items() if name not in theirs},
+        unexpected=[name for name in candidate.unexpected if name not in theirs],
+        unused=candidate.unused + [prefix + name for name in theirs],
+    )
+
+
+def _without(wrappers: Sequence[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict without what wrappers put into names; as it is where two would get the same name."""
+    names = {_unwrapped(name, wrappers): value for name, value in state.items()}
+    return names if len(names) == len(state) else state
+
+
+def _unwrapped(name: str, wrappers: Sequence[str] = _WRAPPERS) -> str:
+    return ".".join(part for part in name.split(".") if part not in wrappers)
+
+
+def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str, Any]) -> _Candidate:
+    state = {name[len(prefix) :]: value for name, value in names.items() if name.startswith(prefix)}
+    label = "/".join(part for part in (key, prefix.rstrip(".")) if part)
+    missing = [name for name in wanted if name not in state and _counter(name) is None]
+    unexpected = [name for name in state if name not in wanted and _counter(name) is None]
+    unused = [name for name in names if not name.startswith(prefix) and _counter(name) is None]
+    misfits = [
+        why
+        for name, value in state.items()
+        if name in wanted and (why := _misfit(name, value, wanted[name]))
+    ]
+    return _Candidate(label, state, missing, unexpected, misfits, unused)
+
+
+def _counter(name: str) -> str | None:
+    last = name.rpartition(".")[2]
+    return last if last in _COUNTERS else None
+
+
+def _misfit(name: str, value: Any, own: Any) -> str:
+    """Why a tensor cannot be a weight's value; "" where it can."""
+    if not isinstance(value, Tensor) or not isinstance(own, Tensor):
+        return "" if type(value) is type(own) else f"{name} is {type(value).__name__}"
+    if is_lazy(value):
+        return f"{name} has no values: run the model once before it is saved"
+    if value.is_quantized or value.is_meta or value.layout != own.layout:
+        return f"{name} is no plain tensor"
+    if is_lazy(own):
+        return ""
+    if value.shape != own.shape:
+        return f"{name} is {list(value.shape)}, the model has {list(own.shape)}"
+    if _kind(value) != _kind(own) and _counter(name) is None:
+        return f"{name} is {_dtype(value)}, the model has {_dtype(own)}"
+    return ""
+
+
+def _kind(tensor: Tensor) -> str:
+    return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "int"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _named(found: list[_Candidate], key: str, path: Path) -> list[_Candidate]:
+    """Those of a key, or below it."""
+    chosen = [each for each in found if (each.key or ".") == key] or [
+        each for each in found if each.key.startswith(f"{key}/")
+    ]
+    if not chosen:
+        there = ", ".join(each.key or "." for each in found)
+        raise PackagingError(f"{path}: no weights under --state-dict-key {key!r}; there are: {there}")
+    return chosen
+
+
+def _by_hooks(module: nn.Module, found: list[_Candidate]) -> list[_Candidate]:
+    """What the module itself takes under other names: layers rename weights of earlier releases."""
+    taken = []
+    for candidate in found:
+        if candidate.misfits or not (candidate.missing and candidate.unexpected):
+            continue
+        try:
+            copy.deepcopy(module).load_state_dict(dict(candidate.state), strict=True)
+        except Exception:  # of every kind; the names are told then
+            continue
+        taken.append(candidate)
+    return taken
+
+
+def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
+    own = {_unwrapped(name): name for name in module.state_dict()}
+    state = {own.get(name, name): value for name, value in chosen.state.items()}
+    try:
+        outcome = module.load_state_dict(state, strict=False)
+    except Exception as error:  # hooks of layers raise of every kind
+        raise PackagingError(f"{path}: cannot be loaded into {type(module).__name__}: {error}") from error
+    left = [name for name in (*outcome.missing_keys, *outcome.unexpected_keys) if _counter(name) is None]
+    if left:
+        raise PackagingError(f"{path}: {type(module).__name__} did not take {_listed(left)}")
+
+
+def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:
+    notes = []
+    if chosen.key:
+        others = [each.key or "." for each in found if each.key != chosen.key and each.has_some]
+        beside = f", not those under {', '.join(others)}" if others else ""
+        notes.append(f"weights under {chosen.key!r}{beside}")
+    if chosen.unused:
+        notes.append(f"not used, since they are outside of it: {_listed(chosen.unused)}")
+    if whole is not None:
+        notes.append(f"weights of a whole {type(whole).__name__}; its code is that of --model")
+    return notes
+
+
+def _nothing_fits(module: nn.Module, found: list[_Candidate]) -> str:
+    best = min(
+        found,
+        key=lambda each: (not each.has_some, len(each.missing) + len(each.unexpected) + len(each.misfits)),
+    )
+    parts = [f"does not fit {type(module).__name__}"]
+    if best.key:
+        parts[0] += f" (weights under {best.key!r})"
+    for what, names in (("missing", best.missing), ("not in the model", best.unexpected)):
+        if names:
+            parts.append(f"{len(names)} {what}: {_listed(names)}")
+    if best.misfits:
+        parts.append(f"{len(best.misfits)} of another shape or type: {_listed(best.misfits)}")
+    others = [each.key or "." for each in found if each is not best and each.has_some]
+    if others:
+        parts.append(f"nor does {', '.join(others)}")
+    if best.misfits and not best.missing:
+        parts.append("--init gives the class other sizes")
+    return "; ".join(parts)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _no_state(content: Any) -> str:
+    due = "a state dict is due: torch.save(model.state_dict(), FILE)"
+    if isinstance(content, Mapping):
+        keys = ", ".join(str(name) for name in list(content)[:_LISTED]) or "none"
+        if "param_groups" in content or any(
+            isinstance(value, Mapping) and "param_groups" in value for value in content.values()
+        ):
+            return f"holds the state of an optimizer (keys: {keys}) and no weights; {due}"
+        return f"holds no weights; its keys are: {keys}; {due}"
+    return f"holds a {type(content).__name__}; {due}"

@@ -1,0 +1,62 @@
+"""Whatever can be written as model.json can be read."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopline.artifact import Column, Head, ModelSpec, Stage, TableSpec, read_artifact, write_spec
+from hopline.errors import PackagingError
+
+GRAPH = ModelSpec(
+    name="risk",
+    version="1",
+    task="binary",
+    num_layers=1,
+    graph_schema={},
+    fanouts={"node__to__node": (5,)},
+    head=Head("node", 1),
+    levels=({"node": Stage(4)},),
+)
+TABLE = TableSpec("price", "1", "regression", (Column("amount", "float"),), ("logits",), 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "value", "message"),
+    [
+        (GRAPH, "task", "classification", "task: 'classification' is not one of multiclass, binary"),
+        (GRAPH, "runtime", "tensorrt", "runtime: 'tensorrt' is not one of onnx, torch"),
+        (GRAPH, "sampling", "random", "sampling: 'random' is not one of uniform, recent, weighted"),
+        (TABLE, "task", "multilabel", "task: 'multilabel' is not one of binary, multiclass, regression"),
+        (GRAPH, "classes", (0, 1), r"risk/1: cannot be written: .*str.*classes"),
+        (GRAPH, "salt", "seven", r"risk/1: cannot be written: .*int.*salt"),
+        (GRAPH, "fanouts", {"e": (2.5,)}, r"risk/1: cannot be written: .*int.*fanouts"),
+        (GRAPH, "max_degree", object(), r"risk/1: cannot be written: .*object"),
+        (GRAPH, "head", Head("node", 1, kind="graph"), r"risk/1: cannot be written: .*graph.*head\.kind"),
+    ],
+)
+def test_what_could_not_be_read_is_refused_and_nothing_is_written(tmp_path, spec, field, value, message):
+    with pytest.raises(PackagingError, match=message):
+        write_spec(tmp_path, msgspec.structs.replace(spec, **{field: value}))
+    assert list(tmp_path.iterdir()) == []
+
+
+_TEXT = st.text(max_size=20)
+_ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _TEXT, st.lists(_TEXT, max_size=3))
+
+
+@given(
+    st.sampled_from([GRAPH, TABLE]),
+    st.sampled_from(["task", "runtime", "sampling", "classes", "parity", "version", "file", "kind"]),
+    _ANY,
+)
+def test_whatever_is_written_can_be_read(tmp_path_factory, spec, field, value):
+    if not hasattr(spec, field):
+        return
+    folder = tmp_path_factory.mktemp("version")
+    try:
+        written = write_spec(folder, msgspec.structs.replace(spec, **{field: value}))
+    except PackagingError:
+        assert not (folder / "model.json").exists()
+        return
+    assert msgspec.json.encode(read_artifact(folder)) == msgspec.json.encode(written)
