@@ -221,7 +221,11 @@ def _adjacency(
     dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2], table.by_row)
     progress(stage, 0.2)
     num_edges = len(src)
-    attr = None if table.attr is None else matrix(table.attr, f"attributes of {shown}", rows=num_edges)
+    attr = (
+        None
+        if table.attr is None
+        else matrix(table.attr, f"attributes of {shown}", names=table.attr_names, rows=num_edges)
+    )
     weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
     if table.undirected:
         back = np.flatnonzero(src != dst)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import GraphError
 from hopline.graph.progress import Progress, silent
+from hopline.graph.rounding import Rounding
 from hopline.graph.tables import as_array
 from hopline.types import AnyArray, FloatArray
 
@@ -34,11 +35,12 @@ def matrix(
         what: for error messages.
         names: column names, for error messages.
         rows: how many there must be, if that is known.
-    Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`.
+    Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`, or
+        that lose what may matter (see `rounding.py`).
     """
     array = as_array(value, what)
     if array.dtype.kind not in "fiub":
-        raise GraphError(f"{what} must be real numbers; got dtype {array.dtype}")
+        raise GraphError(f"{what} must be real numbers; got dtype {array.dtype}{_not_numbers(value)}")
     if array.ndim == 1:
         array = array.reshape(-1, 1)
     if array.ndim != 2:
@@ -56,6 +58,7 @@ def matrix(
 def _fill_and_check(
     array: AnyArray, result: AnyArray, what: str, names: Sequence[str], progress: Progress
 ) -> None:
+    rounding = Rounding(array.dtype, array.shape[1])
     step = max(1, _CHUNK_BYTES // max(1, array.shape[1] * array.itemsize))
     bad_values, bad_rows, first = 0, 0, None
     for begin in range(0, len(array), step):
@@ -63,6 +66,7 @@ def _fill_and_check(
         if result is not array:
             with np.errstate(over="ignore"):  # an overflow is reported below, with its place
                 result[rows] = array[rows]
+            rounding.add(array[rows], begin)
         finite = np.isfinite(result[rows])
         if not finite.all():
             in_row = np.count_nonzero(~finite, axis=1)
@@ -73,6 +77,7 @@ def _fill_and_check(
                 first = (begin + row, int(np.flatnonzero(~finite[row])[0]))
         progress(what, min(1.0, (begin + step) / len(array)))
     if first is None:
+        rounding.check(what, names)
         return
     row, column = first
     value = array[row, column]
@@ -86,6 +91,14 @@ def _fill_and_check(
         f"{what}: {bad_values} values in {bad_rows} rows {why}; the first is {value} in row {row}, column "
         f"{column}{named}. Fill, clip or drop them before building"
     )
+
+
+def _not_numbers(value: Any) -> str:
+    """Which columns of a DataFrame are to blame."""
+    if not hasattr(value, "dtypes") or not hasattr(value, "columns"):
+        return ""
+    bad = [str(name) for name in value.columns if getattr(value[name].dtype, "kind", "O") not in "fiub"]
+    return f" (columns without numbers: {', '.join(bad)}); leave them out, or encode them" if bad else ""
 
 
 def weights(value: Any, what: str, rows: int) -> FloatArray:
