@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,13 @@ from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
+from hopline.graph.undirected import both_directions
 from hopline.types import AnyArray, IdArray
 
 MAX_NODES = 2**31 - 1
+_LOG = logging.getLogger("hopline.graph")
+# Row numbers beyond this many and this many times the ends of all edges are taken for ids.
+_SPARSE_NODES, _SPARSE_FACTOR = 1000, 20
 
 Parts = tuple[GraphSchema, dict[str, Nodes], dict[str, Adjacency]]
 
@@ -38,6 +43,7 @@ def build(
 
     Raises: GraphError: the first thing that is wrong, with what would be right.
     """
+    _check_tables(node_tables, edge_tables)
     _check_types(node_tables, edge_tables)
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
@@ -86,6 +92,20 @@ def build(
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
 
+def _check_tables(node_tables: Any, edge_tables: Any) -> None:
+    for tables, kind, file in ((node_tables, NodeTable, "NodeFile"), (edge_tables, EdgeTable, "EdgeFile")):
+        if not isinstance(tables, Mapping):
+            raise GraphError(
+                f"tables are given by type, {{type: {kind.__name__}(…)}}; got {type(tables).__name__}"
+            )
+        for name, table in tables.items():
+            if not isinstance(table, kind):
+                raise GraphError(
+                    f"{name!r}: a {kind.__name__} is needed; got {type(table).__name__}. A DataFrame is "
+                    f"read by Graph.from_parquet, as {file}(frame, …)"
+                )
+
+
 def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[EdgeType, EdgeTable]) -> None:
     if not node_tables:
         raise GraphError("the graph is empty: it must have at least one node type")
@@ -113,6 +133,11 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
 def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
     """Sources and destinations as the caller gave them, of equal length."""
     edges = table.edges
+    if hasattr(edges, "columns") and hasattr(edges, "dtypes"):
+        raise GraphError(
+            f"{what} are given as a {type(edges).__name__}; give a pair of its columns, "
+            "(frame['src'], frame['dst']), or EdgeFile(frame, src=…, dst=…) to Graph.from_parquet"
+        )
     if isinstance(edges, tuple | list) and len(edges) == 2:
         sources, destinations = edges
     else:
@@ -124,7 +149,7 @@ def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
                 f"{list(array.shape)}{hint}"
             )
         sources, destinations = array
-    if hasattr(sources, "detach"):
+    if any(hasattr(end, "detach") or hasattr(end, "to_numpy") for end in (sources, destinations)):
         sources, destinations = as_array(sources, what), as_array(destinations, what)
     if len(sources) != len(destinations):
         raise GraphError(f"{what}: {len(sources)} sources but {len(destinations)} destinations")
@@ -158,7 +183,7 @@ def _nodes(
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{count} {what}" for what, count in counts.items())
         raise GraphError(f"{where}: these must agree: {said}")
-    num_nodes = next(iter(counts.values())) if counts else _largest_end(name, ends) + 1
+    num_nodes = next(iter(counts.values())) if counts else _num_nodes_of(name, ends)
     if not 0 <= num_nodes <= MAX_NODES:
         hint = "" if counts else "; if the edges hold ids of your own rather than row numbers, give `ids`"
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
@@ -196,14 +221,24 @@ def features_of(
     return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}")
 
 
-def _largest_end(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
-    largest = -1
+def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
+    """One more than the largest row that the edges have.
+
+    Raises: GraphError: so few of the rows have edges that they are rather ids.
+    """
+    largest, num_ends = -1, 0
     for (src, relation, dst), (sources, destinations) in ends.items():
         for node_type, end, values in ((src, "sources", sources), (dst, "destinations", destinations)):
             if node_type == name and len(values):
                 rows = _row_numbers(values, f"{end} of {_shown((src, relation, dst))}", name)
-                largest = max(largest, int(rows.max()))
-    return largest
+                largest, num_ends = max(largest, int(rows.max())), num_ends + len(rows)
+    if MAX_NODES > largest >= _SPARSE_NODES + _SPARSE_FACTOR * num_ends:
+        raise GraphError(
+            f"node type {name!r}: its edges name rows up to {largest}, and there are only {num_ends} ends "
+            "of edges; if they are ids of your own rather than row numbers, give `ids` (`hopline graph "
+            "build`: leave --ids-are-rows out), else say num_nodes (--num-nodes)"
+        )
+    return largest + 1
 
 
 def _adjacency(
@@ -227,7 +262,9 @@ def _adjacency(
         else matrix(table.attr, f"attributes of {shown}", names=table.attr_names, rows=num_edges)
     )
     weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
-    if table.undirected:
+    if table.undirected and both_directions(src, dst, (attr, time, weight), shown):
+        _LOG.warning("edges of %s hold both directions already: no reverse was added", shown)
+    elif table.undirected:
         back = np.flatnonzero(src != dst)
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
         attr, time, weight = (
@@ -299,7 +336,8 @@ def _row_numbers(values: Any, what: str, node_type: str) -> AnyArray:
 
 def _first(values: Any, bad: IdArray | NDArray[np.bool_]) -> str:
     at = np.flatnonzero(bad)
-    shown = ", ".join(f"edge {i} has {_plain(values[i])!r}" for i in at[:5].tolist())
+    place = getattr(values, "place", None) or "edge {}".format
+    shown = ", ".join(f"{place(i)} has {_plain(values[i])!r}" for i in at[:5].tolist())
     return shown + (", …" if len(at) > 5 else "")
 
 

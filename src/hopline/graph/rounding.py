@@ -73,7 +73,7 @@ class Rounding:
 
     def check(self, what: str, names: Sequence[str] = ()) -> None:
         """Raises: GraphError: a column loses something that may matter."""
-        for column in np.flatnonzero(self._inexact):
+        for column in np.flatnonzero(self._inexact).tolist():
             if self._dtype.kind == "f" and not self._integers[column]:
                 spread = float(self._high[column] - self._low[column])
                 limit = _NEGLIGIBLE if self._error[column] < 0.5 else _NEGLIGIBLE_LARGE

@@ -142,21 +142,34 @@ class Graph:
         nodes: NodeFile | Mapping[str, NodeFile] | None,
         edges: EdgeFile | Mapping[EdgeType, EdgeFile],
         *,
+        ids_are_rows: bool = False,
+        num_nodes: int | Mapping[str, int] | None = None,
         feature_dtype: str = "float32",
         progress: Progress = silent,
     ) -> Graph:
-        """Build from Parquet files (or CSV, .npy and .npz: the ending tells).
+        """Build from files (Parquet, Arrow, CSV and other text, .npy, .npz) or data frames.
+
+        Columns that are left out, and nodes that no file lists, are said to the logger "hopline.graph".
 
         Args:
-            nodes: one file for a homogeneous graph, else node type -> file; None where the edges
-                alone say how many nodes there are.
+            nodes: one file for a homogeneous graph, else node type -> file. The nodes of a type without
+                one are the distinct ids that the edge files hold, sorted.
             edges: one file, else (source type, relation, destination type) -> file.
+            ids_are_rows: edges hold row numbers; a type without a file has `num_nodes` nodes, else one
+                more than the largest row.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: pyarrow is not installed, a file or column is absent or wrong.
         """
         node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
         edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
-        node_tables, edge_tables = files.read_tables(node_files, edge_files, progress)
+        counts = {NODE_TYPE: num_nodes} if isinstance(num_nodes, int) else num_nodes
+        node_tables, edge_tables = files.read_tables(
+            node_files,
+            edge_files,
+            ids_are_rows=ids_are_rows,
+            num_nodes=counts,
+            progress=progress,
+        )
         return cls.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype, progress=progress)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,12 @@ class Encoded:
     Attributes:
         distinct: list of int or of str.
         codes: integers [n].
+        place: row -> where it was read, for error messages; None where no file was.
     """
 
     distinct: list[Any]
     codes: AnyArray
+    place: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
