@@ -17,7 +17,14 @@ from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
+from hopline.graph.schema import (
+    EdgeTypeSchema,
+    GraphSchema,
+    NodeTypeSchema,
+    check_edge_type,
+    check_name,
+    edge_key,
+)
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.graph.undirected import both_directions
 from hopline.types import AnyArray, IdArray
@@ -117,6 +124,7 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
                 f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
             )
         check_name(edge_type[1], "a relation's name")
+        check_edge_type(edge_type)
         for end, name in (("source", edge_type[0]), ("destination", edge_type[2])):
             if name not in node_tables:
                 raise GraphError(

@@ -47,12 +47,15 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
     if column.dtype.kind == "M":
         return Times(*_of_datetimes(column, what, unit), what)
     if column.dtype.kind == "f":
-        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < 2**63)
+        # Beyond this a float stands for several integers: the time was rounded before it came here.
+        limit = 2 ** (np.finfo(column.dtype).nmant + 1)
+        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) <= limit)
         if not whole.all():
             edge = int(np.flatnonzero(~whole)[0])
             raise GraphError(
                 f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
-                f"not, the first is {column[edge]} at edge {edge}. Multiply and round them before building"
+                f"not, or are larger than {column.dtype} holds exactly ({limit:,}); the first is "
+                f"{column[edge]} at edge {edge}. Give integers, or multiply and round before building"
             )
     elif column.dtype.kind not in "iu" and rows:
         raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Literal
 from urllib.parse import quote
 
@@ -20,8 +21,9 @@ IdKind = Literal["range", "int", "string"]
 NODE_TYPE = "node"
 EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
-# One path component holds an edge type's three quoted names; file systems allow 255 bytes.
-_MAX_NAME_BYTES = 72
+_MAX_NAME = 72
+# File systems allow 255 bytes; batch files add their own to a quoted name.
+_MAX_QUOTED_BYTES = 220
 
 
 class NodeTypeSchema(msgspec.Struct, frozen=True):
@@ -144,29 +146,41 @@ def edge_key(src: str, relation: str, dst: str) -> str:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it can name a type.
+    """Return `name` if it can name a type: blanks, signs and other scripts are fine.
 
-    Raises: GraphError: it is no string, empty, too long, starts with a dot or holds "__", which
-        separates the three names of an edge type's key.
+    Raises: GraphError: it is no string, empty, too long, not printable, starts with a dot or holds "__",
+        which separates the three names of an edge type's key.
     """
     if not isinstance(name, str):
         raise GraphError(f"{what} must be a string; got {name!r} ({type(name).__name__})")
     if not name or name.startswith(".") or "__" in name or not name.isprintable():
+        right = re.sub("_{2,}", "_", "".join(c for c in name if c.isprintable()).lstrip("."))
         raise GraphError(
             f"{what} {name!r} cannot be used: it must be printable, not empty, not start with '.' and "
             "not hold '__' (which separates source, relation and destination)"
+            + (f"; {right!r} can" if right else "")
         )
-    if len(quoted(name)) > _MAX_NAME_BYTES:
-        raise GraphError(
-            f"{what} {name!r} is {len(quoted(name))} bytes long when quoted as a file name; "
-            f"the limit is {_MAX_NAME_BYTES}"
-        )
+    if len(name) > _MAX_NAME:
+        raise GraphError(f"{what} {name!r} is {len(name)} characters long; the limit is {_MAX_NAME}")
     return name
 
 
+def check_edge_type(edge_type: tuple[str, str, str]) -> None:
+    """Raises: GraphError: the names cannot be told apart in the key."""
+    if tuple(edge_key(*edge_type).split("__")) != edge_type:
+        wrong = next(name for name in edge_type[:2] if name.endswith("_"))
+        raise GraphError(
+            f"edge type {edge_type!r}: a source type or relation must not end with '_', as '__' separates "
+            f"the names; {wrong.rstrip('_')!r} can be used"
+        )
+
+
 def quoted(name: str) -> str:
-    """The name as one component of a path."""
-    return quote(name, safe=" ")
+    """The name as one component of a path; what would be too long ends with a hash instead."""
+    text = quote(name, safe=" ")
+    if len(text) <= _MAX_QUOTED_BYTES:
+        return text
+    return f"{text[: _MAX_QUOTED_BYTES - 40]}~{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def _columns(

@@ -118,6 +118,7 @@ class Graph:
         *,
         ids: Any = None,
         num_relations: int | None = None,
+        time_unit: str | Mapping[EdgeType, str] = "",
         feature_dtype: str = "float32",
         progress: Progress = silent,
     ) -> Graph:
@@ -130,10 +131,11 @@ class Graph:
         Args:
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
+            time_unit: as in `EdgeTable`; for some edge types of `HeteroData` a mapping.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: anything about the data that is wrong, with what would be right.
         """
-        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations)
+        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations, time_unit=time_unit)
         return cls.from_tables(nodes, edges, feature_dtype=feature_dtype, progress=progress)
 
     @classmethod
