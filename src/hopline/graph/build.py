@@ -73,7 +73,7 @@ def build(
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
             feature_dtype=feature_dtype,
-            feature_names=column_names(table.feature_names, dim, f"feature names of node type {name!r}"),
+            feature_names=column_names(_feature_names(table), dim, f"feature names of node type {name!r}"),
             id_kind=nodes[name].ids.kind,
         )
     if not any(part.num_nodes for part in nodes.values()):
@@ -181,7 +181,7 @@ def _nodes(
         counts["num_nodes"] = int(table.num_nodes)
     if table.features is not None:
         what = f"features of {where}"
-        features = features_of(table.features, what, feature_dtype, table.feature_names, progress)
+        features = features_of(table.features, what, feature_dtype, _feature_names(table), progress)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -198,6 +198,14 @@ def _nodes(
     if features is None:
         features = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes))
+
+
+def _feature_names(table: NodeTable) -> Sequence[str]:
+    """The names that are given, else those of a DataFrame."""
+    columns = getattr(table.features, "columns", None) if hasattr(table.features, "dtypes") else None
+    if table.feature_names or columns is None or not all(isinstance(name, str) for name in columns):
+        return table.feature_names
+    return list(columns)
 
 
 def features_of(

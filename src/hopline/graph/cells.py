@@ -26,8 +26,8 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0*)?$"
 _DECIMAL = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
-# Numbers with separators, and what usually stands for none: a column of these is no text.
-_NEAR_NUMBER = (
+#: Numbers with separators, and what usually stands for none: a column of these is no text.
+NEAR_NUMBER = (
     r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
     r"infinity)|(?i:n/?a|null|none|nil|missing|unknown|\?|-|\.))$|"
 ) + _DECIMAL
@@ -68,6 +68,14 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
     if column.null_count:
         raise _missing(table, name, column.is_null(), "give every node an id, or leave such rows out")
     if types.is_integer(kind):
+        if types.is_uint64(kind):
+            beyond = pc.greater_equal(column, arrow("pyarrow").scalar(2**63, kind))
+            at = pc.index(beyond, True).as_py()
+            if at >= 0:
+                raise GraphError(
+                    f"{table.place(at, name)}: {column[at].as_py()} does not fit into a signed 64-bit "
+                    "integer; give such ids as strings"
+                )
         return _numpy(column)
     if types.is_floating(kind) or types.is_decimal(kind):
         return _whole(table, name, column, "an id is an integer or a string")
@@ -98,6 +106,8 @@ def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> An
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
     column = table.column(name)
     kind = column.type
+    if _is_string(kind) and not table.is_text and not named:
+        return str(kind)
     if _is_string(kind):
         return _numbers_of_text(table, name, missing, named=named)
     if _is_list(kind):
@@ -164,7 +174,7 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
         wrong = pc.invert(pc.match_substring_regex(given, _DECIMAL))
         count = pc.sum(wrong).as_py() or 0
         if count:
-            near = pc.sum(pc.match_substring_regex(given, _NEAR_NUMBER)).as_py()
+            near = pc.sum(pc.match_substring_regex(given, NEAR_NUMBER)).as_py()
             good = len(given) - count
             if not named and 2 * good < len(given) and near < len(given):
                 return f'text, such as "{given.filter(wrong)[0].as_py()}"'
@@ -255,13 +265,17 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
 def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     zoned = pc.match_substring_regex(column, _DATE + _ZONE)
-    bad = pc.invert(pc.or_(zoned, pc.match_substring_regex(column, _DATE + "$")))
-    at = pc.index(bad, True).as_py()
+    dates = pc.or_(zoned, pc.match_substring_regex(column, _DATE + "$"))
+    neither = pc.invert(pc.or_(dates, pc.match_substring_regex(column, _WHOLE)))
+    at = pc.index(neither, True).as_py()
     if at >= 0:
         raise GraphError(
             f"{table.place(at, name)}: {column[at].as_py()!r} is neither an integer nor a date and time as "
             "ISO 8601 has it (2024-01-31T13:45:00Z)"
         )
+    at = pc.index(dates, False).as_py()
+    if at >= 0:
+        raise GraphError(f"{table.place(at, name)}: integers and dates are mixed; write all in one way")
     digits = pc.max(
         pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
     ).as_py()
@@ -273,11 +287,21 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
             f"{table.place(other, name)}: times with and without a zone are mixed; write all in one way "
             "(without a zone they are UTC)"
         )
+    zone = "UTC" if len(column) and zoned[0].as_py() else None
     try:
-        zone = "UTC" if len(column) and zoned[0].as_py() else None
         return _numpy(column.cast(pa.timestamp(unit, zone)).cast(pa.timestamp(unit)))
-    except pa.ArrowInvalid as error:
-        raise GraphError(f"{table.what}: column {name!r} holds no dates: {error}") from None
+    except pa.ArrowInvalid:
+        at = next(at for at in range(len(column)) if not _is_date(column[at], pa.timestamp(unit, zone)))
+        raise GraphError(
+            f"{table.place(at, name)}: {column[at].as_py()!r} is no date, or too far from 1970"
+        ) from None
+
+
+def _is_date(cell: Any, kind: Any) -> bool:
+    try:
+        return cell.cast(kind) is not None
+    except arrow("pyarrow").ArrowInvalid:
+        return False
 
 
 def _lists(table: FileTable, name: str, column: Any) -> AnyArray:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
+from hopline.graph.cells import NEAR_NUMBER
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.graph.typed_table import TYPED
 
 _LOG = logging.getLogger("hopline.graph")
+_DIGITS, _ODD = re.compile("-?[0-9]+"), re.compile(NEAR_NUMBER)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
@@ -55,13 +57,35 @@ def bring_together(
         elif strings != _is_strings(end) and len(end):
             raise _mixed(name, end, files[edge_type].path)
     if name not in nodes:
+        for end in ends.values():
+            _check_written_as_ids(end)
         nodes[name] = NodeTable(ids=_distinct(list(ends.values()), strings))
-        count = len(nodes[name].ids)
-        _LOG.warning("node type %r has no file: its nodes are the %d ids of its edges", name, count)
+        count, kind = len(nodes[name].ids), "strings" if strings else "integers"
+        _LOG.warning(
+            "node type %r has no file: its nodes are the %d ids (%s) of its edges", name, count, kind
+        )
     for (edge_type, place), end in ends.items():
         both = list(edges[edge_type].edges)
         both[place] = end
         edges[edge_type] = dataclasses.replace(edges[edge_type], edges=tuple(both))
+
+
+def _check_written_as_ids(end: Any) -> None:
+    """Refuse what is another number or stands for no value: no file says that these are ids."""
+    if not isinstance(end, Encoded) or not len(end):
+        return
+    counts = np.bincount(end.codes, minlength=len(end.distinct))
+    integers = np.array([_DIGITS.fullmatch(text) is not None for text in end.distinct])
+    odd = np.array([_ODD.fullmatch(text) is not None for text in end.distinct]) & ~integers
+    num_integers, num_odd = int(counts[integers].sum()), int(counts[odd].sum())
+    if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
+        row = int(odd[end.codes].argmax())
+        place = end.place(row) if end.place else f"edge {row}"
+        raise GraphError(
+            f"{place}: {end[row]!r} cannot be an id: ids are integers or text ({num_odd} of {len(end)} "
+            f"cells are like it, {num_integers} are integers); write all ids in one way, leave such lines "
+            "out, or give a node file that lists the ids"
+        )
 
 
 def _end(table: EdgeTable, place: int) -> Any:

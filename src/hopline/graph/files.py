@@ -243,7 +243,7 @@ def _side_by_side(values: Mapping[str, Any], table: FileTable, rounded: Sequence
     result = np.empty((len(next(iter(values.values()))), len(values)), np.float32)
     for at, (name, value) in enumerate(values.items()):
         column = _rounded(value, name, rounded)
-        result[:, at] = matrix(column, f"{table.what}: column {name!r}", names=[name])[:, 0]
+        result[:, at] = matrix(column, table.what, names=[name])[:, 0]
     return result
 
 

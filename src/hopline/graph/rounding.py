@@ -83,10 +83,10 @@ class Rounding:
                 why = f"are rounded by up to {error:g} in float32; the column ranges over only {spread:g}"
             else:
                 why = f"are integers that float32 does not hold (it holds all up to {EXACT:,})"
-            named = f" ({names[column]!r})" if column < len(names) else ""
+            named = repr(names[column]) if column < len(names) else column
             raise GraphError(
-                f"{what}: {self._inexact[column]} {self._dtype} values of column {column}{named} {why}; "
-                f"the first is {self._value[column]} in row {self._first[column]}. {_WAY_OUT}"
+                f"{what}: {self._inexact[column]} {self._dtype} values of column {named} {why}; the first "
+                f"is {self._value[column]} in row {self._first[column]}. {_WAY_OUT}"
             )
 
 

@@ -229,5 +229,7 @@ def _delimiter_of(rows: Sequence[str], path: Path) -> str:
     counts = {mark: [len(fields(row, mark)) for row in rows] for mark in (*_DELIMITERS, " ")}
     in_all = [mark for mark, count in counts.items() if count[0] > 1 and len(set(count)) == 1]
     in_first = [mark for mark in _DELIMITERS if counts[mark][0] > 1]
-    # Blanks stand inside of cells too, and count last.
-    return next((mark for mark in (*in_all, *in_first) if mark != " "), " " if " " in in_all else ",")
+    if " " in in_all and in_all[0] == " " and set(in_first) <= {"\t"}:
+        return " "  # tabs and blanks are mixed
+    # Else blanks stand inside of cells too.
+    return next((mark for mark in (*in_all, *in_first) if mark != " "), ",")
