@@ -245,7 +245,9 @@ def _show(described: dict[str, Any]) -> None:
         as_dates = " to ".join(time["dates"]) if time["likely_unit"] else ""
         guess = "" if time["unit"] or not as_dates else f"if it is {time['likely_unit']}: "
         shown = f" ({guess}{as_dates})" if as_dates else ""
-        console.print(f"times {time['min']} to {time['max']}{shown}, unit {unit}", highlight=False)
+        console.print(
+            f"times {time['min']} to {time['max']}{shown}, unit {unit}", highlight=False, soft_wrap=True
+        )
     _print_rows(
         console,
         ("node type", "nodes", "features", "dtype", "MB", "ids"),
