@@ -112,7 +112,7 @@ def weights(value: Any, what: str, rows: int) -> FloatArray:
     if len(negative):
         raise GraphError(
             f"{what}: {len(negative)} weights are negative; the first is {result[negative[0]]} at edge "
-            f"{negative[0]}. Weights must be >= 0"
+            f"{negative[0]}. Weights must be >= 0; give signed numbers as edge attributes instead"
         )
     return result
 

@@ -187,7 +187,15 @@ def _columns(
     where: str, what: str, want: tuple[int, tuple[str, ...]], have: tuple[int, tuple[str, ...]]
 ) -> list[str]:
     if want[0] != have[0]:
-        return [f"{where} has {have[0]} {what}; the model was packaged for {want[0]}"]
+        missing = [name for name in want[1] if name not in have[1]] if have[1] else []
+        further = [name for name in have[1] if name not in want[1]] if want[1] else []
+        named = [
+            f"{word}: {', '.join(map(repr, names[:5]))}"
+            for word, names in (("missing", missing), ("further", further))
+            if names
+        ]
+        more = f" ({'; '.join(named)})" if named else ""
+        return [f"{where} has {have[0]} {what}; the model was packaged for {want[0]}{more}"]
     if want[1] and have[1] and want[1] != have[1]:
         wrong = [
             f"column {i} is {b!r}, not {a!r}"

@@ -74,11 +74,12 @@ class Graph:
                 Multi-edges and self-loops are kept.
             features: [N, d] of any real dtype. Not copied where it is C-contiguous and of
                 `feature_dtype` already: do not write to it afterwards.
-            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
+            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1, which
+                is refused where it is far larger than the number of edges, as of ids it is.
             ids: N distinct ids, all integers or all strings.
             edge_attr, edge_time, edge_weight, time_unit, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
-            undirected: add the reverse of every edge.
+            undirected: add the reverse of every edge; nothing, where every edge has it already.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
                 scale for each column; see `narrow.py`).
             progress: told where the work is.

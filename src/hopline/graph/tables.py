@@ -45,7 +45,8 @@ class EdgeTable:
         weight: [E] numbers >= 0.
         attr_names: d_e names, or empty.
         by_row: `edges` are row numbers even where the node types have ids.
-        undirected: add the reverse of every edge that is no self-loop, with the same columns.
+        undirected: add the reverse of every edge that is no self-loop, with the same columns. Nothing is
+            added where all edges have theirs already; where only some have it, they are refused.
         time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are brought to it. Empty means
             unknown, for datetimes their own unit.
     """
