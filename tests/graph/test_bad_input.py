@@ -172,3 +172,49 @@ def test_edge_types_name_node_types():
             nodes | {"b": NodeTable(num_nodes=1)},
             {("a", "to", "b"): EdgeTable([[0], [0]], undirected=True)},
         )
+
+
+@pytest.mark.parametrize(
+    "name", ["Bob's café", "cites (old)", "rev_rates", "用户购买商品关系记录表" * 6, "a/b:c"]
+)
+def test_type_names_as_people_have_them(tmp_path, name):
+    edges = {(name, name, name): EdgeTable([[0], [1]], attr=[1.0])}
+    graph = Graph.from_tables({name: NodeTable(np.ones((2, 1)))}, edges).save(tmp_path / "g")
+    opened = Graph.open(tmp_path / "g", verify=True)
+    assert opened.version == graph.version
+    assert opened.edge((name, name, name)).num_edges == 1
+
+
+def test_names_that_a_key_would_mix_up_are_refused():
+    with pytest.raises(GraphError, match=r"'user__id' cannot be used.*; 'user_id' can"):
+        Graph.from_tables({"user__id": NodeTable(num_nodes=1)}, {})
+    nodes = {"a": NodeTable(num_nodes=1), "b": NodeTable(num_nodes=1)}
+    with pytest.raises(GraphError, match=r"must not end with '_'.*'to' can be used"):
+        Graph.from_tables(nodes, {("a", "to_", "b"): EdgeTable([[0], [0]])})
+
+
+def test_ids_taken_for_row_numbers_are_refused():
+    refused(
+        "name rows up to 193609, and there are only 4 ends of edges.*give `ids`", [[1, 2], [3, 193_609]]
+    )
+    assert Graph.from_edges([[1, 2], [3, 193_609]], num_nodes=193_610).num_nodes == 193_610
+    assert Graph.from_edges([[1, 2], [3, 999]]).num_nodes == 1000
+
+
+def test_a_data_frame_where_a_table_is_due():
+    import pandas as pd
+
+    frame = pd.DataFrame({"src": [0, 1], "dst": [1, 0], "name": ["a", "b"]})
+    refused(r"given as a DataFrame; give a pair of its columns", frame)
+    refused(r"dtype object \(columns without numbers: name\)", [[0], [1]], frame)
+    with pytest.raises(GraphError, match=r"a NodeTable is needed; got DataFrame.*as NodeFile"):
+        Graph.from_tables({"node": frame}, {})
+    with pytest.raises(GraphError, match=r"given by type, .*got DataFrame"):
+        Graph.from_tables(frame, {})
+    graph = Graph.from_edges((frame["src"], frame["dst"]), frame[["src"]])
+    assert graph.edge().neighbors(0).tolist() == [1]
+
+
+def test_floats_that_no_longer_hold_the_time():
+    refused("larger than float32 holds exactly", [[0], [0]], edge_time=np.array([1.6e9], np.float32))
+    refused("larger than float64 holds exactly", [[0], [0]], edge_time=[1.7e18])

@@ -92,3 +92,137 @@ def test_info_of_what_is_no_graph(tmp_path):
     result = run("info", tmp_path)
     assert result.exit_code == 1
     assert "no graph.json" in result.stderr
+
+
+@pytest.fixture
+def ratings(tmp_path):
+    """MovieLens: users stand in ratings only."""
+    (tmp_path / "ratings.csv").write_text(
+        "userId,movieId,rating,timestamp\n1,318,4.5,1147880044\n7,318,3.0,1147868817\n7,193609,5.0,1147868828\n"
+    )
+    (tmp_path / "movies.csv").write_text(
+        'movieId,title\n1,"Toy Story, The"\n318,Shawshank\n193609,Andrew\n'
+    )
+    (tmp_path / "users.csv").write_text("userId,age\n1,30\n7,40\n")
+    return tmp_path
+
+
+def test_each_file_has_columns_of_its_own(ratings):
+    built = run(
+        *(
+            "build",
+            f"user:rates:movie={ratings / 'ratings.csv'}",
+            f"movie:rev_rates:user={ratings / 'ratings.csv'}",
+        ),
+        *("--src", "user:rates:movie=userId", "--dst", "user:rates:movie=movieId"),
+        *("--src", "movie:rev_rates:user=movieId", "--dst", "movie:rev_rates:user=userId"),
+        *("--features", f"movie={ratings / 'movies.csv'}", "--features", f"user={ratings / 'users.csv'}"),
+        *("--id", "movie=movieId", "--id", "user=userId"),
+        *("--attr", "user:rates:movie=rating", "--time", "timestamp", "--time-unit", "s"),
+        *("--out", ratings / "g"),
+    )
+    assert built.exit_code == 0, built.output
+    assert 'movies.csv: left out: title (text, such as "Toy Story, The")' in built.stderr
+    graph = Graph.open(ratings / "g")
+    assert {name: part.num_nodes for name, part in graph.nodes.items()} == {"movie": 3, "user": 2}
+    assert graph.edge("movie__rev_rates__user").attr is None
+    shown = run("info", ratings / "g").stdout
+    assert "times 1147868817 to 1147880044 (2006-05-17T12:26:57Z to 2006-05-17T15:34:04Z), unit s" in shown
+    described = json.loads(run("info", ratings / "g", "--json").stdout)
+    assert described["time"]["unit"] == "s"
+    assert described["edge_types"]["user__rates__movie"]["time_range"] == [1147868817, 1147880044]
+
+
+def test_types_without_a_file_have_the_ids_of_their_edges(ratings):
+    columns = ("--src", "userId", "--dst", "movieId", "--time", "timestamp")
+    built = run("build", f"user:rates:movie={ratings / 'ratings.csv'}", *columns, "--out", ratings / "g")
+    assert built.exit_code == 0, built.output
+    assert "node type 'movie' has no file: its nodes are the 2 ids (integers) of its edges" in built.stderr
+    graph = Graph.open(ratings / "g")
+    assert graph.nodes["movie"].ids.external(np.arange(2)).tolist() == [318, 193609]
+    assert "if it is s: 2006-05-17" in run("info", ratings / "g").stdout
+
+
+def test_ids_that_are_rows_are_said_and_bounded(ratings):
+    rows = ("--src", "userId", "--dst", "movieId", "--ids-are-rows", "--out", ratings / "g")
+    edges = f"user:rates:movie={ratings / 'ratings.csv'}"
+    refused = run("build", edges, *rows)
+    assert refused.exit_code == 1
+    assert "node type 'movie': its edges name rows up to 193609" in refused.stderr
+    assert run("build", edges, *rows, "--num-nodes", "movie=193610").exit_code == 0
+    assert Graph.open(ratings / "g").nodes["movie"].num_nodes == 193610
+
+
+def test_files_without_a_header(tmp_path):
+    """Elliptic: features have none, edges have one."""
+    (tmp_path / "features.csv").write_text("230425980,1,-0.17\n5530458,1,0.25\n232022460,49,1.5\n")
+    (tmp_path / "edges.csv").write_text("txId1,txId2\n230425980,5530458\n232022460,230425980\n")
+    arguments = (
+        *("build", tmp_path / "edges.csv", "--src", "txId1", "--dst", "txId2"),
+        *("--features", tmp_path / "features.csv", "--id", "0", "--out", tmp_path / "g"),
+    )
+    assert "say --no-header" in run(*arguments).stderr
+    built = run(*arguments, "--no-header")
+    assert built.exit_code == 0, built.output
+    graph = Graph.open(tmp_path / "g")
+    assert graph.num_nodes == 3
+    np.testing.assert_allclose(graph.node().features, [[1, -0.17], [1, 0.25], [49, 1.5]], rtol=1e-6)
+
+
+def test_options_of_text_and_of_missing_values(tmp_path):
+    (tmp_path / "n.csv").write_bytes("id;größe;code;hash\nMü;1;N/A;123456789\nb;;2;5\n".encode("latin-1"))
+    (tmp_path / "e.csv").write_bytes("% a\nMü;b\n".encode("latin-1"))
+    built = run(
+        *(
+            "build",
+            tmp_path / "e.csv",
+            "--features",
+            tmp_path / "n.csv",
+            "--id",
+            "id",
+            "--out",
+            tmp_path / "g",
+        ),
+        *("--no-header", "--delimiter", ";", "--encoding", "latin-1", "--comment", "%"),
+        *("--na", "N/A", "--fill", "größe=0.5", "--fill", "code=-1", "--round", "hash"),
+    )
+    assert built.exit_code == 0, built.output
+    graph = Graph.open(tmp_path / "g")
+    assert graph.schema.node_types["node"].feature_names == ("größe", "code", "hash")
+    assert graph.node().features.tolist() == [[1, -1, 123456792], [0.5, 2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--features", "n.csv"), "say which column holds the ids of node type 'node': --id COLUMN"),
+        (
+            ("--features", "n.csv", "--id", "a", "--id", "b"),
+            "--id is given 2 times for node: a, b; give one",
+        ),
+        (("--features", "n.csv", "--id", "key"), "no column 'key'; there are 'id', 'f'"),
+        (("--time-unit", "days"), "the time unit is one of s, ms, us, ns; got 'days'"),
+        (("--fill", "none"), "--fill is a number, or COLUMN=NUMBER; got 'none'"),
+        (("--fill", "0", "--fill", "a=1"), "--fill is one number for all columns"),
+        (("--num-nodes", "x", "--ids-are-rows"), "--num-nodes is NUMBER or TYPE=NUMBER of node; got 'x'"),
+        (("--num-nodes", "3"), "say --ids-are-rows"),
+        (("--undirected",), "2 of 3 edges have their reverse"),
+        (("--delimiter", "::"), "a delimiter is one character; got '::'"),
+    ],
+)
+def test_options_that_cannot_be_meant(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "n.csv").write_text("id,f\n1,2\n2,3\n3,4\n")
+    (tmp_path / "e.csv").write_text("src,dst,t\n1,2,5\n2,1,6\n2,3,7\n")
+    time = ("--time", "t") if "--time-unit" in arguments else ()
+    refused = run("build", "e.csv", "--out", "g", *time, *arguments)
+    assert refused.exit_code == 1
+    assert message in refused.stderr.replace("\n", " ")
+
+
+def test_an_undirected_file_is_not_doubled(tmp_path):
+    (tmp_path / "e.csv").write_text("src,dst\n1,2\n2,1\n")
+    built = run("build", tmp_path / "e.csv", "--undirected", "--out", tmp_path / "g")
+    assert built.exit_code == 0
+    assert "hold both directions already: no reverse was added" in built.stderr
+    assert Graph.open(tmp_path / "g").num_edges == 2

@@ -54,3 +54,15 @@ def test_what_a_model_never_reads_is_no_difference():
     )
     plain = Graph.from_edges([[0], [1]], np.ones((2, 2)))
     assert plain.schema.differences(richer.schema) == []
+
+
+def test_columns_that_are_missing_or_further_are_named():
+    def schema(*names):
+        return GraphSchema({"node": NodeTypeSchema(len(names), feature_names=names)}, {})
+
+    assert schema("age", "risk").differences(schema("age", "risk", "extra")) == [
+        "node type 'node' has 3 features; the model was packaged for 2 (further: 'extra')"
+    ]
+    assert schema("age", "risk").differences(schema("age")) == [
+        "node type 'node' has 1 features; the model was packaged for 2 (missing: 'risk')"
+    ]

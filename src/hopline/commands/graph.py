@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from hopline.commands import graph_live
-from hopline.errors import GraphError, HoplineError
-from hopline.graph import EdgeFile, Graph, NodeFile
+from hopline.commands.graph_files import FileOptions, counts, missing
+from hopline.errors import HoplineError
+from hopline.graph import Graph
 from hopline.graph.codec import is_compressed
+from hopline.graph.edge_times import iso, likely_unit
 from hopline.graph.progress import Progress
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
+from hopline.graph.text_table import TextFormat
 
 app = typer.Typer(help="Build and inspect graphs, and change live ones.", no_args_is_help=True)
 app.command("events")(graph_live.events)
@@ -34,7 +37,8 @@ def build(
     edges: Annotated[
         list[str],
         typer.Argument(
-            help="Edge files (.npy, .npz, .csv, .parquet): one FILE, or SRC:RELATION:DST=FILE each."
+            help="Edge files: one FILE, or SRC:RELATION:DST=FILE each (.csv, .tsv, .txt, also packed as "
+            ".gz, .bz2, .xz or .zst; .parquet, .feather, .arrow, .npy, .npz)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the graph to.")],
@@ -42,18 +46,82 @@ def build(
         list[str] | None,
         typer.Option(help="Node files with ids and features: one FILE, or TYPE=FILE for each node type."),
     ] = None,
-    id: Annotated[str | None, typer.Option(help="Column of the node files that holds the ids.")] = None,
-    feature: Annotated[
-        list[str] | None, typer.Option(help="Feature column, in order (repeat); default: all numeric ones.")
+    id: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the node files that holds the ids; TYPE=COLUMN for one of them."),
     ] = None,
-    src: Annotated[str, typer.Option(help="Column of the edge files that holds the source.")] = "src",
-    dst: Annotated[str, typer.Option(help="Column of the edge files that holds the destination.")] = "dst",
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Feature column, in order (repeat); COLUMN or TYPE=COLUMN; default: all numeric ones."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the node files that is no feature (repeat); COLUMN or TYPE=COLUMN."),
+    ] = None,
+    src: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of the edge files that holds the source; COLUMN or SRC:RELATION:DST=COLUMN, as "
+            "for all columns of edges. Default: src; without a header the first."
+        ),
+    ] = None,
+    dst: Annotated[
+        list[str] | None,
+        typer.Option(help="Column that holds the destination. Default: dst; without a header the second."),
+    ] = None,
     attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeat).")] = None,
-    time: Annotated[str | None, typer.Option(help="Column of the edge times.")] = None,
-    weight: Annotated[str | None, typer.Option(help="Column of the edge weights.")] = None,
+    time: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the edge times: integers, or dates and times as in ISO 8601."),
+    ] = None,
+    time_unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the times count since 1970: s, ms, us or ns; UNIT or SRC:RELATION:DST=UNIT."
+        ),
+    ] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="Column of the edge weights.")] = None,
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add the reverse of every edge.")
     ] = False,
+    no_header: Annotated[
+        bool,
+        typer.Option(
+            "--no-header",
+            help="Text files have no line of column names: columns are 0, 1, … (A first line that holds "
+            "the columns asked for is a header nonetheless.)",
+        ),
+    ] = False,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            help="Between the cells of text files; default: told from the first lines; ' ': blanks."
+        ),
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Of text files, such as latin-1.")] = "utf-8",
+    comment: Annotated[
+        str | None, typer.Option(help="Lines of text files that begin with this are left out.")
+    ] = None,
+    na: Annotated[
+        list[str] | None, typer.Option(help="Cell that is a missing value (repeat); empty ones are.")
+    ] = None,
+    fill: Annotated[
+        list[str] | None,
+        typer.Option(help="Number to put where a value is missing: NUMBER, or COLUMN=NUMBER (repeat)."),
+    ] = None,
+    round_: Annotated[
+        list[str] | None,
+        typer.Option("--round", help="Column whose numbers may be rounded to float32 (repeat)."),
+    ] = None,
+    ids_are_rows: Annotated[
+        bool, typer.Option("--ids-are-rows", help="Edges hold row numbers of the nodes, not ids.")
+    ] = False,
+    num_nodes: Annotated[
+        list[str] | None,
+        typer.Option(help="With --ids-are-rows: nodes of a type without a file; NUMBER or TYPE=NUMBER."),
+    ] = None,
     dtype: Annotated[
         str,
         typer.Option(
@@ -68,20 +136,29 @@ def build(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
     """Build a graph from an edge table and node features."""
-    with _errors(), _bars() as progress:
-        node_files = {
-            name: NodeFile(path, id, tuple(feature) if feature else None)
-            for name, path in (_named(text, NODE_TYPE) for text in features or ())
-        }
-        edge_files = {
-            _edge_type(name): EdgeFile(path, src, dst, tuple(attr or ()), time, weight, undirected)
-            for name, path in (_named(text, ":".join(EDGE_TYPE)) for text in edges)
-        }
-        if len(node_files) < len(features or ()) or len(edge_files) < len(edges):
-            raise GraphError(
-                "a type is named twice; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
-            )
-        graph = Graph.from_parquet(node_files or None, edge_files, feature_dtype=dtype, progress=progress)
+    with _errors(), _told(), _bars() as progress:
+        options = FileOptions(
+            text=TextFormat(not no_header, delimiter, encoding, comment),
+            missing=missing(na or (), fill or ()),
+            rounded=tuple(round_ or ()),
+        )
+        node_files = options.node_files(
+            features or (), id or (), feature or (), exclude or (), ids_are_rows
+        )
+        edge_files = options.edge_files(
+            edges,
+            {"src": src, "dst": dst, "time": time, "time_unit": time_unit, "weight": weight},
+            attr or (),
+            undirected,
+        )
+        graph = Graph.from_parquet(
+            node_files or None,
+            edge_files,
+            ids_are_rows=ids_are_rows,
+            num_nodes=counts(num_nodes or (), edge_files),
+            feature_dtype=dtype,
+            progress=progress,
+        )
         if compress_edges:
             graph = graph.compressed(progress)
         graph = graph.save(out, overwrite=overwrite, progress=progress)
@@ -101,19 +178,6 @@ def info(
         typer.echo(json.dumps(described, indent=1))
     else:
         _show(described)
-
-
-def _named(text: str, default: str) -> tuple[str, Path]:
-    """Split NAME=FILE; a file alone is of the default type."""
-    name, equals, path = text.partition("=")
-    return (name, Path(path)) if equals and not Path(text).exists() else (default, Path(text))
-
-
-def _edge_type(name: str) -> tuple[str, str, str]:
-    parts = name.split(":")
-    if len(parts) != 3:
-        raise GraphError(f"an edge type is SRC:RELATION:DST; got {name!r}")
-    return parts[0], parts[1], parts[2]
 
 
 def _described(graph: Graph) -> dict[str, Any]:
@@ -139,6 +203,8 @@ def _described(graph: Graph) -> dict[str, Any]:
             "attr_dim": edge.attr_dim,
             "attr_names": list(edge.attr_names),
             "has_time": edge.has_time,
+            "time_unit": edge.time_unit,
+            "time_range": adjacency.time_range,
             "has_weight": edge.has_weight,
             "has_self_loops": adjacency.has_self_loops,
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
@@ -150,9 +216,21 @@ def _described(graph: Graph) -> dict[str, Any]:
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
         "num_bytes": graph.num_bytes,
+        "time": _time(graph),
         "node_types": nodes,
         "edge_types": edges,
     }
+
+
+def _time(graph: Graph) -> dict[str, Any] | None:
+    """Unit and range of the edge times, as numbers and as dates; None without times."""
+    found = graph.time_range
+    if found is None:
+        return None
+    unit = graph.schema.time_unit
+    likely = unit or likely_unit(np.array(found))
+    dates = [iso(value, likely) for value in found] if likely else ["", ""]
+    return {"unit": unit, "likely_unit": likely, "min": found[0], "max": found[1], "dates": dates}
 
 
 def _show(described: dict[str, Any]) -> None:
@@ -162,6 +240,14 @@ def _show(described: dict[str, Any]) -> None:
         f"{described['num_nodes']:,} nodes  {described['num_edges']:,} edges  "
         f"{described['num_bytes'] / 1e6:,.1f} MB"
     )
+    if time := described["time"]:
+        unit = time["unit"] or "unknown; say --time-unit when building"
+        as_dates = " to ".join(time["dates"]) if time["likely_unit"] else ""
+        guess = "" if time["unit"] or not as_dates else f"if it is {time['likely_unit']}: "
+        shown = f" ({guess}{as_dates})" if as_dates else ""
+        console.print(
+            f"times {time['min']} to {time['max']}{shown}, unit {unit}", highlight=False, soft_wrap=True
+        )
     _print_rows(
         console,
         ("node type", "nodes", "features", "dtype", "MB", "ids"),
@@ -217,6 +303,22 @@ def _bars() -> Iterator[Progress]:
             bars.update(tasks[stage], completed=done)
 
         yield progress
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is said of the input, such as columns left out, on stderr once all bars are done."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hopline.graph")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        for text in told:
+            typer.echo(f"note: {text}", err=True)
 
 
 @contextmanager

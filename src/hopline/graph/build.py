@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,16 +11,28 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import csc, narrow
-from hopline.graph.columns import column_names, matrix, read_only, times, weights
+from hopline.graph.columns import column_names, matrix, read_only, weights
+from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
-from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema, check_name, edge_key
+from hopline.graph.schema import (
+    EdgeTypeSchema,
+    GraphSchema,
+    NodeTypeSchema,
+    check_edge_type,
+    check_name,
+    edge_key,
+)
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
+from hopline.graph.undirected import both_directions
 from hopline.types import AnyArray, IdArray
 
 MAX_NODES = 2**31 - 1
+_LOG = logging.getLogger("hopline.graph")
+# Row numbers beyond this many and this many times the ends of all edges are taken for ids.
+_SPARSE_NODES, _SPARSE_FACTOR = 1000, 20
 
 Parts = tuple[GraphSchema, dict[str, Nodes], dict[str, Adjacency]]
 
@@ -37,10 +50,20 @@ def build(
 
     Raises: GraphError: the first thing that is wrong, with what would be right.
     """
+    _check_tables(node_tables, edge_tables)
     _check_types(node_tables, edge_tables)
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
     }
+    times = common_times(
+        {
+            edge_key(*edge_type): read_times(
+                table.time, f"times of {_shown(edge_type)}", len(ends[edge_type][0]), table.time_unit
+            )
+            for edge_type, table in edge_tables.items()
+            if table.time is not None
+        }
+    )
     node_schemas: dict[str, NodeTypeSchema] = {}
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
@@ -50,7 +73,7 @@ def build(
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
             feature_dtype=feature_dtype,
-            feature_names=column_names(table.feature_names, dim, f"feature names of node type {name!r}"),
+            feature_names=column_names(_feature_names(table), dim, f"feature names of node type {name!r}"),
             id_kind=nodes[name].ids.kind,
         )
     if not any(part.num_nodes for part in nodes.values()):
@@ -59,7 +82,8 @@ def build(
     edges: dict[str, Adjacency] = {}
     for edge_type in sorted(edge_tables):
         edge_table = edge_tables[edge_type]
-        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), nodes, progress)
+        time, time_unit = times.pop(edge_key(*edge_type), (None, ""))
+        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), time, nodes, progress)
         attr_dim = 0 if part.attr is None else part.attr.shape[1]
         edges[part.key] = part
         edge_schemas[part.key] = EdgeTypeSchema(
@@ -70,8 +94,23 @@ def build(
             ),
             has_time=part.time is not None,
             has_weight=part.weight is not None,
+            time_unit=time_unit,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
+
+
+def _check_tables(node_tables: Any, edge_tables: Any) -> None:
+    for tables, kind, file in ((node_tables, NodeTable, "NodeFile"), (edge_tables, EdgeTable, "EdgeFile")):
+        if not isinstance(tables, Mapping):
+            raise GraphError(
+                f"tables are given by type, {{type: {kind.__name__}(…)}}; got {type(tables).__name__}"
+            )
+        for name, table in tables.items():
+            if not isinstance(table, kind):
+                raise GraphError(
+                    f"{name!r}: a {kind.__name__} is needed; got {type(table).__name__}. A DataFrame is "
+                    f"read by Graph.from_parquet, as {file}(frame, …)"
+                )
 
 
 def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[EdgeType, EdgeTable]) -> None:
@@ -85,6 +124,7 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
                 f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
             )
         check_name(edge_type[1], "a relation's name")
+        check_edge_type(edge_type)
         for end, name in (("source", edge_type[0]), ("destination", edge_type[2])):
             if name not in node_tables:
                 raise GraphError(
@@ -101,6 +141,11 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
 def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
     """Sources and destinations as the caller gave them, of equal length."""
     edges = table.edges
+    if hasattr(edges, "columns") and hasattr(edges, "dtypes"):
+        raise GraphError(
+            f"{what} are given as a {type(edges).__name__}; give a pair of its columns, "
+            "(frame['src'], frame['dst']), or EdgeFile(frame, src=…, dst=…) to Graph.from_parquet"
+        )
     if isinstance(edges, tuple | list) and len(edges) == 2:
         sources, destinations = edges
     else:
@@ -112,7 +157,7 @@ def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
                 f"{list(array.shape)}{hint}"
             )
         sources, destinations = array
-    if hasattr(sources, "detach"):
+    if any(hasattr(end, "detach") or hasattr(end, "to_numpy") for end in (sources, destinations)):
         sources, destinations = as_array(sources, what), as_array(destinations, what)
     if len(sources) != len(destinations):
         raise GraphError(f"{what}: {len(sources)} sources but {len(destinations)} destinations")
@@ -136,7 +181,7 @@ def _nodes(
         counts["num_nodes"] = int(table.num_nodes)
     if table.features is not None:
         what = f"features of {where}"
-        features = features_of(table.features, what, feature_dtype, table.feature_names, progress)
+        features = features_of(table.features, what, feature_dtype, _feature_names(table), progress)
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -146,13 +191,21 @@ def _nodes(
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{count} {what}" for what, count in counts.items())
         raise GraphError(f"{where}: these must agree: {said}")
-    num_nodes = next(iter(counts.values())) if counts else _largest_end(name, ends) + 1
+    num_nodes = next(iter(counts.values())) if counts else _num_nodes_of(name, ends)
     if not 0 <= num_nodes <= MAX_NODES:
         hint = "" if counts else "; if the edges hold ids of your own rather than row numbers, give `ids`"
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
         features = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
     return Nodes(features, ids if ids is not None else RangeIds(num_nodes))
+
+
+def _feature_names(table: NodeTable) -> Sequence[str]:
+    """The names that are given, else those of a DataFrame."""
+    columns = getattr(table.features, "columns", None) if hasattr(table.features, "dtypes") else None
+    if table.feature_names or columns is None or not all(isinstance(name, str) for name in columns):
+        return table.feature_names
+    return list(columns)
 
 
 def features_of(
@@ -184,20 +237,31 @@ def features_of(
     return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}")
 
 
-def _largest_end(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
-    largest = -1
+def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
+    """One more than the largest row that the edges have.
+
+    Raises: GraphError: so few of the rows have edges that they are rather ids.
+    """
+    largest, num_ends = -1, 0
     for (src, relation, dst), (sources, destinations) in ends.items():
         for node_type, end, values in ((src, "sources", sources), (dst, "destinations", destinations)):
             if node_type == name and len(values):
                 rows = _row_numbers(values, f"{end} of {_shown((src, relation, dst))}", name)
-                largest = max(largest, int(rows.max()))
-    return largest
+                largest, num_ends = max(largest, int(rows.max())), num_ends + len(rows)
+    if MAX_NODES > largest >= _SPARSE_NODES + _SPARSE_FACTOR * num_ends:
+        raise GraphError(
+            f"node type {name!r}: its edges name rows up to {largest}, and there are only {num_ends} ends "
+            "of edges; if they are ids of your own rather than row numbers, give `ids` (`hopline graph "
+            "build`: leave --ids-are-rows out), else say num_nodes (--num-nodes)"
+        )
+    return largest + 1
 
 
 def _adjacency(
     edge_type: EdgeType,
     table: EdgeTable,
     ends: tuple[Any, Any],
+    time: IdArray | None,
     nodes: Mapping[str, Nodes],
     progress: Progress,
 ) -> Adjacency:
@@ -208,10 +272,15 @@ def _adjacency(
     dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2], table.by_row)
     progress(stage, 0.2)
     num_edges = len(src)
-    attr = None if table.attr is None else matrix(table.attr, f"attributes of {shown}", rows=num_edges)
-    time = None if table.time is None else times(table.time, f"times of {shown}", num_edges)
+    attr = (
+        None
+        if table.attr is None
+        else matrix(table.attr, f"attributes of {shown}", names=table.attr_names, rows=num_edges)
+    )
     weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
-    if table.undirected:
+    if table.undirected and both_directions(src, dst, (attr, time, weight), shown):
+        _LOG.warning("edges of %s hold both directions already: no reverse was added", shown)
+    elif table.undirected:
         back = np.flatnonzero(src != dst)
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
         attr, time, weight = (
@@ -236,6 +305,7 @@ def _adjacency(
         cumweight=None if sorted_weight is None else read_only(csc.running_weights(indptr, sorted_weight)),
         has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
         max_degree=int(np.diff(indptr).max(initial=0)),
+        stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
     )
     progress(stage, 1.0)
     return part
@@ -282,7 +352,8 @@ def _row_numbers(values: Any, what: str, node_type: str) -> AnyArray:
 
 def _first(values: Any, bad: IdArray | NDArray[np.bool_]) -> str:
     at = np.flatnonzero(bad)
-    shown = ", ".join(f"edge {i} has {_plain(values[i])!r}" for i in at[:5].tolist())
+    place = getattr(values, "place", None) or "edge {}".format
+    shown = ", ".join(f"{place(i)} has {_plain(values[i])!r}" for i in at[:5].tolist())
     return shown + (", …" if len(at) > 5 else "")
 
 

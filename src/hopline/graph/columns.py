@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from hopline.errors import GraphError
 from hopline.graph.progress import Progress, silent
+from hopline.graph.rounding import Rounding
 from hopline.graph.tables import as_array
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray
 
 _CHUNK_BYTES = 32 << 20
 
@@ -34,11 +35,12 @@ def matrix(
         what: for error messages.
         names: column names, for error messages.
         rows: how many there must be, if that is known.
-    Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`.
+    Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`, or
+        that lose what may matter (see `rounding.py`).
     """
     array = as_array(value, what)
     if array.dtype.kind not in "fiub":
-        raise GraphError(f"{what} must be real numbers; got dtype {array.dtype}")
+        raise GraphError(f"{what} must be real numbers; got dtype {array.dtype}{_not_numbers(value)}")
     if array.ndim == 1:
         array = array.reshape(-1, 1)
     if array.ndim != 2:
@@ -56,6 +58,7 @@ def matrix(
 def _fill_and_check(
     array: AnyArray, result: AnyArray, what: str, names: Sequence[str], progress: Progress
 ) -> None:
+    rounding = Rounding(array.dtype, array.shape[1])
     step = max(1, _CHUNK_BYTES // max(1, array.shape[1] * array.itemsize))
     bad_values, bad_rows, first = 0, 0, None
     for begin in range(0, len(array), step):
@@ -63,6 +66,7 @@ def _fill_and_check(
         if result is not array:
             with np.errstate(over="ignore"):  # an overflow is reported below, with its place
                 result[rows] = array[rows]
+            rounding.add(array[rows], begin)
         finite = np.isfinite(result[rows])
         if not finite.all():
             in_row = np.count_nonzero(~finite, axis=1)
@@ -73,6 +77,7 @@ def _fill_and_check(
                 first = (begin + row, int(np.flatnonzero(~finite[row])[0]))
         progress(what, min(1.0, (begin + step) / len(array)))
     if first is None:
+        rounding.check(what, names)
         return
     row, column = first
     value = array[row, column]
@@ -88,49 +93,27 @@ def _fill_and_check(
     )
 
 
+def _not_numbers(value: Any) -> str:
+    """Which columns of a DataFrame are to blame."""
+    if not hasattr(value, "dtypes") or not hasattr(value, "columns"):
+        return ""
+    bad = [str(name) for name in value.columns if getattr(value[name].dtype, "kind", "O") not in "fiub"]
+    return f" (columns without numbers: {', '.join(bad)}); leave them out, or encode them" if bad else ""
+
+
 def weights(value: Any, what: str, rows: int) -> FloatArray:
     """Edge weights float32 [rows], read-only.
 
     Raises: GraphError: a number of rows other than `rows`, NaN, infinite or negative weights.
     """
-    column = _vector(value, what, rows)
+    column = vector(value, what, rows)
     result = matrix(column, what, rows=rows).reshape(-1)
     negative = np.flatnonzero(result < 0)
     if len(negative):
         raise GraphError(
             f"{what}: {len(negative)} weights are negative; the first is {result[negative[0]]} at edge "
-            f"{negative[0]}. Weights must be >= 0"
+            f"{negative[0]}. Weights must be >= 0; give signed numbers as edge attributes instead"
         )
-    return result
-
-
-def times(value: Any, what: str, rows: int) -> IdArray:
-    """Edge times int64 [rows], read-only.
-
-    Raises: GraphError: a number of rows other than `rows`, no integers, outside int64.
-    """
-    column = _vector(value, what, rows)
-    if column.dtype.kind == "M":
-        missing = np.isnat(column)
-        if missing.any():
-            raise GraphError(
-                f"{what}: {np.count_nonzero(missing)} times are missing (NaT); the first is edge "
-                f"{np.flatnonzero(missing)[0]}"
-            )
-        column = column.view(np.int64)
-    if column.dtype.kind == "f":
-        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < 2**63)
-        if not whole.all():
-            edge = int(np.flatnonzero(~whole)[0])
-            raise GraphError(
-                f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
-                f"not, the first is {column[edge]} at edge {edge}"
-            )
-    elif column.dtype.kind not in "iu" and rows:
-        raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
-    if column.dtype == np.uint64 and rows and column.max() > np.iinfo(np.int64).max:
-        raise GraphError(f"{what}: {column.max()} does not fit into a signed 64-bit integer")
-    result: IdArray = read_only(np.ascontiguousarray(column, np.int64))
     return result
 
 
@@ -156,7 +139,8 @@ def read_only(array: Any) -> Any:
     return view
 
 
-def _vector(value: Any, what: str, rows: int) -> AnyArray:
+def vector(value: Any, what: str, rows: int) -> AnyArray:
+    """One value for each edge, [rows]. Raises: GraphError: another shape."""
     array = as_array(value, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)

@@ -1,23 +1,30 @@
-"""Node and edge tables from files: Parquet, CSV, .npy and .npz, told apart by their ending."""
+"""Node and edge tables from files and frames; the ending says what a file is."""
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph import delimited, parquet
+from hopline.graph import cells, file_ids
+from hopline.graph.cells import FileTable, Missing
+from hopline.graph.columns import matrix
 from hopline.graph.progress import Progress, silent
-from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable
+from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
+from hopline.graph.text_stream import PACKED
+from hopline.graph.text_table import TextFormat, TextTable
+from hopline.graph.typed_table import TYPED, TypedTable
 from hopline.types import AnyArray
 
-_ENDINGS = (".parquet", ".csv", ".npy", ".npz")
+_TEXT = (".csv", ".tsv", ".txt")
+_ARRAYS = (".npy", ".npz")
+_LOG = logging.getLogger("hopline.graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +32,25 @@ class NodeFile:
     """Where one node type's table is.
 
     Attributes:
-        path: .parquet and .csv have named columns; .npy is the feature matrix; .npz may hold `features`
-            (or `x`) and `ids`.
+        path: text (.csv, .tsv, .txt, also packed: .gz, .bz2, .xz, .zst), .parquet, .feather or .arrow; .npy
+            is the feature matrix; .npz may hold `features` (or `x`) and `ids`. Or a pandas or polars
+            DataFrame or a `pyarrow.Table`.
         id: column of the ids; None means that row numbers are the ids.
-        features: columns of the features, in order; None means every numeric one but `id`. In Parquet
-            one column of lists is the whole matrix.
+        features: columns of the features, in order; None means every numeric one but `id`. One column of
+            lists is the whole matrix.
+        exclude: columns that are no features.
+        rounded: columns whose numbers may be rounded to float32.
+        text: how a text file is written.
+        missing: what stands for missing values, and what is put there.
     """
 
-    path: str | Path
+    path: Any
     id: str | None = None
     features: Sequence[str] | None = None
+    exclude: Sequence[str] = ()
+    rounded: Sequence[str] = ()
+    text: TextFormat = field(default_factory=TextFormat)
+    missing: Missing = field(default_factory=Missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,115 +58,197 @@ class EdgeFile:
     """Where one edge type's table is.
 
     Attributes:
-        path: .parquet and .csv have named columns; .npy is [2, E] or [E, 2]; .npz holds `edges` (or
-            `edge_index`) and may hold `edge_attr`, `edge_time`, `edge_weight`.
-        src, dst: columns of the ends.
+        path: as in `NodeFile`, but .npy is [2, E] or [E, 2], and .npz holds `edges` (or `edge_index`) and
+            may hold `edge_attr`, `edge_time`, `edge_weight`.
+        src, dst: columns of the ends; in a text file without a header the first two columns have these
+            names too.
         attr, time, weight: columns of the attributes, the time and the weight.
-        undirected: as in `EdgeTable`.
+        undirected, time_unit: as in `EdgeTable`.
+        rounded, text, missing: as in `NodeFile`.
     """
 
-    path: str | Path
+    path: Any
     src: str = "src"
     dst: str = "dst"
     attr: Sequence[str] = ()
     time: str | None = None
     weight: str | None = None
     undirected: bool = False
+    time_unit: str = ""
+    rounded: Sequence[str] = ()
+    text: TextFormat = field(default_factory=TextFormat)
+    missing: Missing = field(default_factory=Missing)
 
 
 def read_tables(
     node_files: Mapping[str, NodeFile] | None,
     edge_files: Mapping[EdgeType, EdgeFile],
+    *,
+    ids_are_rows: bool = False,
+    num_nodes: Mapping[str, int] | None = None,
     progress: Progress = silent,
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
-    """Read all tables of a graph.
+    """Read all tables of a graph. Columns that are left out, and nodes that no file lists, are logged.
 
+    Args:
+        ids_are_rows: edges hold row numbers, also of node types without a file. Else the distinct ids that
+            the edge files hold are the nodes of such a type, sorted.
+        num_nodes: of node types whose ids are rows and that have no file.
     Raises: GraphError: a file or column is absent or cannot be read.
     """
+    nodes = {name: read_nodes(file, progress) for name, file in (node_files or {}).items()}
     edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
-    if node_files is None:
-        return {name: NodeTable() for end in edges for name in (end[0], end[2])}, edges
-    nodes = {name: read_nodes(file, progress) for name, file in node_files.items()}
-    for edge_type, file in edge_files.items():
-        if Path(file.path).suffix.lower() == ".csv":
-            # CSV has no types: a column of digits names strings where the nodes' ids are strings.
-            ends = tuple(
-                _as_strings(end) if name in nodes and isinstance(nodes[name].ids, Encoded) else end
-                for name, end in zip(edge_type[::2], edges[edge_type].edges, strict=True)
-            )
-            edges[edge_type] = dataclasses.replace(edges[edge_type], edges=ends)
+    names = {name for edge_type in edges for name in (edge_type[0], edge_type[2])}
+    if ids_are_rows:
+        counts = num_nodes or {}
+        nodes |= {name: NodeTable(num_nodes=counts.get(name)) for name in sorted(names - nodes.keys())}
+        by_row = {edge_type: file_ids.by_row(table) for edge_type, table in edges.items()}
+        return nodes, by_row
+    if num_nodes:
+        raise GraphError(
+            "the ids in the files say how many nodes there are; if they are row numbers, say --ids-are-rows"
+        )
+    for name in sorted(names | nodes.keys()):
+        file_ids.bring_together(name, nodes, edges, edge_files)
     return nodes, edges
 
 
 def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
     """Read a node table. Raises: GraphError: it cannot be read, or a column is absent."""
-    path = Path(file.path)
-    ending = _ending(path)
-    if ending == ".npy":
-        return NodeTable(_npy(path))
-    if ending == ".npz":
+    path = _checked(file.path)
+    if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
+        if path.suffix.lower() == ".npy":
+            return NodeTable(_npy(path))
         arrays = _npz(path)
         return NodeTable(_one_of(arrays, "features", "x"), ids=arrays.get("ids"))
-    columns = parquet if ending == ".parquet" else delimited
-    names = columns.numeric_names(path) if file.features is None else list(file.features)
-    names = [name for name in names if name != file.id]
-    ids_of = [file.id] if file.id else []
-    table = columns.read(path, [*names, *ids_of], ids=ids_of, progress=progress)
-    values = [table[name] for name in names]
-    if len(values) == 1 and getattr(values[0], "ndim", 1) == 2:
-        features, names = values[0], []
-    else:
-        features = _side_by_side(values, names, path)
-    ids = table[file.id] if file.id else None
-    return NodeTable(features, ids=ids, feature_names=names)
+    id_of = [file.id] if file.id else []
+    table = _open(path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
+    id_of = _found(table, *id_of)
+    taken = {*id_of, *_found(table, *file.exclude)}
+    names = [name for name in table.names if name not in taken]
+    if file.features is not None:
+        names = _found(table, *file.features)
+    table.load([*names, *id_of])
+    ids = cells.ids(table, id_of[0]) if id_of else None
+    values: dict[str, AnyArray] = {}
+    left_out = []
+    for name in names:
+        value = cells.numbers(table, name, file.missing, named=file.features is not None)
+        if isinstance(value, str):
+            left_out.append(f"{name} ({value})")
+        else:
+            values[name] = value
+    if left_out:
+        _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
+    if len(values) == 1 and next(iter(values.values())).ndim == 2:
+        return NodeTable(next(iter(values.values())), ids=ids)
+    features = _side_by_side(values, table, file.rounded)
+    rows = len(table.column([*id_of, *names][0])) if features is None else None
+    return NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values))
 
 
 def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
     """Read an edge table. Raises: GraphError: it cannot be read, or a column is absent."""
-    path = Path(file.path)
-    ending = _ending(path)
-    if ending == ".npy":
-        return EdgeTable(_two_rows(_npy(path)), undirected=file.undirected)
-    if ending == ".npz":
-        arrays = _npz(path)
-        edges = _one_of(arrays, "edges", "edge_index")
-        if edges is None:
-            raise GraphError(f"{path}: no array `edges` or `edge_index`; it holds {', '.join(arrays)}")
-        return EdgeTable(
-            _two_rows(edges),
-            attr=arrays.get("edge_attr"),
-            time=arrays.get("edge_time"),
-            weight=arrays.get("edge_weight"),
-            undirected=file.undirected,
-        )
-    columns = parquet if ending == ".parquet" else delimited
+    path = _checked(file.path)
+    if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
+        return _edges_of_arrays(path, file)
     optional = [name for name in (file.time, file.weight) if name]
-    ends = [file.src, file.dst]
-    table = columns.read(path, [*ends, *file.attr, *optional], ids=ends, progress=progress)
+    table = _open(path, file.text, [file.src, file.dst, *file.attr, *optional], progress)
+    src, dst, *found = _found(table, file.src, file.dst, *file.attr, *optional)
+    attr = found[: len(file.attr)]
+    rest = found[len(file.attr) :]
+    time = rest[0] if file.time else None
+    weight = rest[-1] if file.weight else None
+    table.load([src, dst, *found])
+    columns: dict[str, Any] = {
+        name: cells.numbers(table, name, file.missing, named=True) for name in (*attr, weight) if name
+    }
     return EdgeTable(
-        (table[file.src], table[file.dst]),
-        attr=_side_by_side([table[name] for name in file.attr], file.attr, path) if file.attr else None,
-        time=table[file.time] if file.time else None,
-        weight=table[file.weight] if file.weight else None,
+        (cells.ids(table, src), cells.ids(table, dst)),
+        attr=_side_by_side({name: columns[name] for name in attr}, table, file.rounded),
+        time=cells.times(table, time) if time else None,
+        weight=_rounded(columns[weight], weight, file.rounded) if weight else None,
         attr_names=file.attr,
         undirected=file.undirected,
+        time_unit=file.time_unit,
     )
 
 
-def _as_strings(end: Any) -> Any:
-    if isinstance(end, Encoded):
-        return end
-    distinct, codes = np.unique(end, return_inverse=True)
-    return Encoded(list(map(str, distinct.tolist())), codes)
+def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
+    if path.suffix.lower() == ".npy":
+        return EdgeTable(_two_rows(_npy(path)), undirected=file.undirected)
+    arrays = _npz(path)
+    edges = _one_of(arrays, "edges", "edge_index")
+    if edges is None:
+        raise GraphError(f"{path}: no array `edges` or `edge_index`; it holds {', '.join(arrays)}")
+    return EdgeTable(
+        _two_rows(edges),
+        attr=arrays.get("edge_attr"),
+        time=arrays.get("edge_time"),
+        weight=arrays.get("edge_weight"),
+        undirected=file.undirected,
+        time_unit=file.time_unit,
+    )
+
+
+def _checked(path: Any) -> Any:
+    """The path, or the frame as it is."""
+    if not isinstance(path, str | Path):
+        return path
+    path = Path(path)
+    ending = _ending(path)
+    if ending not in (*_TEXT, *TYPED, *_ARRAYS):
+        raise GraphError(
+            f"{path}: files may end in {', '.join((*_TEXT, *TYPED, *_ARRAYS))}, text also in "
+            f"{', '.join(PACKED)}; not in {path.suffix!r}"
+        )
+    if not path.is_file():
+        raise GraphError(f"{path}: there is no such file")
+    return path
 
 
 def _ending(path: Path) -> str:
     ending = path.suffix.lower()
-    if ending not in _ENDINGS:
-        raise GraphError(f"{path}: files may end in {', '.join(_ENDINGS)}; not in {ending!r}")
-    if not path.is_file():
-        raise GraphError(f"{path}: there is no such file")
-    return ending
+    inner = path.with_suffix("").suffix.lower()
+    return inner if ending in PACKED and inner in _TEXT else ending
+
+
+def _open(path: Any, options: TextFormat, wanted: Sequence[str], progress: Progress) -> FileTable:
+    if isinstance(path, Path) and _ending(path) in _TEXT:
+        return TextTable(path, options, wanted, lambda done: progress(f"reading {path}", done))
+    return TypedTable(path, lambda done: progress("reading", done))
+
+
+def _found(table: FileTable, *names: str) -> list[str]:
+    """The columns of names. Raises: GraphError: one is absent."""
+    found = [table.find(name) for name in names]
+    absent = [name for name, column in zip(names, found, strict=True) if column is None]
+    if absent:
+        with_header = table.is_text and table.has_header
+        hint = "; if its first line is no header, say --no-header" if with_header else ""
+        hint += "; a column of one file only is named as TYPE=COLUMN"
+        raise GraphError(
+            f"{table.what}: no column {', '.join(map(repr, absent))}; there are "
+            f"{', '.join(map(repr, table.names[:30]))}{hint}"
+        )
+    return [column for column in found if column is not None]
+
+
+def _side_by_side(values: Mapping[str, Any], table: FileTable, rounded: Sequence[str]) -> AnyArray | None:
+    if not values:
+        return None
+    if any(value.ndim != 1 for value in values.values()):
+        wide = next(name for name, value in values.items() if value.ndim != 1)
+        raise GraphError(f"{table.what}: column {wide!r} holds lists, which must be the only column")
+    result = np.empty((len(next(iter(values.values()))), len(values)), np.float32)
+    for at, (name, value) in enumerate(values.items()):
+        column = _rounded(value, name, rounded)
+        result[:, at] = matrix(column, table.what, names=[name])[:, 0]
+    return result
+
+
+def _rounded(value: AnyArray, name: str, rounded: Sequence[str]) -> AnyArray:
+    return value.astype(np.float32) if name in rounded else value
 
 
 def _npy(path: Path) -> AnyArray:
@@ -175,16 +273,3 @@ def _one_of(arrays: Mapping[str, AnyArray], *names: str) -> AnyArray | None:
 
 def _two_rows(edges: AnyArray) -> AnyArray:
     return edges.T if edges.ndim == 2 and edges.shape[1] == 2 and edges.shape[0] != 2 else edges
-
-
-def _side_by_side(values: Sequence[Any], names: Sequence[str], path: Path) -> AnyArray | None:
-    if not values:
-        return None
-    for value, name in zip(values, names, strict=True):
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub" or value.ndim != 1:
-            raise GraphError(f"{path}: column {name!r} must hold numbers to be a feature or an attribute")
-    # 64-bit integers become floats here rather than in one column's type for all.
-    return np.stack(
-        [np.asarray(value, np.float64 if value.dtype == np.float64 else np.float32) for value in values],
-        axis=1,
-    )

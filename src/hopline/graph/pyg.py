@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,13 @@ from hopline.types import AnyArray
 Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
 
 
-def tables_of(data: Any, *, ids: Any = None, num_relations: int | None = None) -> Tables:
+def tables_of(
+    data: Any,
+    *,
+    ids: Any = None,
+    num_relations: int | None = None,
+    time_unit: str | Mapping[EdgeType, str] = "",
+) -> Tables:
     """Read `x`, `edge_index` (or `adj_t`), `edge_attr`, `edge_weight`, `edge_time` (or a `time` of
     edges) and `edge_type` of every store.
 
@@ -24,6 +31,7 @@ def tables_of(data: Any, *, ids: Any = None, num_relations: int | None = None) -
         data: `Data` or `HeteroData`.
         ids: the nodes' external ids; a mapping node type -> ids for `HeteroData`.
         num_relations: relations that `edge_type` can name; None means its largest + 1.
+        time_unit: as in `EdgeTable`; for some edge types of `HeteroData` a mapping.
     Raises: GraphError: it is neither, has no edges, or its columns disagree.
     """
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
@@ -36,11 +44,25 @@ def tables_of(data: Any, *, ids: Any = None, num_relations: int | None = None) -
         edges: dict[EdgeType, EdgeTable] = {}
         for edge_type in data.edge_types:
             edges |= _edge_tables(data[edge_type], edge_type, num_relations, None)
-        return nodes, edges
+        return nodes, _with_units(edges, time_unit)
     if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
         raise GraphError(f"a PyG Data or HeteroData is needed; got {type(data).__name__}")
     node_table = _node_table(data, ids)
-    return {NODE_TYPE: node_table}, _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
+    edges = _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
+    return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
+
+
+def _with_units(
+    edges: dict[EdgeType, EdgeTable], time_unit: str | Mapping[EdgeType, str]
+) -> dict[EdgeType, EdgeTable]:
+    units = dict.fromkeys(edges, time_unit) if isinstance(time_unit, str) else dict(time_unit)
+    unknown = units.keys() - edges.keys()
+    if unknown:
+        raise GraphError(f"time_unit is given for {min(unknown)!r}, which is no edge type of the data")
+    return {
+        edge_type: dataclasses.replace(table, time_unit=units.get(edge_type, ""))
+        for edge_type, table in edges.items()
+    }
 
 
 def _node_table(store: Any, ids: Any) -> NodeTable:
@@ -94,14 +116,22 @@ def _time(store: Any, num_edges: int, num_nodes: int | None) -> Any:
     if store.get("edge_time") is not None:
         return store["edge_time"]
     time = store.get("time")
-    if time is None or len(time) != num_edges:
-        return None  # a time of nodes
-    if num_edges == num_nodes:
+    if time is None:
+        return None
+    count = len(time) if getattr(time, "ndim", 1) else -1
+    if count == num_edges == num_nodes:
         raise GraphError(
             "`time` could be of nodes or of edges: there are as many of both; name it `edge_time` or "
             "`node_time`"
         )
-    return time
+    if count == num_edges:
+        return time
+    if count == num_nodes:
+        return None  # a time of nodes
+    raise GraphError(
+        f"`time` has {max(count, 0)} values, and there are {num_edges} edges; give one for each edge"
+        + ("" if num_nodes is None else f" (or for each of the {num_nodes} nodes, which is not read)")
+    )
 
 
 def _by_relation(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Literal
 from urllib.parse import quote
 
@@ -20,8 +21,9 @@ IdKind = Literal["range", "int", "string"]
 NODE_TYPE = "node"
 EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
-# One path component holds an edge type's three quoted names; file systems allow 255 bytes.
-_MAX_NAME_BYTES = 72
+_MAX_NAME = 72
+# File systems allow 255 bytes; batch files add their own to a quoted name.
+_MAX_QUOTED_BYTES = 220
 
 
 class NodeTypeSchema(msgspec.Struct, frozen=True):
@@ -48,6 +50,8 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         attr_names: one for each column, or empty.
         has_time: edges carry a time, and in-neighbours are sorted by it.
         has_weight: edges carry a weight.
+        time_unit: what the times count since 1970: "s", "ms", "us" or "ns"; empty where that is unknown.
+            All edge types of a graph that have a unit have the same one.
     """
 
     src: str
@@ -57,6 +61,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     attr_names: tuple[str, ...] = ()
     has_time: bool = False
     has_weight: bool = False
+    time_unit: str = ""
 
     @property
     def key(self) -> str:
@@ -77,7 +82,16 @@ class GraphSchema(msgspec.Struct, frozen=True):
 
     def canonical(self) -> bytes:
         """The schema as JSON that is the same whatever order its types were added in."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True, separators=(",", ":")).encode()
+        plain = msgspec.to_builtins(self)
+        for edge in plain["edge_types"].values():
+            if not edge["time_unit"]:  # graphs and models of before there were units keep their hashes
+                del edge["time_unit"]
+        return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def time_unit(self) -> str:
+        """The unit of all edge times, "" where it is unknown or there are none."""
+        return next((edge.time_unit for edge in self.edge_types.values() if edge.time_unit), "")
 
     def differences(self, other: GraphSchema) -> list[str]:
         """Name everything in a graph's schema that a model packaged for this one cannot use.
@@ -116,6 +130,11 @@ class GraphSchema(msgspec.Struct, frozen=True):
                 )
             if edge.has_time and not there.has_time:
                 found.append(f"edge type {key!r} has no edge times; the model was packaged with them")
+            elif edge.time_unit and there.time_unit and edge.time_unit != there.time_unit:
+                found.append(
+                    f"edge type {key!r} has times in {there.time_unit}; the model was packaged with "
+                    f"times in {edge.time_unit}"
+                )
             if edge.has_weight and not there.has_weight:
                 found.append(f"edge type {key!r} has no edge weights; the model was packaged with them")
         return found
@@ -127,36 +146,56 @@ def edge_key(src: str, relation: str, dst: str) -> str:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it can name a type.
+    """Return `name` if it can name a type: blanks, signs and other scripts are fine.
 
-    Raises: GraphError: it is no string, empty, too long, starts with a dot or holds "__", which
-        separates the three names of an edge type's key.
+    Raises: GraphError: it is no string, empty, too long, not printable, starts with a dot or holds "__",
+        which separates the three names of an edge type's key.
     """
     if not isinstance(name, str):
         raise GraphError(f"{what} must be a string; got {name!r} ({type(name).__name__})")
     if not name or name.startswith(".") or "__" in name or not name.isprintable():
+        right = re.sub("_{2,}", "_", "".join(c for c in name if c.isprintable()).lstrip("."))
         raise GraphError(
             f"{what} {name!r} cannot be used: it must be printable, not empty, not start with '.' and "
             "not hold '__' (which separates source, relation and destination)"
+            + (f"; {right!r} can" if right else "")
         )
-    if len(quoted(name)) > _MAX_NAME_BYTES:
-        raise GraphError(
-            f"{what} {name!r} is {len(quoted(name))} bytes long when quoted as a file name; "
-            f"the limit is {_MAX_NAME_BYTES}"
-        )
+    if len(name) > _MAX_NAME:
+        raise GraphError(f"{what} {name!r} is {len(name)} characters long; the limit is {_MAX_NAME}")
     return name
 
 
+def check_edge_type(edge_type: tuple[str, str, str]) -> None:
+    """Raises: GraphError: the names cannot be told apart in the key."""
+    if tuple(edge_key(*edge_type).split("__")) != edge_type:
+        wrong = next(name for name in edge_type[:2] if name.endswith("_"))
+        raise GraphError(
+            f"edge type {edge_type!r}: a source type or relation must not end with '_', as '__' separates "
+            f"the names; {wrong.rstrip('_')!r} can be used"
+        )
+
+
 def quoted(name: str) -> str:
-    """The name as one component of a path."""
-    return quote(name, safe=" ")
+    """The name as one component of a path; what would be too long ends with a hash instead."""
+    text = quote(name, safe=" ")
+    if len(text) <= _MAX_QUOTED_BYTES:
+        return text
+    return f"{text[: _MAX_QUOTED_BYTES - 40]}~{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def _columns(
     where: str, what: str, want: tuple[int, tuple[str, ...]], have: tuple[int, tuple[str, ...]]
 ) -> list[str]:
     if want[0] != have[0]:
-        return [f"{where} has {have[0]} {what}; the model was packaged for {want[0]}"]
+        missing = [name for name in want[1] if name not in have[1]] if have[1] else []
+        further = [name for name in have[1] if name not in want[1]] if want[1] else []
+        named = [
+            f"{word}: {', '.join(map(repr, names[:5]))}"
+            for word, names in (("missing", missing), ("further", further))
+            if names
+        ]
+        more = f" ({'; '.join(named)})" if named else ""
+        return [f"{where} has {have[0]} {what}; the model was packaged for {want[0]}{more}"]
     if want[1] and have[1] and want[1] != have[1]:
         wrong = [
             f"column {i} is {b!r}, not {a!r}"

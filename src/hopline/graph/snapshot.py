@@ -58,6 +58,7 @@ class Graph:
         edge_attr: Any = None,
         edge_time: Any = None,
         edge_weight: Any = None,
+        time_unit: str = "",
         by_row: bool = False,
         feature_names: Sequence[str] = (),
         attr_names: Sequence[str] = (),
@@ -73,18 +74,21 @@ class Graph:
                 Multi-edges and self-loops are kept.
             features: [N, d] of any real dtype. Not copied where it is C-contiguous and of
                 `feature_dtype` already: do not write to it afterwards.
-            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
+            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1, which
+                is refused where it is far larger than the number of edges, as of ids it is.
             ids: N distinct ids, all integers or all strings.
-            edge_attr, edge_time, edge_weight, by_row: as in `EdgeTable`.
+            edge_attr, edge_time, edge_weight, time_unit, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
-            undirected: add the reverse of every edge.
+            undirected: add the reverse of every edge; nothing, where every edge has it already.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
                 scale for each column; see `narrow.py`).
             progress: told where the work is.
         Raises: GraphError: anything about the input that is wrong, with what would be right.
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
-        table = EdgeTable(edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected)
+        table = EdgeTable(
+            edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected, time_unit
+        )
         return cls.from_tables(
             {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress
         )
@@ -115,6 +119,7 @@ class Graph:
         *,
         ids: Any = None,
         num_relations: int | None = None,
+        time_unit: str | Mapping[EdgeType, str] = "",
         feature_dtype: str = "float32",
         progress: Progress = silent,
     ) -> Graph:
@@ -127,10 +132,11 @@ class Graph:
         Args:
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
+            time_unit: as in `EdgeTable`; for some edge types of `HeteroData` a mapping.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: anything about the data that is wrong, with what would be right.
         """
-        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations)
+        nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations, time_unit=time_unit)
         return cls.from_tables(nodes, edges, feature_dtype=feature_dtype, progress=progress)
 
     @classmethod
@@ -139,21 +145,34 @@ class Graph:
         nodes: NodeFile | Mapping[str, NodeFile] | None,
         edges: EdgeFile | Mapping[EdgeType, EdgeFile],
         *,
+        ids_are_rows: bool = False,
+        num_nodes: int | Mapping[str, int] | None = None,
         feature_dtype: str = "float32",
         progress: Progress = silent,
     ) -> Graph:
-        """Build from Parquet files (or CSV, .npy and .npz: the ending tells).
+        """Build from files (Parquet, Arrow, CSV and other text, .npy, .npz) or data frames.
+
+        Columns that are left out, and nodes that no file lists, are said to the logger "hopline.graph".
 
         Args:
-            nodes: one file for a homogeneous graph, else node type -> file; None where the edges
-                alone say how many nodes there are.
+            nodes: one file for a homogeneous graph, else node type -> file. The nodes of a type without
+                one are the distinct ids that the edge files hold, sorted.
             edges: one file, else (source type, relation, destination type) -> file.
+            ids_are_rows: edges hold row numbers; a type without a file has `num_nodes` nodes, else one
+                more than the largest row.
             feature_dtype, progress: as in `from_edges`.
         Raises: GraphError: pyarrow is not installed, a file or column is absent or wrong.
         """
         node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
         edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
-        node_tables, edge_tables = files.read_tables(node_files, edge_files, progress)
+        counts = {NODE_TYPE: num_nodes} if isinstance(num_nodes, int) else num_nodes
+        node_tables, edge_tables = files.read_tables(
+            node_files,
+            edge_files,
+            ids_are_rows=ids_are_rows,
+            num_nodes=counts,
+            progress=progress,
+        )
         return cls.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype, progress=progress)
 
     @classmethod
@@ -231,6 +250,12 @@ class Graph:
         In memory the first use hashes everything; a saved graph knows it.
         """
         return digest.version_of(self.schema, self.digests)
+
+    @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The least and the largest edge time of all types, in `schema.time_unit`; None without times."""
+        ranges = [found for part in self.edges.values() if (found := part.time_range) is not None]
+        return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     @property
     def num_nodes(self) -> int:

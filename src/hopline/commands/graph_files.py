@@ -1,0 +1,171 @@
+"""From the options of `hopline graph build` to node and edge files.
+
+Most options name a column for all files, or as TYPE=COLUMN for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopline.errors import GraphError
+from hopline.graph import EdgeFile, NodeFile
+from hopline.graph.cells import Missing
+from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
+from hopline.graph.tables import EdgeType
+from hopline.graph.text_table import TextFormat
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """What holds for all files.
+
+    Attributes:
+        text, missing, rounded: as in `NodeFile`.
+    """
+
+    text: TextFormat
+    missing: Missing
+    rounded: Sequence[str]
+
+    def node_files(
+        self,
+        files: Sequence[str],
+        ids: Sequence[str],
+        features: Sequence[str],
+        exclude: Sequence[str],
+        ids_are_rows: bool,
+    ) -> dict[str, NodeFile]:
+        """Node type -> file. Raises: GraphError: a table whose ids nothing names."""
+        paths = _by_type(files, NODE_TYPE)
+        found = {}
+        for name, path in paths.items():
+            id_of = _only(_for(ids, name, paths), "--id", name)
+            if id_of is None and not ids_are_rows and path.suffix.lower() not in (".npy", ".npz"):
+                raise GraphError(
+                    f"{path}: say which column holds the ids of node type {name!r}: --id COLUMN (for one "
+                    f"of several files --id {name}=COLUMN), or --ids-are-rows if row numbers are the ids"
+                )
+            chosen = _for(features, name, paths)
+            found[name] = NodeFile(
+                path,
+                id_of,
+                tuple(chosen) if chosen else None,
+                tuple(_for(exclude, name, paths)),
+                self.rounded,
+                self.text,
+                self.missing,
+            )
+        return found
+
+    def edge_files(
+        self,
+        files: Sequence[str],
+        columns: Mapping[str, Sequence[str] | None],
+        attr: Sequence[str],
+        undirected: bool,
+    ) -> dict[EdgeType, EdgeFile]:
+        """Edge type -> file.
+
+        Args:
+            columns: what of `EdgeFile` is one text -> what the options say.
+        Raises: GraphError: an edge type that is none, or more than one column where there is one.
+        """
+        paths = _by_type(files, ":".join(EDGE_TYPE))
+        found: dict[EdgeType, EdgeFile] = {}
+        for name, path in paths.items():
+            parts = name.split(":")
+            if len(parts) != 3:
+                raise GraphError(f"an edge type is SRC:RELATION:DST; got {name!r}")
+            said = {
+                option: _only(_for(values or (), name, paths), f"--{option.replace('_', '-')}", name)
+                for option, values in columns.items()
+            }
+            found[parts[0], parts[1], parts[2]] = EdgeFile(
+                path,
+                said["src"] or "src",
+                said["dst"] or "dst",
+                tuple(_for(attr, name, paths)),
+                said["time"],
+                said["weight"],
+                undirected,
+                said["time_unit"] or "",
+                self.rounded,
+                self.text,
+                self.missing,
+            )
+        return found
+
+
+def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:
+    """What stands for missing values. Raises: GraphError: no number to fill with."""
+    every = [text for text in fill if "=" not in text]
+    if not every and not fill:
+        return Missing(tuple(na))
+    named = dict(text.rsplit("=", 1) for text in fill if "=" in text)
+    if every and named:
+        raise GraphError("--fill is one number for all columns, or COLUMN=NUMBER for each; not both")
+    if every:
+        return Missing(tuple(na), _number(_only(every, "--fill", "all columns") or ""))
+    return Missing(tuple(na), {name: _number(text) for name, text in named.items()})
+
+
+def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, int] | None:
+    """Node type -> number of nodes. Raises: GraphError: no number, or no such type."""
+    if not given:
+        return None
+    names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
+    found = {}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        if not equals and len(names) > 1:
+            raise GraphError(f"--num-nodes {text}: say of which type: TYPE={text}")
+        name = name if equals else next(iter(names))
+        if name not in names or not number.isdecimal():
+            raise GraphError(
+                f"--num-nodes is NUMBER or TYPE=NUMBER of {', '.join(sorted(names))}; got {text!r}"
+            )
+        found[name] = int(number)
+    return found
+
+
+def _by_type(files: Sequence[str], default: str) -> dict[str, Path]:
+    """Split NAME=FILE; a file alone is of the default type."""
+    found: dict[str, Path] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            name, path = default, text
+        if name in found:
+            raise GraphError(
+                "a type is named twice; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
+            )
+        found[name] = Path(path)
+    return found
+
+
+def _for(values: Sequence[str], name: str, types: Iterable[str]) -> list[str]:
+    """What options say of one type: what names it, else what names none."""
+    types = set(types)
+    own, others = [], []
+    for text in values:
+        before, equals, after = text.partition("=")
+        if equals and before in types:
+            own += [after] if before == name else []
+        else:
+            others.append(text)
+    return own or others
+
+
+def _only(values: Sequence[str], option: str, name: str) -> str | None:
+    if len(values) > 1:
+        raise GraphError(f"{option} is given {len(values)} times for {name}: {', '.join(values)}; give one")
+    return values[0] if values else None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise GraphError(f"--fill is a number, or COLUMN=NUMBER; got {text!r}") from None

@@ -1,0 +1,380 @@
+"""From columns of tables to ids, numbers and times. What a column holds is decided on all its cells.
+
+Blanks around a cell are dropped in text files. A number is written as in Python or C, without thousands
+separators; a cell that is none is refused by its place, or the whole column is text and left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph.arrow import arrow
+from hopline.graph.tables import Encoded
+from hopline.graph.text_table import TextTable
+from hopline.graph.typed_table import TypedTable
+from hopline.types import AnyArray, IdArray
+
+FileTable = TextTable | TypedTable
+
+_INTEGER = r"^-?(0|[1-9][0-9]*)$"
+_WHOLE = r"^-?(0|[1-9][0-9]*)(\.0*)?$"
+_DECIMAL = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
+#: Numbers with separators, and what usually stands for none: a column of these is no text.
+NEAR_NUMBER = (
+    r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
+    r"infinity)|(?i:n/?a|null|none|nil|missing|unknown|\?|-|\.))$|"
+) + _DECIMAL
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
+_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What stands for no value, and what is put there.
+
+    Attributes:
+        na: cells that are missing, besides empty ones.
+        fill: the number for all columns, or column -> number; None and absent ones refuse missing cells.
+    """
+
+    na: Sequence[str] = ()
+    fill: float | Mapping[str, float] | None = None
+
+    def fill_of(self, name: str) -> float | None:
+        """The number for a column."""
+        return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
+
+
+def ids(table: FileTable, name: str) -> IdArray | Encoded:
+    """A column of ids: int64 where every cell is an integer, else strings.
+
+    In text "007" and "7" are two ids, and a column with the first holds strings; 30.0 is 30 where all
+    cells of a column are like it.
+    Raises: GraphError: a cell is missing, or no id.
+    """
+    types, pc = arrow("pyarrow.types"), arrow("pyarrow.compute")
+    column = table.column(name)
+    kind = column.type
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        column = _text_of_bytes(table, name, column)
+        kind = column.type
+    if column.null_count:
+        raise _missing(table, name, column.is_null(), "give every node an id, or leave such rows out")
+    if types.is_integer(kind):
+        if types.is_uint64(kind):
+            beyond = pc.greater_equal(column, arrow("pyarrow").scalar(2**63, kind))
+            at = pc.index(beyond, True).as_py()
+            if at >= 0:
+                raise GraphError(
+                    f"{table.place(at, name)}: {column[at].as_py()} does not fit into a signed 64-bit "
+                    "integer; give such ids as strings"
+                )
+        return _numpy(column)
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return _whole(table, name, column, "an id is an integer or a string")
+    if not _is_string(kind):
+        raise GraphError(
+            f"{table.what}: column {name!r} must hold integers or strings, being ids; it holds {kind}"
+        )
+    if table.is_text:
+        column = _trimmed(table, name, column)
+        empty = pc.equal(column, "")
+        if pc.any(empty).as_py():
+            raise _missing(table, name, empty, "give every node an id, or leave such lines out")
+        if _all(column, _INTEGER) or _all(column, _WHOLE):
+            ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
+            if ints is not None:
+                return ints
+    return dataclasses.replace(_encoded(column), place=lambda row: table.place(row, name))
+
+
+def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
+    """A column of numbers: int64, uint64, float64 or the column's own type; booleans are 0 and 1.
+
+    Args:
+        named: the caller asks for this column, so that it must hold numbers.
+    Returns: [n], [n, d] (a column of equally long lists), or what the column holds instead of numbers.
+    Raises: GraphError: a cell is missing and is not to be filled; a cell is no number though others are.
+    """
+    types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
+    column = table.column(name)
+    kind = column.type
+    if _is_string(kind) and not table.is_text and not named:
+        return str(kind)
+    if _is_string(kind):
+        return _numbers_of_text(table, name, missing, named=named)
+    if _is_list(kind):
+        return _lists(table, name, column)
+    if types.is_decimal(kind):
+        column = column.cast(pa.int64() if kind.scale <= 0 and kind.precision < 19 else pa.float64())
+    elif types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif types.is_null(kind):
+        column = column.cast(pa.float64())
+    elif not (types.is_integer(kind) or types.is_floating(kind)):
+        if named:
+            raise GraphError(f"{table.what}: column {name!r} must hold numbers; it holds {kind}")
+        return str(kind)
+    absent = pc.is_null(column, nan_is_null=True)
+    if pc.any(absent).as_py():
+        column = column.cast(pa.float64()) if types.is_floating(column.type) else column
+        column = _filled(table, name, column, absent, missing)
+    return _numpy(column)
+
+
+def times(table: FileTable, name: str) -> AnyArray:
+    """A column of times: integers, or datetime64 where it holds dates (ISO 8601 in text; UTC is meant).
+
+    Raises: GraphError: a cell is missing, or neither an integer nor a date.
+    """
+    types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
+    column = table.column(name)
+    if column.null_count:
+        raise _missing(table, name, column.is_null(), "give every edge a time, or leave such rows out")
+    kind = column.type
+    if types.is_integer(kind):
+        return _numpy(column)
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return _whole(table, name, column, "times are integers or dates: multiply and round them")
+    if types.is_timestamp(kind):
+        return _numpy(column.cast(pa.timestamp(kind.unit)))
+    if types.is_date(kind):
+        return _numpy(column.cast(pa.timestamp("s")))
+    if not _is_string(kind):
+        raise GraphError(f"{table.what}: column {name!r} must hold integers or dates; it holds {kind}")
+    column = _trimmed(table, name, column)
+    if _all(column, _WHOLE):
+        ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
+        if ints is not None:
+            return ints
+    if _all(column, _DECIMAL):
+        return _whole(
+            table, name, column.cast(pa.float64()), "times are integers or dates: multiply and round them"
+        )
+    return _dates(table, name, column)
+
+
+def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    column = _trimmed(table, name, table.column(name))
+    absent = pc.or_(
+        pc.is_null(column), pc.is_in(pc.fill_null(column, ""), pa.array(["", *missing.na], column.type))
+    )
+    given = column.filter(pc.invert(absent))
+    if len(given) and _all(given, _BOOLEAN):
+        column = pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true")).cast(pa.uint8())
+    else:
+        wrong = pc.invert(pc.match_substring_regex(given, _DECIMAL))
+        count = pc.sum(wrong).as_py() or 0
+        if count:
+            near = pc.sum(pc.match_substring_regex(given, NEAR_NUMBER)).as_py()
+            good = len(given) - count
+            if not named and 2 * good < len(given) and near < len(given):
+                return f'text, such as "{given.filter(wrong)[0].as_py()}"'
+            bad = pc.and_(
+                pc.invert(absent), pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), _DECIMAL))
+            )
+            at = pc.index(bad, True).as_py()
+            cell = column[at].as_py()
+            raise GraphError(
+                f"{table.place(at, name)} must hold numbers; it holds {cell!r} (as {count} of "
+                f"{len(column)} cells hold no number); {_way_out(cell, name, named=named)}"
+            )
+        column = _parsed(table, name, pc.if_else(absent, None, column), whole=_all(given, _INTEGER))
+    if pc.any(absent).as_py():
+        column = _filled(table, name, column, absent, missing)
+    return _numpy(column)
+
+
+def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    if not whole:
+        return column.cast(pa.float64())
+    for kind in (pa.int64(), pa.uint64()):
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            pass
+    at = pc.index(pc.greater(pc.abs(column.cast(pa.float64())), 9.2e18), True).as_py()
+    raise GraphError(
+        f"{table.place(max(at, 0), name)}: {column[max(at, 0)].as_py()} does not fit into a 64-bit integer"
+    )
+
+
+def _way_out(cell: str, name: str, *, named: bool) -> str:
+    out = "do not take the column" if named else f"leave the column out with --exclude {name}"
+    if "," in cell or "_" in cell or "'" in cell:
+        return f"write numbers without separators and with a decimal point, or {out}"
+    return f"say --na {cell!r} --fill 0 where it stands for a missing value, or {out}"
+
+
+def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Missing) -> Any:
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    fill = missing.fill_of(name)
+    if fill is None:
+        raise _missing(
+            table,
+            name,
+            absent,
+            f"say what to put there (--fill 0), or leave the column out (--exclude {name})",
+        )
+    if not float(fill).is_integer() or arrow("pyarrow.types").is_null(column.type):
+        column = column.cast(pa.float64())
+    return pc.if_else(absent, pa.scalar(fill).cast(column.type), column)
+
+
+def _missing(table: FileTable, name: str, absent: Any, way_out: str) -> GraphError:
+    pc = arrow("pyarrow.compute")
+    at = pc.index(absent, True).as_py()
+    count = pc.sum(absent).as_py()
+    return GraphError(
+        f"{table.place(at, name)}: a value is missing, as in {count} of {len(absent)} rows; {way_out}"
+    )
+
+
+def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
+    """Floats or decimals that are integers, as int64."""
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    # Doubles from 2**53 on stand for more than one integer.
+    limit = 2**53 if arrow("pyarrow.types").is_floating(column.type) else 2**63
+    if arrow("pyarrow.types").is_decimal(column.type):
+        good = pa.chunked_array([[v == int(v) and abs(v) < limit for v in column.to_pylist()]], pa.bool_())
+    else:
+        column = column.cast(pa.float64())
+        good = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), float(limit)))
+    bad = pc.invert(pc.fill_null(good, False))
+    at = pc.index(bad, True).as_py()
+    if at >= 0:
+        count = pc.sum(bad).as_py()
+        raise GraphError(
+            f"{table.place(at, name)}: {column[at].as_py()} is no integer (nor are {count} of "
+            f"{len(column)} cells); {what}"
+        )
+    if arrow("pyarrow.types").is_decimal(column.type):
+        return np.array([int(v) for v in column.to_pylist()], np.int64)
+    return _numpy(column).astype(np.int64)
+
+
+def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    zoned = pc.match_substring_regex(column, _DATE + _ZONE)
+    dates = pc.or_(zoned, pc.match_substring_regex(column, _DATE + "$"))
+    neither = pc.invert(pc.or_(dates, pc.match_substring_regex(column, _WHOLE)))
+    at = pc.index(neither, True).as_py()
+    if at >= 0:
+        raise GraphError(
+            f"{table.place(at, name)}: {column[at].as_py()!r} is neither an integer nor a date and time as "
+            "ISO 8601 has it (2024-01-31T13:45:00Z)"
+        )
+    at = pc.index(dates, False).as_py()
+    if at >= 0:
+        raise GraphError(f"{table.place(at, name)}: integers and dates are mixed; write all in one way")
+    digits = pc.max(
+        pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
+    ).as_py()
+    unit = ("s", "ms", "us", "ns")[-(-(digits or 0) // 3)]
+    both = pc.sum(zoned).as_py() not in (0, len(column))
+    if both:
+        other = pc.index(zoned, not zoned[0].as_py()).as_py()
+        raise GraphError(
+            f"{table.place(other, name)}: times with and without a zone are mixed; write all in one way "
+            "(without a zone they are UTC)"
+        )
+    zone = "UTC" if len(column) and zoned[0].as_py() else None
+    try:
+        return _numpy(column.cast(pa.timestamp(unit, zone)).cast(pa.timestamp(unit)))
+    except pa.ArrowInvalid:
+        at = next(at for at in range(len(column)) if not _is_date(column[at], pa.timestamp(unit, zone)))
+        raise GraphError(
+            f"{table.place(at, name)}: {column[at].as_py()!r} is no date, or too far from 1970"
+        ) from None
+
+
+def _is_date(cell: Any, kind: Any) -> bool:
+    try:
+        return cell.cast(kind) is not None
+    except arrow("pyarrow").ArrowInvalid:
+        return False
+
+
+def _lists(table: FileTable, name: str, column: Any) -> AnyArray:
+    pc = arrow("pyarrow.compute")
+    if column.null_count:
+        raise _missing(table, name, column.is_null(), "fill or drop such rows")
+    lengths = set(pc.list_value_length(column).unique().to_pylist())
+    if len(lengths) > 1:
+        raise GraphError(
+            f"{table.what}: column {name!r} holds lists of different lengths: {sorted(lengths)[:5]}"
+        )
+    flat = pc.list_flatten(column)
+    if flat.null_count:
+        at = flat.is_null().index(True).as_py() // max(1, next(iter(lengths)))
+        raise GraphError(f"{table.place(at, name)}: a value of the list is missing; fill or drop such rows")
+    return _numpy(flat).reshape(len(column), -1)
+
+
+def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
+    pa = arrow("pyarrow")
+    try:
+        return column.cast(pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        raise GraphError(
+            f"{table.what}: column {name!r} holds bytes that are no UTF-8 text; give ids as integers or as "
+            "text, such as their hexadecimal digits"
+        ) from None
+
+
+def _trimmed(table: FileTable, name: str, column: Any) -> Any:
+    if not table.is_text:
+        return column
+    pc = arrow("pyarrow.compute")
+    at = pc.index(pc.match_substring_regex(column, r'^\s+".*"\s*$'), True).as_py()
+    if at >= 0:
+        raise GraphError(
+            f"{table.place(at, name)}: a quote after a blank; remove the blanks that follow the delimiter"
+        )
+    return pc.utf8_trim_whitespace(column)
+
+
+def _encoded(column: Any) -> Encoded:
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    if hasattr(encoded, "chunks"):  # no rows, no chunk
+        return Encoded([], np.empty(0, np.int32))
+    return Encoded(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+
+
+def _as_int64(column: Any) -> IdArray | None:
+    pa = arrow("pyarrow")
+    try:
+        return _numpy(column.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        return None
+
+
+def _all(column: Any, pattern: str) -> bool:
+    pc = arrow("pyarrow.compute")
+    return len(column) > 0 and bool(pc.all(pc.match_substring_regex(column, pattern)).as_py())
+
+
+def _numpy(column: Any) -> AnyArray:
+    result: AnyArray = column.to_numpy()
+    return result
+
+
+def _is_string(kind: Any) -> bool:
+    types = arrow("pyarrow.types")
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    types = arrow("pyarrow.types")
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    value = kind.value_type if is_list else None
+    return is_list and bool(types.is_integer(value) or types.is_floating(value) or types.is_boolean(value))

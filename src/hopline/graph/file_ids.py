@@ -1,0 +1,127 @@
+"""Ids of one node type over all files: one kind, and the nodes where no file lists them.
+
+Text has no types: a column of digits holds strings where the type's other ids are strings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph.cells import NEAR_NUMBER
+from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
+from hopline.graph.typed_table import TYPED
+
+_LOG = logging.getLogger("hopline.graph")
+_DIGITS, _ODD = re.compile("-?[0-9]+"), re.compile(NEAR_NUMBER)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+def by_row(table: EdgeTable) -> EdgeTable:
+    """The same edges as row numbers."""
+    return dataclasses.replace(table, by_row=True)
+
+
+def bring_together(
+    name: str,
+    nodes: MutableMapping[str, NodeTable],
+    edges: MutableMapping[EdgeType, EdgeTable],
+    files: Mapping[EdgeType, Any],
+) -> None:
+    """Give a node type's ids one kind; a type without a file has the ids that the edges have.
+
+    Args:
+        nodes, edges: changed in place. files: edge type -> `EdgeFile`.
+    Raises: GraphError: integers and strings are mixed.
+    """
+    ends = {
+        (edge_type, place): _end(table, place)
+        for edge_type, table in edges.items()
+        for place in (0, 1)
+        if edge_type[2 * place] == name
+    }
+    known = nodes[name].ids if name in nodes else None
+    if name in nodes and known is None:
+        return  # its row numbers are the ids
+    strings = _is_strings(known) if name in nodes else any(map(_is_strings, ends.values()))
+    for (edge_type, place), end in ends.items():
+        if strings and not _is_strings(end) and _is_text(files[edge_type].path):
+            ends[edge_type, place] = _as_strings(end)
+        elif strings != _is_strings(end) and len(end):
+            raise _mixed(name, end, files[edge_type].path)
+    if name not in nodes:
+        for end in ends.values():
+            _check_written_as_ids(end)
+        nodes[name] = NodeTable(ids=_distinct(list(ends.values()), strings))
+        count, kind = len(nodes[name].ids), "strings" if strings else "integers"
+        _LOG.warning(
+            "node type %r has no file: its nodes are the %d ids (%s) of its edges", name, count, kind
+        )
+    for (edge_type, place), end in ends.items():
+        both = list(edges[edge_type].edges)
+        both[place] = end
+        edges[edge_type] = dataclasses.replace(edges[edge_type], edges=tuple(both))
+
+
+def _check_written_as_ids(end: Any) -> None:
+    """Refuse what is another number or stands for no value: no file says that these are ids."""
+    if not isinstance(end, Encoded) or not len(end):
+        return
+    counts = np.bincount(end.codes, minlength=len(end.distinct))
+    integers = np.array([_DIGITS.fullmatch(text) is not None for text in end.distinct])
+    odd = np.array([_ODD.fullmatch(text) is not None for text in end.distinct]) & ~integers
+    num_integers, num_odd = int(counts[integers].sum()), int(counts[odd].sum())
+    if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
+        row = int(odd[end.codes].argmax())
+        place = end.place(row) if end.place else f"edge {row}"
+        raise GraphError(
+            f"{place}: {end[row]!r} cannot be an id: ids are integers or text ({num_odd} of {len(end)} "
+            f"cells are like it, {num_integers} are integers); write all ids in one way, leave such lines "
+            "out, or give a node file that lists the ids"
+        )
+
+
+def _end(table: EdgeTable, place: int) -> Any:
+    end = table.edges[place]
+    return end if isinstance(end, Encoded) else as_array(end, "edges")
+
+
+def _is_strings(ids: Any) -> bool:
+    if isinstance(ids, Encoded):
+        return len(ids.distinct) > 0
+    return getattr(ids, "dtype", np.dtype(int)).kind not in "iu"
+
+
+def _is_text(path: Any) -> bool:
+    return isinstance(path, str | Path) and not str(path).lower().endswith((*TYPED, ".npy", ".npz"))
+
+
+def _mixed(name: str, end: Any, path: Any) -> GraphError:
+    if not isinstance(end, Encoded):
+        return GraphError(
+            f"node type {name!r} has string ids, and the edges of {path} hold integers, such as {end[0]}; "
+            "give both files ids of one kind"
+        )
+    odd = {code for code, text in enumerate(end.distinct) if not _INTEGER.fullmatch(str(text))}
+    row = next((row for row, code in enumerate(end.codes.tolist()) if code in odd), 0)
+    place = end.place(row) if end.place else f"edge {row}"
+    return GraphError(f"{place}: {end[row]!r} is no integer, and node type {name!r} has integer ids")
+
+
+def _distinct(ends: list[Any], strings: bool) -> Any:
+    if strings:
+        used = {end.distinct[code] for end in ends if len(end) for code in np.unique(end.codes).tolist()}
+        return sorted(used)
+    return np.unique(np.concatenate([np.asarray(as_array(end, "edges"), np.int64) for end in ends]))
+
+
+def _as_strings(end: Any) -> Encoded:
+    distinct, codes = np.unique(end, return_inverse=True)
+    return Encoded(list(map(str, distinct.tolist())), codes)

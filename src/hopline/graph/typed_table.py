@@ -1,0 +1,108 @@
+"""Columns of Parquet and Arrow files and of data frames, through pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hopline.errors import GraphError
+from hopline.graph.arrow import arrow
+
+#: Endings of files that have types.
+TYPED = (".parquet", ".feather", ".arrow")
+
+
+class TypedTable:
+    """The columns of one table whose columns have types.
+
+    Args:
+        source: a Parquet or Arrow (Feather) file, or a frame: a `pyarrow.Table`, or what pyarrow makes one
+            of (pandas, polars).
+        progress: told the part that is read.
+
+    Attributes:
+        names: of the columns.
+    Raises: GraphError: it cannot be read.
+    """
+
+    is_text = False
+    has_header = True
+
+    def __init__(self, source: Any, progress: Callable[[float], None]) -> None:
+        self.what = str(source) if isinstance(source, Path) else f"the {type(source).__name__}"
+        self._progress = progress
+        self._columns: dict[str, Any] = {}
+        self._read: Callable[[Sequence[str]], Any]
+        if not isinstance(source, Path):
+            table = _of_frame(source, self.what)
+            self.names, self._read = list(table.column_names), table.select
+            return
+        try:
+            if source.suffix.lower() == ".parquet":
+                file = arrow("pyarrow.parquet").ParquetFile(source, memory_map=True)
+                self.names = list(file.schema_arrow.names)
+                self._read = lambda names: file.read(columns=list(names))
+            else:
+                table = arrow("pyarrow.feather").read_table(source)
+                self.names, self._read = list(table.column_names), table.select
+        except (OSError, ValueError) as error:
+            kind = "Parquet" if source.suffix.lower() == ".parquet" else "an Arrow file"
+            raise GraphError(f"{source} cannot be read as {kind}: {error}") from None
+
+    def find(self, name: str) -> str | None:
+        """The column of a name, None if there is none."""
+        return name if name in self.names else None
+
+    def load(self, names: Sequence[str]) -> None:
+        """Read columns. Raises: GraphError: the file is damaged, or two columns have one name."""
+        unique = list(dict.fromkeys(names))
+        twice = [name for name in unique if self.names.count(name) > 1]
+        if twice:
+            raise GraphError(f"{self.what}: two columns are named {twice[0]!r}; name each once")
+        self._progress(0.0)
+        try:
+            table = self._read(unique)
+        except (OSError, ValueError) as error:
+            raise GraphError(f"{self.what} cannot be read to its end: {error}") from None
+        self._columns = {name: _plain(table.column(name)) for name in unique}
+        self._progress(1.0)
+
+    def column(self, name: str) -> Any:
+        """A column that was loaded, of its own type; dictionaries are decoded."""
+        return self._columns[name]
+
+    def place(self, row: int, name: str) -> str:
+        """Where a cell stands, for error messages."""
+        return f"{self.what}, row {row}, column {name!r}"
+
+
+def _of_frame(frame: Any, what: str) -> Any:
+    pa = arrow("pyarrow")
+    try:
+        if isinstance(frame, pa.Table):
+            return frame
+        if type(frame).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise GraphError(
+            f"{what} cannot be read as a table: {error}; give a path, a pandas or polars DataFrame or a "
+            "pyarrow.Table whose columns each hold one type"
+        ) from None
+
+
+def _plain(column: Any) -> Any:
+    """Without dictionaries, extension types and views."""
+    pa, types = arrow("pyarrow"), arrow("pyarrow.types")
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.cast(column.type.storage_type)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_run_end_encoded(column.type):
+        column = pa.chunked_array([arrow("pyarrow.compute").run_end_decode(c) for c in column.chunks])
+    if types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    if types.is_binary_view(column.type):
+        column = column.cast(pa.large_binary())
+    return column

@@ -1,0 +1,55 @@
+"""Whether edges already hold both directions, so that adding reverses would double them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import GraphError
+from hopline.types import AnyArray
+
+
+def both_directions(
+    src: NDArray[np.int32], dst: NDArray[np.int32], columns: Sequence[AnyArray | None], what: str
+) -> bool:
+    """Whether every edge has its reverse, with the same columns.
+
+    Args:
+        src, dst: rows of the ends [E]; loops are left out of account.
+        columns: of the edges, [E] or [E, d]; None for those that there are not.
+        what: for error messages.
+    Returns: False where no edge has its reverse.
+    Raises: GraphError: some edges have it, or all but with other columns: nobody can tell whether the
+        others are missing or meant.
+    """
+    keep = np.flatnonzero(src != dst)
+    src, dst = src[keep].astype(np.int64), dst[keep].astype(np.int64)
+    size = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+    there, back = src * size + dst, dst * size + src
+    found = np.isin(there, back)
+    count = int(np.count_nonzero(found))
+    if not count:
+        return False
+    flat = [part for each in columns if each is not None for part in np.atleast_2d(each[keep].T)]
+    if count == len(keep) and _same_rows([there, *flat], [back, *flat]):
+        return True
+    shown = int(keep[np.flatnonzero(found)[0]])
+    if count < len(keep):
+        why = f"{count} of {len(keep)} edges have their reverse among the edges (the first is edge {shown})"
+    elif _same_rows([there], [back]):
+        why = "every edge has its reverse among the edges, but with another time, weight or attribute"
+    else:
+        why = "every edge has its reverse among the edges, but not as often"
+    raise GraphError(
+        f"{what}: {why}, so that undirected would double them. Leave undirected out if the edges hold both "
+        "directions, or give each pair once. To keep these edges and add the reverse of each, give the "
+        "same edges again as an edge type of its own, with source and destination exchanged"
+    )
+
+
+def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
+    """Whether two tables, given by columns, hold the same rows in any order."""
+    one, other = np.lexsort(first[::-1]), np.lexsort(second[::-1])
+    return all(np.array_equal(a[one], b[other]) for a, b in zip(first, second, strict=True))
