@@ -9,6 +9,7 @@ import msgspec
 
 from hopline.errors import BadRequest
 from hopline.rollout.rollout import RolloutRequest
+from hopline.transports.json_body import check_repeated, decode_body
 
 
 class LoadBody(msgspec.Struct):
@@ -120,8 +121,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        fields = ", ".join(kind.__struct_fields__)
-        raise BadRequest(f"the body is wrong: {error}; the fields are {fields}") from None
+    body = body or b"{}"
+    found = decode_body(body, msgspec.json.Decoder(kind).decode, kind)
+    check_repeated(body, [f'"{name}"'.encode() for name in kind.__struct_fields__])
+    return found
