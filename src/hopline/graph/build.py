@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import csc, narrow
-from hopline.graph.columns import column_names, matrix, read_only, times, weights
+from hopline.graph.columns import column_names, matrix, read_only, weights
+from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
@@ -41,6 +42,15 @@ def build(
     ends = {
         edge_type: _ends(table, f"edges of {_shown(edge_type)}") for edge_type, table in edge_tables.items()
     }
+    times = common_times(
+        {
+            edge_key(*edge_type): read_times(
+                table.time, f"times of {_shown(edge_type)}", len(ends[edge_type][0]), table.time_unit
+            )
+            for edge_type, table in edge_tables.items()
+            if table.time is not None
+        }
+    )
     node_schemas: dict[str, NodeTypeSchema] = {}
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
@@ -59,7 +69,8 @@ def build(
     edges: dict[str, Adjacency] = {}
     for edge_type in sorted(edge_tables):
         edge_table = edge_tables[edge_type]
-        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), nodes, progress)
+        time, time_unit = times.pop(edge_key(*edge_type), (None, ""))
+        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), time, nodes, progress)
         attr_dim = 0 if part.attr is None else part.attr.shape[1]
         edges[part.key] = part
         edge_schemas[part.key] = EdgeTypeSchema(
@@ -70,6 +81,7 @@ def build(
             ),
             has_time=part.time is not None,
             has_weight=part.weight is not None,
+            time_unit=time_unit,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
@@ -198,6 +210,7 @@ def _adjacency(
     edge_type: EdgeType,
     table: EdgeTable,
     ends: tuple[Any, Any],
+    time: IdArray | None,
     nodes: Mapping[str, Nodes],
     progress: Progress,
 ) -> Adjacency:
@@ -209,7 +222,6 @@ def _adjacency(
     progress(stage, 0.2)
     num_edges = len(src)
     attr = None if table.attr is None else matrix(table.attr, f"attributes of {shown}", rows=num_edges)
-    time = None if table.time is None else times(table.time, f"times of {shown}", num_edges)
     weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
     if table.undirected:
         back = np.flatnonzero(src != dst)
@@ -236,6 +248,7 @@ def _adjacency(
         cumweight=None if sorted_weight is None else read_only(csc.running_weights(indptr, sorted_weight)),
         has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
         max_degree=int(np.diff(indptr).max(initial=0)),
+        stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
     )
     progress(stage, 1.0)
     return part

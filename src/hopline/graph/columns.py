@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hopline.errors import GraphError
 from hopline.graph.progress import Progress, silent
 from hopline.graph.tables import as_array
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray
 
 _CHUNK_BYTES = 32 << 20
 
@@ -93,7 +93,7 @@ def weights(value: Any, what: str, rows: int) -> FloatArray:
 
     Raises: GraphError: a number of rows other than `rows`, NaN, infinite or negative weights.
     """
-    column = _vector(value, what, rows)
+    column = vector(value, what, rows)
     result = matrix(column, what, rows=rows).reshape(-1)
     negative = np.flatnonzero(result < 0)
     if len(negative):
@@ -101,36 +101,6 @@ def weights(value: Any, what: str, rows: int) -> FloatArray:
             f"{what}: {len(negative)} weights are negative; the first is {result[negative[0]]} at edge "
             f"{negative[0]}. Weights must be >= 0"
         )
-    return result
-
-
-def times(value: Any, what: str, rows: int) -> IdArray:
-    """Edge times int64 [rows], read-only.
-
-    Raises: GraphError: a number of rows other than `rows`, no integers, outside int64.
-    """
-    column = _vector(value, what, rows)
-    if column.dtype.kind == "M":
-        missing = np.isnat(column)
-        if missing.any():
-            raise GraphError(
-                f"{what}: {np.count_nonzero(missing)} times are missing (NaT); the first is edge "
-                f"{np.flatnonzero(missing)[0]}"
-            )
-        column = column.view(np.int64)
-    if column.dtype.kind == "f":
-        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < 2**63)
-        if not whole.all():
-            edge = int(np.flatnonzero(~whole)[0])
-            raise GraphError(
-                f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
-                f"not, the first is {column[edge]} at edge {edge}"
-            )
-    elif column.dtype.kind not in "iu" and rows:
-        raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
-    if column.dtype == np.uint64 and rows and column.max() > np.iinfo(np.int64).max:
-        raise GraphError(f"{what}: {column.max()} does not fit into a signed 64-bit integer")
-    result: IdArray = read_only(np.ascontiguousarray(column, np.int64))
     return result
 
 
@@ -156,7 +126,8 @@ def read_only(array: Any) -> Any:
     return view
 
 
-def _vector(value: Any, what: str, rows: int) -> AnyArray:
+def vector(value: Any, what: str, rows: int) -> AnyArray:
+    """One value for each edge, [rows]. Raises: GraphError: another shape."""
     array = as_array(value, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)

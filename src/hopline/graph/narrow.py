@@ -122,7 +122,7 @@ def from_arrays(dtype: str, arrays: dict[str, AnyArray]) -> Features:
         ValueError: the arrays are not those of `dtype`; says which.
     """
     features = arrays["features"]
-    wanted = CODES.get(dtype, np.dtype(dtype) if dtype in DTYPES else None)
+    wanted = CODES.get(dtype) or (np.dtype(dtype) if dtype in DTYPES else None)
     if features.dtype != wanted or features.ndim != 2:
         raise ValueError(
             f"features are {features.dtype} {list(features.shape)}; {dtype} needs {wanted} [N, d]"

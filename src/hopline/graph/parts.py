@@ -56,6 +56,7 @@ class Adjacency:
             without weights.
         has_self_loops: a node is its own in-neighbour; always False where the node types differ.
         max_degree: the largest in-degree.
+        stored_time_range: what `time_range` answers, where it is known without a look at `time`.
     """
 
     src: str
@@ -69,6 +70,7 @@ class Adjacency:
     cumweight: NDArray[np.float64] | None
     has_self_loops: bool
     max_degree: int
+    stored_time_range: tuple[int, int] | None = None
 
     @property
     def key(self) -> str:
@@ -79,6 +81,16 @@ class Adjacency:
     def num_edges(self) -> int:
         """E."""
         return len(self.indices)
+
+    @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The least and the largest time; None where there are no times or no edges.
+
+        Reads all times of a graph that was saved before ranges were; else it costs nothing.
+        """
+        if self.stored_time_range is not None or self.time is None or not len(self.time):
+            return self.stored_time_range
+        return int(self.time.min()), int(self.time.max())
 
     def degree(self, global_ids: IdArray) -> IdArray:
         """In-degrees of destinations, int64 [n]."""

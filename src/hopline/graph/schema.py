@@ -48,6 +48,8 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         attr_names: one for each column, or empty.
         has_time: edges carry a time, and in-neighbours are sorted by it.
         has_weight: edges carry a weight.
+        time_unit: what the times count since 1970: "s", "ms", "us" or "ns"; empty where that is unknown.
+            All edge types of a graph that have a unit have the same one.
     """
 
     src: str
@@ -57,6 +59,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     attr_names: tuple[str, ...] = ()
     has_time: bool = False
     has_weight: bool = False
+    time_unit: str = ""
 
     @property
     def key(self) -> str:
@@ -77,7 +80,16 @@ class GraphSchema(msgspec.Struct, frozen=True):
 
     def canonical(self) -> bytes:
         """The schema as JSON that is the same whatever order its types were added in."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True, separators=(",", ":")).encode()
+        plain = msgspec.to_builtins(self)
+        for edge in plain["edge_types"].values():
+            if not edge["time_unit"]:  # graphs and models of before there were units keep their hashes
+                del edge["time_unit"]
+        return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def time_unit(self) -> str:
+        """The unit of all edge times, "" where it is unknown or there are none."""
+        return next((edge.time_unit for edge in self.edge_types.values() if edge.time_unit), "")
 
     def differences(self, other: GraphSchema) -> list[str]:
         """Name everything in a graph's schema that a model packaged for this one cannot use.
@@ -116,6 +128,11 @@ class GraphSchema(msgspec.Struct, frozen=True):
                 )
             if edge.has_time and not there.has_time:
                 found.append(f"edge type {key!r} has no edge times; the model was packaged with them")
+            elif edge.time_unit and there.time_unit and edge.time_unit != there.time_unit:
+                found.append(
+                    f"edge type {key!r} has times in {there.time_unit}; the model was packaged with "
+                    f"times in {edge.time_unit}"
+                )
             if edge.has_weight and not there.has_weight:
                 found.append(f"edge type {key!r} has no edge weights; the model was packaged with them")
         return found

@@ -58,6 +58,7 @@ class Graph:
         edge_attr: Any = None,
         edge_time: Any = None,
         edge_weight: Any = None,
+        time_unit: str = "",
         by_row: bool = False,
         feature_names: Sequence[str] = (),
         attr_names: Sequence[str] = (),
@@ -75,7 +76,7 @@ class Graph:
                 `feature_dtype` already: do not write to it afterwards.
             num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1.
             ids: N distinct ids, all integers or all strings.
-            edge_attr, edge_time, edge_weight, by_row: as in `EdgeTable`.
+            edge_attr, edge_time, edge_weight, time_unit, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
             undirected: add the reverse of every edge.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
@@ -84,7 +85,9 @@ class Graph:
         Raises: GraphError: anything about the input that is wrong, with what would be right.
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
-        table = EdgeTable(edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected)
+        table = EdgeTable(
+            edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected, time_unit
+        )
         return cls.from_tables(
             {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress
         )
@@ -231,6 +234,12 @@ class Graph:
         In memory the first use hashes everything; a saved graph knows it.
         """
         return digest.version_of(self.schema, self.digests)
+
+    @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The least and the largest edge time of all types, in `schema.time_unit`; None without times."""
+        ranges = [found for part in self.edges.values() if (found := part.time_range) is not None]
+        return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
     @property
     def num_nodes(self) -> int:

@@ -35,8 +35,8 @@ from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import AnyArray
 
-#: 2: features may be codes of fewer bits (`narrow.py`).
-FORMAT_VERSION = 3
+#: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
+FORMAT_VERSION = 4
 #: The oldest one whose packed edges are read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -58,6 +58,7 @@ class StoredEdges(msgspec.Struct, frozen=True):
     num_edges: int
     max_degree: int
     has_self_loops: bool
+    time_range: tuple[int, int] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -123,7 +124,7 @@ def save(
             graph_schema=schema,
             num_nodes={name: part.num_nodes for name, part in nodes.items()},
             edges={
-                key: StoredEdges(part.num_edges, part.max_degree, part.has_self_loops)
+                key: StoredEdges(part.num_edges, part.max_degree, part.has_self_loops, part.time_range)
                 for key, part in edges.items()
             },
             arrays=stored,
@@ -147,7 +148,7 @@ def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
     packed = any(codec.is_compressed(part) for part in edges.values())
-    return FORMAT_VERSION if packed else 2 if kinds & narrow.CODES.keys() else 1
+    return 4 if schema.time_unit else 3 if packed else 2 if kinds & narrow.CODES.keys() else 1
 
 
 def read(folder: Path) -> Manifest:
@@ -262,6 +263,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             **columns,
             has_self_loops=known.has_self_loops,
             max_degree=known.max_degree,
+            stored_time_range=known.time_range,
         )
     return edges
 

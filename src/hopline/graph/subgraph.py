@@ -54,6 +54,7 @@ def induced_tables(
             weight=None if adjacency.weight is None else adjacency.weight[at],
             attr_names=schema.edge_types[key].attr_names,
             by_row=True,
+            time_unit=schema.edge_types[key].time_unit,
         )
     return node_tables, edge_tables
 

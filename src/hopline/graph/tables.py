@@ -41,11 +41,13 @@ class EdgeTable:
         edges: [2, E] or a pair (sources, destinations), in the caller's ids of either node type (row
             numbers where it has none); a member of the pair may be `Encoded`.
         attr: [E, d_e] numbers; an [E] vector is one column.
-        time: [E] integers in one unit of the caller's choice, or NumPy datetimes (their own unit).
+        time: [E] integers in one unit of the caller's choice, or NumPy datetimes.
         weight: [E] numbers >= 0.
         attr_names: d_e names, or empty.
         by_row: `edges` are row numbers even where the node types have ids.
         undirected: add the reverse of every edge that is no self-loop, with the same columns.
+        time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are brought to it. Empty means
+            unknown, for datetimes their own unit.
     """
 
     edges: Any
@@ -55,6 +57,7 @@ class EdgeTable:
     attr_names: Sequence[str] = ()
     by_row: bool = False
     undirected: bool = False
+    time_unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -136,6 +136,20 @@ class LiveAdjacency:
             return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
 
     @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The least and the largest time of the reader's version; looks at all lists."""
+        if self.time is None:
+            return None
+        with self._reader:
+            every = np.arange(self._nodes.num_nodes)
+            starts, degrees = self.starts(every), self.degree(every)
+            starts, degrees = starts[degrees > 0], degrees[degrees > 0]
+            if not len(starts):
+                return None
+            # Lists are sorted by time.
+            return int(self.time[starts].min()), int(self.time[starts + degrees - 1].max())
+
+    @property
     def max_degree(self) -> int:
         """Of the reader's version, or the newest where none is pinned; looks at all."""
         with self._reader:

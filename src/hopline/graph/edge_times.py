@@ -1,0 +1,153 @@
+"""Edge times: integers of one unit in the whole graph.
+
+A request has one `as_of` for all edge types, so that their times must count the same unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import GraphError
+from hopline.graph.columns import read_only, vector
+from hopline.types import AnyArray, IdArray
+
+#: From coarse to fine; each is 1000 of the next.
+UNITS = ("s", "ms", "us", "ns")
+_SAY_UNIT = "say what they are: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
+# Between 1973 and 2286 the seconds since 1970 are in this range, and no other unit's numbers are.
+_SECONDS = (10**8, 10**10)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of one edge type: int64 [E], their unit ("" where it is unknown), and whose they are."""
+
+    values: IdArray
+    unit: str
+    what: str
+
+
+def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
+    """Edge times as integers.
+
+    Args:
+        value: [E] integers, floats that are integers, or NumPy datetimes.
+        what: for error messages. rows: E.
+        unit: what integers count, and what datetimes are brought to; "" as in `EdgeTable`.
+    Raises: GraphError: a number of rows other than `rows`, no integers, outside int64, finer than `unit`.
+    """
+    if unit not in ("", *UNITS):
+        raise GraphError(f"{what}: the time unit is one of {', '.join(UNITS)}; got {unit!r}")
+    column = vector(value, what, rows)
+    if column.dtype.kind == "M":
+        return Times(*_of_datetimes(column, what, unit), what)
+    if column.dtype.kind == "f":
+        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < 2**63)
+        if not whole.all():
+            edge = int(np.flatnonzero(~whole)[0])
+            raise GraphError(
+                f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
+                f"not, the first is {column[edge]} at edge {edge}. Multiply and round them before building"
+            )
+    elif column.dtype.kind not in "iu" and rows:
+        raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
+    if column.dtype == np.uint64 and rows and column.max() > np.iinfo(np.int64).max:
+        raise GraphError(f"{what}: {column.max()} does not fit into a signed 64-bit integer")
+    return Times(np.ascontiguousarray(column, np.int64), unit, what)
+
+
+def common_times(times: Mapping[str, Times]) -> dict[str, tuple[IdArray, str]]:
+    """Times of all edge types in one unit, the finest that one of them has.
+
+    Args:
+        times: edge type key -> times.
+    Returns: key -> (int64 [E], read-only; the unit, "" where none is known).
+    Raises: GraphError: the numbers of two edge types are plainly of different units, and it is not said
+        which; times do not fit into int64 in the common unit.
+    """
+    known = [each.unit for each in times.values() if each.unit]
+    unit = max(known, key=UNITS.index) if known else ""
+    for mine, its in permutations(times.values(), 2):
+        if not mine.unit and len(mine.values) and len(its.values):
+            _check_same_unit(mine, its)
+    return {
+        key: (read_only(_scaled(each, each.unit or unit, unit) if unit else each.values), unit)
+        for key, each in times.items()
+    }
+
+
+def _check_same_unit(mine: Times, its: Times) -> None:
+    """Refuse times of no stated unit that are plainly in another one than those of another edge type."""
+    own, other = likely_unit(mine.values), its.unit or likely_unit(its.values)
+    far_below = 0 < 100 * int(mine.values.max()) < int(its.values.min())
+    if other and own != other and (own or its.unit or far_below):
+        verb = "are" if its.unit else "look like"
+        raise GraphError(
+            f"{mine.what} ({_range(mine.values)}) and {its.what} ({_range(its.values)}) are not in one "
+            f"unit: the first look like {own or 'no time since 1970'}, the others {verb} {other}, and one "
+            f"as_of is for both; {_SAY_UNIT}"
+        )
+
+
+def likely_unit(values: AnyArray) -> str:
+    """The unit in which all these are times between 1973 and 2286; "" if there is none."""
+    if not len(values):
+        return ""
+    low, high = int(values.min()), int(values.max())
+    for power, unit in enumerate(UNITS):
+        scale = 1000**power
+        if _SECONDS[0] * scale <= low and high < _SECONDS[1] * scale:
+            return unit
+    return ""
+
+
+def iso(value: int, unit: str) -> str:
+    """A time as an ISO 8601 date and time in UTC; "" where no calendar has it."""
+    try:
+        return f"{np.array(value).astype(f'M8[{unit}]')}Z"
+    except (ValueError, OverflowError):
+        return ""
+
+
+def _of_datetimes(column: AnyArray, what: str, unit: str) -> tuple[IdArray, str]:
+    missing = np.isnat(column)
+    if missing.any():
+        raise GraphError(
+            f"{what}: {np.count_nonzero(missing)} times are missing (NaT); the first is edge "
+            f"{np.flatnonzero(missing)[0]}"
+        )
+    own = np.datetime_data(column.dtype)[0]
+    target = unit or (
+        own if own in UNITS else "s" if own in ("generic", "Y", "M", "W", "D", "h", "m") else "ns"
+    )
+    result = column.astype(f"M8[{target}]")
+    changed = np.flatnonzero(result.astype(column.dtype) != column)
+    if len(changed):
+        raise GraphError(
+            f"{what}: {len(changed)} times are no whole {target}, or too far from 1970 for it; the first "
+            f"is {column[changed[0]]} at edge {changed[0]}; choose another time unit"
+        )
+    return np.ascontiguousarray(result.view(np.int64)), target
+
+
+def _scaled(times: Times, unit: str, target: str) -> IdArray:
+    factor = 1000 ** (UNITS.index(target) - UNITS.index(unit))
+    if factor == 1 or not len(times.values):
+        return times.values
+    most = int(np.abs(times.values.astype(np.float64)).max())
+    if most * factor >= 2**63:
+        raise GraphError(
+            f"{times.what} ({_range(times.values)} {unit}) do not fit into 64 bits in {target}, which "
+            "other edge types have; give all of them in one coarser unit"
+        )
+    scaled: IdArray = times.values * factor
+    return scaled
+
+
+def _range(values: AnyArray) -> str:
+    return f"{values.min()} to {values.max()}"
