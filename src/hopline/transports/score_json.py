@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from hopline.errors import BadRequest
+from hopline.transports.as_of import read_as_of
 from hopline.transports.json_body import check_repeated, decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place
 from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
@@ -54,7 +55,7 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     inline: list[InlineBody] | None = None
     pairs: list[tuple[_Id, _Id]] | None = None
     outputs: tuple[str, ...] | None = None
-    as_of: _Int64 | None = None
+    as_of: _Int64 | float | str | None = None
     on_missing: Literal["error", "null"] | None = None
     timeout_ms: float | None = None
     version: str | None = None
@@ -121,7 +122,7 @@ def score_request(
         request_id: for logs.
 
     Raises:
-        BadRequest: path and body name different versions, or rows have different columns.
+        BadRequest: path and body name different versions, rows have different columns, or as_of is no time.
     """
     if body.version is not None:
         if version is not None and version != body.version:
@@ -141,7 +142,7 @@ def score_request(
         None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
         version,
         body.outputs or (),
-        body.as_of,
+        None if body.as_of is None else read_as_of(body.as_of),
         body.on_missing or "error",
         deadline,
         request_id,
