@@ -62,10 +62,11 @@ def test_the_content_type_counts_for_its_charset_only(
         '{"rows":[{"a":1,"b":2},{"a":1,"a":2,"b":3}]}',
         '{"columns":{"a":[1],"a":[2]}}',
         '{"nodes":[1],"attributes":{"tier":"gold","tier":"silver"}}',
+        '{"inline":[{"features":[1]},{"features":[1],"features":[2]}]}',
     ],
 )
 def test_a_name_that_comes_twice_is_refused(body: str) -> None:
-    with pytest.raises(BadRequest, match=r"'(nodes|as_of|a|tier)' comes twice in one object"):
+    with pytest.raises(BadRequest, match=r"'(nodes|as_of|a|tier|features)' comes twice in one object"):
         decode_score(body.encode())
 
 
@@ -122,6 +123,10 @@ def test_null_is_as_good_as_absent() -> None:
         ('{"nodes":42}', r"a list is needed: \[42\]"),
         ('{"outputs":"label","nodes":[1]}', r'a list is needed: \["label"\]'),
         ('{"inline":[{"features":1.5}]}', r"\$.inline\[0\].features`; a list is needed: \[1.5\]"),
+        ('{"rows":{"a":1}}', r"got `object` - at `\$.rows`; a list is needed"),
+        ('{"inline":[{"features":[1],"neighbors":"7"}]}', r'neighbors`; a list is needed: \["7"\]'),
+        ('{"pairs":[1,2]}', r"at `\$.pairs\[0\]`$"),
+        ("[1,2]", r'got `array`; send \{"nodes": \[42\]\}'),
         ('{"nodes":[42.0]}', "an id is an integer without point and exponent, or a string"),
         ('{"nodes":[1e3]}', "an id is an integer without point and exponent"),
         ('{"nodes":[true]}', r"got `bool` - at `\$.nodes\[0\]"),

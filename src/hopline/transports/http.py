@@ -45,12 +45,24 @@ from hopline.transports.score_json import (
 )
 from hopline.transports.traces import join_trace
 
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
 #: Resolved targets kept; beyond it the table starts anew, so that made-up names cannot fill memory.
 _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the repository index.
+
+    Attributes:
+        ready: only versions that take requests.
+    """
+
+    ready: bool = False
+
+
+_decode_index = msgspec.json.Decoder(IndexBody).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +268,8 @@ class HttpApp:
     # Repository
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
-        options = decode_body(request.body or b"{}", _decode_object, dict[str, Any])
-        index = oip.repository_index(self._service, ready_only=options.get("ready") is True)
+        wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
+        index = oip.repository_index(self._service, ready_only=wanted.ready)
         shown = [row for row in index if self._shows(request, row["name"])]
         return Response(encode_json(shown), headers=id_line)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hopline.errors import BadRequest
+from hopline.repeated_names import repeated_name
 
 BodyT = TypeVar("BodyT")
 
@@ -48,7 +49,8 @@ def decode_body(
     try:
         return decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(explained(str(error), bytes(body), kind)) from None
+        text = explained(str(error), bytes(body), kind)
+        raise BadRequest(text if "`$" in text or "field" in text else f"{text}; send {example}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = bytes(body)
         if text.startswith(codecs.BOM_UTF8):
@@ -93,11 +95,13 @@ def explained(text: str, body: bytes, kind: Any) -> str:
     if said.startswith("Invalid enum value"):
         words = [word for each in _at(kind, path) for word in getattr(each, "values", ())]
         return f"{text}; known are {', '.join(map(repr, words))}" if words else text
-    if said.startswith("Expected `array"):
+    if "array" in said.partition(", got ")[0] and any(
+        hasattr(each, "item_type") for each in _at(kind, path)
+    ):
         value = _value(body, path)
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            shown = json.dumps([value], ensure_ascii=False)
-            return f"{text}; a list is needed" + (f": {shown}" if len(shown) <= _SHOWN else "")
+        shown = json.dumps([value], ensure_ascii=False)
+        is_one = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return f"{text}; a list is needed" + (f": {shown}" if is_one and len(shown) <= _SHOWN else "")
     if said.startswith("Expected `int | str") and said.endswith("got `float`"):
         return f"{text}; an id is an integer without point and exponent, or a string"
     return text
@@ -124,18 +128,9 @@ def refuse_repeated(body: bytes) -> None:
 
     Raises: BadRequest: names the field.
     """
-
-    def pairs(items: list[tuple[str, Any]]) -> None:
-        seen = set()
-        for name, _ in items:
-            if name in seen:
-                raise BadRequest(f"field {name!r} comes twice in one object; send it once")
-            seen.add(name)
-
-    try:
-        json.loads(body, object_pairs_hook=pairs, parse_int=str, parse_float=str)
-    except RecursionError:
-        raise BadRequest("the JSON is nested too deeply") from None
+    name = repeated_name(body)
+    if name:
+        raise BadRequest(f"field {name!r} comes twice in one object; send it once")
 
 
 def _at(kind: Any, path: str) -> list[Any]:

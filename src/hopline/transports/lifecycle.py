@@ -12,7 +12,7 @@ from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
 
 
-class LoadBody(msgspec.Struct):
+class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of load and unload in the model-repository extension: everything is in `parameters`.
 
     Attributes:
@@ -122,6 +122,6 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _read(body: bytes, kind: Any) -> Any:
     body = body or b"{}"
-    found = decode_body(body, msgspec.json.Decoder(kind).decode, kind)
+    found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
     check_repeated(body, [f'"{name}"'.encode() for name in kind.__struct_fields__])
     return found

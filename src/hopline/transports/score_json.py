@@ -70,6 +70,7 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _decode = msgspec.json.Decoder(ScoreBody).decode
 #: Names of the fields as they stand in a body.
 _NAMES = tuple(f'"{name}"'.encode() for name in ScoreBody.__struct_fields__)
+_INLINE_NAMES = tuple(f'"{name}"'.encode() for name in InlineBody.__struct_fields__)
 
 
 def decode_score(body: bytes) -> ScoreBody:
@@ -97,6 +98,8 @@ def refuse_twice(found: ScoreBody, body: bytes) -> None:
     if body.count(b":") < 2:  # the usual request
         return
     check_repeated(body, _NAMES)
+    if found.inline:
+        check_repeated(body, _INLINE_NAMES, len(found.inline))
     if found.rows or found.columns or found.attributes:
         names = sum(map(body.count, _NAMES)) + sum(map(len, found.rows or ()))
         names += len(found.columns or ()) + len(found.attributes or ())
@@ -161,12 +164,13 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
         BadRequest: not a positive number.
     """
     if header is not None:
+        shown = header.decode("latin-1")
         try:
             limit = float(header)
         except ValueError:
             limit = math.nan
         if not limit > 0:
-            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {header!r}")
+            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {shown!r}")
         timeout_ms = limit if timeout_ms is None else min(limit, timeout_ms)
     if timeout_ms is None:
         return None
