@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hopline.events.decode import Decoder, original
 from hopline.graph.live.codec import decode_changes, encode_changes
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
 
 BUY = {
@@ -425,6 +426,41 @@ def test_names_of_fields_in_values_are_no_repetition():
         {"op": "add_edge", "src": "src", "dst": "dst", "edge_type": "user__knows__user", "id": "op"}
     )
     assert Decoder(SHOP).decode([inner.encode()]).refused == []
+
+
+def dated(unit):
+    """The simplest graph, with times."""
+    edge = EdgeTypeSchema("node", "to", "node", has_time=True, time_unit=unit)
+    return GraphSchema({"node": NodeTypeSchema(0)}, {"node__to__node": edge})
+
+
+def on_edge(time, fields="json"):
+    if fields == "json":
+        return json.dumps({"op": "add_edge", "src": 1, "dst": 2, "time": time}).encode()
+    return arrow({"op": ["add_edge"], "src": [1], "dst": [2], "time": pa.array([time], fields)})
+
+
+@pytest.mark.parametrize("fields", ["json", "int64", "uint64"])
+def test_a_time_of_another_unit_than_the_graphs_is_refused(fields):
+    seconds = 1_300_000_000
+    for unit, power in (("s", 0), ("ms", 1), ("us", 2), ("ns", 3)):
+        for other in range(4):
+            found = Decoder(dated(unit)).decode([on_edge(seconds * 1000**other, fields)])
+            if other == power:
+                assert found.refused == []
+            else:
+                assert f"the graph's are in {unit}" in found.refused[0].reason
+        assert Decoder(dated("")).decode([on_edge(seconds * 1000**power, fields)]).refused == []
+        for early in (0, 5, 1_000_000):
+            assert Decoder(dated(unit)).decode([on_edge(early, fields)]).refused == []
+
+
+def test_a_time_of_64_unsigned_bits_is_refused():
+    for time in (2**63, 2**64 - 1):
+        for fields in ("json", "uint64"):
+            (refused,) = Decoder(dated("")).decode([on_edge(time, fields)]).refused
+            assert "does not fit into a signed 64-bit integer" in refused.reason
+    assert Decoder(dated("")).decode([on_edge(2**63 - 1, "uint64")]).refused == []
 
 
 def test_a_byte_order_mark_is_ignored():

@@ -52,16 +52,12 @@ def decode_body(
         text = explained(str(error), bytes(body), kind)
         raise BadRequest(text if "`$" in text or "field" in text else f"{text}; send {example}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = bytes(body)
-        if text.startswith(codecs.BOM_UTF8):
-            return decode_body(text[len(codecs.BOM_UTF8) :], decode, kind, what, example)
-        if not text.strip():
+        sent = bytes(body)
+        if sent.startswith(codecs.BOM_UTF8):
+            return decode_body(sent[len(codecs.BOM_UTF8) :], decode, kind, what, example)
+        if not sent.strip():
             raise BadRequest(f"{what} is empty; send JSON such as {example}") from None
-        if (
-            text[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            or text[:1] == b"\0"
-            or text[1:2] == b"\0"
-        ):
+        if sent.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in sent[:2]:
             raise BadRequest(f"{what} is UTF-16 or UTF-32; JSON is sent as UTF-8 (RFC 8259, 8.1)") from None
         if isinstance(error, UnicodeDecodeError):
             raise BadRequest(f"{what} is not UTF-8, as JSON is (RFC 8259, 8.1): {error}") from None
@@ -99,9 +95,9 @@ def explained(text: str, body: bytes, kind: Any) -> str:
         hasattr(each, "item_type") for each in _at(kind, path)
     ):
         value = _value(body, path)
-        shown = json.dumps([value], ensure_ascii=False)
         is_one = isinstance(value, str | int | float) and not isinstance(value, bool)
-        return f"{text}; a list is needed" + (f": {shown}" if is_one and len(shown) <= _SHOWN else "")
+        shown = json.dumps([value], ensure_ascii=False) if is_one else ""
+        return f"{text}; a list is needed" + (f": {shown}" if 0 < len(shown) <= _SHOWN else "")
     if said.startswith("Expected `int | str") and said.endswith("got `float`"):
         return f"{text}; an id is an integer without point and exponent, or a string"
     return text
