@@ -121,6 +121,14 @@ async def test_what_a_server_must_not_answer_is_refused(
     assert text.lower() in body.lower()
 
 
+async def test_a_refused_head_request_gets_no_body(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    status, headers, _ = await connection.answer(head_only=True)
+    assert (status, headers["connection"]) == (400, "close")
+    assert await connection.closed()
+
+
 async def test_trailers_are_no_headers(host: Host) -> None:
     chunked = asking(headers=b"host: x\r\ntransfer-encoding: chunked\r\n", body=CHUNKED[:-2])
     assert (await answered(host, chunked + b"timeout-ms: -5\r\n\r\n"))[0] == 200

@@ -150,6 +150,15 @@ def test_messages_say_what_would_be_right(body: str, text: str) -> None:
         decode_score(body.encode())
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"on_missing":"%b"}', b'{"%b":1}', b'{"nodes":"%b"}', b'{"as_of":"%b"}']
+)
+def test_messages_do_not_grow_with_what_was_sent(body: bytes) -> None:
+    with pytest.raises(BadRequest) as error:
+        score_request("m", None, decode_score(body % (b"x" * 100_000)), None, "r")
+    assert len(str(error.value)) < 600
+
+
 def test_messages_of_inference_requests_say_what_would_be_right() -> None:
     with pytest.raises(BadRequest, match=r"did you mean 'inputs'\?\); the fields are inputs, id"):
         decode_infer(b'{"input":[]}', None)

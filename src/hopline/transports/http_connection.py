@@ -429,7 +429,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._closed = True
         self._linger_until = self._endpoint.now + _LINGER_S
-        self._send(Request(b"GET", b"", {}, connection=LAST), refusal)
+        method = self._parser.get_method() if self._headers_done else b"GET"
+        self._send(Request(method, b"", {}, connection=LAST), refusal)
         if self._transport.can_write_eof():
             self._transport.write_eof()
 

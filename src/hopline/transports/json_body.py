@@ -25,6 +25,8 @@ _PLACE = re.compile(r"(.*?)(?: - at `(?:key in )?(\$.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 #: Characters of a wrong value that a message shows.
 _SHOWN = 60
+#: Characters of what msgspec says.
+_LONGEST = 300
 
 
 def decode_body(
@@ -82,10 +84,12 @@ def explained(text: str, body: bytes, kind: Any) -> str:
     found = _PLACE.fullmatch(text)
     assert found is not None
     said, path = found[1], found[2] or "$"
+    if len(said) > _LONGEST:  # it shows what was sent
+        text = f"{said[:_LONGEST]}…{text[len(said) :]}"
     if "unknown field" in said:
         fields = _fields(_at(kind, path))
         named = said.rpartition("unknown field `")[2].rstrip("`")
-        near = difflib.get_close_matches(named, fields, 1)
+        near = difflib.get_close_matches(named[:_SHOWN], fields, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{text}{hint}; the fields are {', '.join(fields)}" if fields else text
     if said.startswith("Invalid enum value"):
