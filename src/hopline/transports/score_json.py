@@ -19,7 +19,7 @@ import orjson
 
 from hopline.errors import BadRequest
 from hopline.transports.as_of import read_as_of
-from hopline.transports.json_body import check_repeated, decode_body, refuse_repeated
+from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place
 from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
 
@@ -68,9 +68,6 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _decode = msgspec.json.Decoder(ScoreBody).decode
-#: Names of the fields as they stand in a body.
-_NAMES = tuple(f'"{name}"'.encode() for name in ScoreBody.__struct_fields__)
-_INLINE_NAMES = tuple(f'"{name}"'.encode() for name in InlineBody.__struct_fields__)
 
 
 def decode_score(body: bytes) -> ScoreBody:
@@ -91,20 +88,22 @@ def decode_score(body: bytes) -> ScoreBody:
 def refuse_twice(found: ScoreBody, body: bytes) -> None:
     """Refuse a body in which a name comes twice: JSON's readers take the last one, and say nothing.
 
-    Told by counting, which costs a fortieth of decoding; only what counts too much is looked at closely.
+    Every name is followed by a colon: as many colons as names were read means that none came twice. Where
+    there are more, they stand in strings mostly.
 
     Raises: BadRequest: names it.
     """
-    if body.count(b":") < 2:  # the usual request
+    colons = body.count(b":")
+    if colons < 2:  # the usual request
         return
-    check_repeated(body, _NAMES)
-    if found.inline:
-        check_repeated(body, _INLINE_NAMES, len(found.inline))
-    if found.rows or found.columns or found.attributes:
-        names = sum(map(body.count, _NAMES)) + sum(map(len, found.rows or ()))
-        names += len(found.columns or ()) + len(found.attributes or ())
-        if body.count(b'":') + body.count(b'" :') > names:
-            refuse_repeated(body)
+    names = sum(value is not None for value in msgspec.structs.astuple(found))
+    names += sum(map(len, found.rows or ())) + len(found.columns or ()) + len(found.attributes or ())
+    for node in found.inline or ():
+        lists = (node.neighbors, node.edge_attr, node.edge_weight)
+        names += 1 + (node.id is not None) + sum(map(bool, lists))
+        names += sum(len(each) for each in lists if isinstance(each, dict))
+    if colons > names and body.count(b'":') + body.count(b'" :') > names:
+        refuse_repeated(body)
 
 
 def may_name_version(body: bytes) -> bool:
