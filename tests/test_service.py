@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -212,6 +213,27 @@ async def test_a_time_cut_that_could_cut_nothing_is_refused(tmp_path):
         await service.score(ScoreRequest("people", nodes=[1], as_of=5))
     assert (await service.score(ScoreRequest("people", nodes=[1]))).version == "1"
     await service.close()
+
+
+async def test_a_time_cut_is_a_number_of_the_graphs_unit_or_a_moment(places, service, tmp_path):
+    zoo.homogeneous(1, since=np.datetime64("2011-01-01T00", "ms")).save(tmp_path / "graph")
+    dated = Service(config(places, **{"graph.path": tmp_path / "graph"}))
+    await dated.start()
+
+    async def ask(of, as_of):
+        request = ScoreRequest("sage", nodes=["n1", "n5"], as_of=as_of)
+        return (await of.score(request)).outputs["probabilities"]
+
+    cut = datetime(2011, 1, 3, 2, tzinfo=UTC)  # after 50 hours
+    want = await ask(service, 50)
+    assert (want != await ask(service, None)).any()
+    assert (await ask(dated, cut) == want).all()
+    assert (await ask(dated, int(cut.timestamp() * 1000)) == want).all()
+    with pytest.raises(BadRequest, match="looks like seconds; send 1294020000000, which is 2011-01-03T02"):
+        await ask(dated, int(cut.timestamp()))
+    with pytest.raises(BadRequest, match="the unit of the graph's edge times is unknown"):
+        await ask(service, cut)
+    await dated.close()
 
 
 async def test_a_model_of_another_graph_is_refused_with_each_difference(places, tmp_path):

@@ -3,7 +3,8 @@
     HoplineError
     ├── BadRequest (ValueError)            the caller's request is wrong; nothing was done
     │   ├── NodeNotFound (LookupError)     ids that the graph does not have, all of them named
-    │   └── RequestTooLarge                more nodes, neighbours or bytes than the limits allow
+    │   ├── RequestTooLarge                more nodes, neighbours or bytes than the limits allow
+    │   └── UnsupportedEncoding            a body in an encoding that is not undone here
     ├── ModelNotFound (LookupError)        no such model or version
     ├── ModelNotReady                      known, but not loaded (or failed to load: says why)
     ├── Overloaded                         refused before any work; carries `retry_after_s`
@@ -84,6 +85,12 @@ class RequestTooLarge(BadRequest):
     """More nodes, neighbours or bytes than one request may have."""
 
     code = "request_too_large"
+
+
+class UnsupportedEncoding(BadRequest):
+    """A body in an encoding that this server does not undo; the message lists those that it does."""
+
+    code = "unsupported_encoding"
 
 
 class ModelNotFound(HoplineError, LookupError):

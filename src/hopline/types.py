@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -66,7 +67,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         columns: column name -> values, one for each row [n], of equal length; for table models.
         version: a version of the model; None lets the rollout choose.
         outputs: what to answer; empty means the model's default outputs.
-        as_of: only edges with time <= as_of count (same unit as the graph's edge times).
+        as_of: only edges with time <= as_of count: an integer in the unit of the graph's edge times, or a
+            moment (UTC where it names no time zone).
         on_missing: "error" fails the request naming all unknown ids; "null" answers null for them.
         deadline: absolute time on `time.monotonic()`'s clock, seconds; None means the server's
             default.
@@ -87,7 +89,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     pairs: tuple[ExternalIds, ExternalIds] | None = None
     version: str | None = None
     outputs: tuple[str, ...] = ()
-    as_of: int | None = None
+    as_of: int | datetime | None = None
     on_missing: OnMissing = "error"
     deadline: float | None = None
     request_id: str = ""

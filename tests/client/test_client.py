@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import inspect
 import json
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 import hopline
 from hopline import errors
-from hopline.client.wire import _BY_CODE, read_error
+from hopline.client.wire import _BY_CODE, nodes_body, read_error
 from hopline.types import InlineNode
 from tests.servers import RunningServer, running
 
@@ -132,6 +133,48 @@ def test_a_timeout_is_a_deadline(make: Any, server: RunningServer) -> None:
         make(server.url).score("slow", [1], as_of=60_000, timeout=0.1)
     with pytest.raises(errors.DeadlineExceeded):
         make(server.url, timeout=0.1).score("slow", [1], as_of=60_000)
+
+
+@pytest.mark.parametrize(
+    ("as_of", "sent"),
+    [
+        (1_300_000_000, 1_300_000_000),
+        (np.int64(5), 5),
+        ("2011-03-13", "2011-03-13"),
+        (datetime.date(2011, 3, 13), "2011-03-13"),
+        (datetime.datetime(2011, 3, 13, 7, 6, 40), "2011-03-13T07:06:40"),
+        (datetime.datetime(2011, 3, 13, 7, 6, 40, tzinfo=datetime.UTC), "2011-03-13T07:06:40+00:00"),
+        (np.datetime64("2011-03-13T07:06:40.5"), "2011-03-13T07:06:40.500"),
+    ],
+)
+def test_a_time_cut_may_be_a_number_or_a_moment(
+    make: Any, server: RunningServer, as_of: Any, sent: Any
+) -> None:
+    assert nodes_body([1], as_of=as_of)["as_of"] == sent
+    assert make(server.url).score("sage", [1], as_of=as_of).outputs["label"].tolist() == [1]
+
+
+def test_one_value_where_a_list_is_due_is_refused(make: Any, server: RunningServer) -> None:
+    client = make(server.url)
+    for call, text in (
+        (lambda: client.score("people", "n1"), r"nodes must be a list of ids, such as \['n1'\]"),
+        (lambda: client.score("sage", 42), r"nodes must be a list of ids, such as \[42\]"),
+        (lambda: client.score("sage", [1], outputs="label"), r"outputs must be a list of names"),
+        (lambda: client.score("table", columns={"category": "ab"}), r"column 'category' must be a list"),
+        (lambda: client.score_pairs("link", ["ab"]), r"each pair must be a list of two ids"),
+        (lambda: client.score_pairs("link", (1, 2)), r"each pair must be a list of two ids"),
+        (lambda: client.score_pairs("link", [(1, 2, 3)]), r"each pair is \(source, destination\)"),
+    ):
+        with pytest.raises(errors.BadRequest, match=text):
+            call()
+
+
+def test_ids_may_be_in_anything_that_has_a_list(make: Any, server: RunningServer) -> None:
+    import torch
+
+    client = make(server.url)
+    for nodes in (torch.tensor([4, 5]), range(4, 6), (4, 5), iter([4, 5]), np.array([4, 5], np.uint8)):
+        assert client.score("sage", nodes).outputs["label"].tolist() == [0, 1]
 
 
 def test_models_and_readiness(make: Any, server: RunningServer) -> None:

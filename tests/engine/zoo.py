@@ -168,8 +168,11 @@ def edge_index(edges) -> torch.Tensor:
     return torch.from_numpy(np.stack([edges.indices.astype(np.int64), destinations]))
 
 
-def homogeneous(seed: int, keep: np.ndarray | None = None) -> Graph:
-    """Hubs, isolated nodes, self-loops, multi-edges; times, weights, attributes; string ids."""
+def homogeneous(seed: int, keep: np.ndarray | None = None, since: np.datetime64 | None = None) -> Graph:
+    """Hubs, isolated nodes, self-loops, multi-edges; times, weights, attributes; string ids.
+
+    Times are 0 to 99; or as many hours after `since`, in its unit.
+    """
     rng = np.random.default_rng(seed)
     count = 900
     edges = (N * rng.random((2, count)) ** 2).astype(np.int64)
@@ -179,6 +182,8 @@ def homogeneous(seed: int, keep: np.ndarray | None = None) -> Graph:
         "edge_weight": rng.random(count).astype(np.float32) + np.float32(0.1),
         "edge_attr": rng.standard_normal((count, 2)).astype(np.float32),
     }
+    if since is not None:
+        table["edge_time"] = since + table["edge_time"].astype("m8[h]")
     x = rng.standard_normal((N, 6)).astype(np.float32)
     if keep is not None:
         edges, table = edges[:, keep], {name: values[keep] for name, values in table.items()}

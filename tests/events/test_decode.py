@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hopline.events.decode import Decoder, original
 from hopline.graph.live.codec import decode_changes, encode_changes
+from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
 
 BUY = {
@@ -249,7 +250,7 @@ def test_arrow_takes_a_column_for_each_name():
 
 BAD_JSON = [
     ("not JSON", b"{nope", "malformed", "JSON is malformed"),
-    ("empty", b"", "malformed", "truncated"),
+    ("empty", b"", "malformed", "nothing at all"),
     ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
     ("nested without end", b"[" * 100_000, "malformed", ""),
     ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features"),
@@ -265,6 +266,8 @@ BAD_JSON = [
     ("event time in words", {**KNOW, "at": "yesterday"}, "malformed", "$.at"),
     ("event time before 1970", {**KNOW, "at": -1}, "malformed", "ms since 1970"),
     ("event time in ns", {**KNOW, "at": 1_700_000_000_000_000_000}, "malformed", "ms since 1970"),
+    ("event time in seconds", {**KNOW, "at": 1_700_000_000}, "malformed", "send 1700000000000"),
+    ("event time in seconds, a float", {**KNOW, "at": 1_700_000_000.25}, "malformed", "send 1700000000250"),
     ("event time beyond 64 bits", {**KNOW, "at": 2**70}, "malformed", "ms since 1970"),
     ("unknown edge type", {**KNOW, "edge_type": "user__eats__item"}, "unknown_type", "user__buys__item"),
     ("edge type left out of several", {"op": "add_edge", "src": "a", "dst": "b"}, "unknown_type", "named"),
@@ -395,3 +398,95 @@ def test_features_of_a_type_without_any_cannot_be_set():
     assert codes(decoded) == [(0, 0, "schema_changed")]
     assert decoded.changes.nodes["node"].features.shape == (1, 0)
     assert np.asarray(decoded.changes.nodes["node"].ids).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("payload", "places"),
+    [
+        (b'{"op":"add_edge","src":1,"src":5,"dst":2}', [0]),
+        (b'[{"op":"add_edge","src":1,"dst":2},{"op":"add_edge","src":1,"dst":2,"dst":3}]', [1]),
+        (
+            b'{"op":"add_edge","src":1,"dst":2}\n{"op":"add_edge","src":1,"dst":2,"src":1}\n{}',
+            [1, 2],
+        ),
+        (b'{"op":"set_features","node":1,"features":[1,2],"features":[3,4]}', [0]),
+    ],
+)
+def test_an_event_that_has_a_field_twice_is_refused(payload, places):
+    found = Decoder(PLAIN).decode([b'{"op":"add_edge","src":1,"dst":2}', payload])
+    assert sorted((each.payload, each.index) for each in found.refused) == [(1, place) for place in places]
+    assert any("comes twice" in each.reason for each in found.refused)
+
+
+def test_names_of_fields_in_values_are_no_repetition():
+    names = {"features": {"age": 1, "spent": 2, "visits": 3}, "node": '"src"', "node_type": "user"}
+    event = json.dumps({"op": "add_node", "id": '"node"', **names}).encode()
+    assert Decoder(SHOP).decode([event, event]).refused == []
+    inner = json.dumps(
+        {"op": "add_edge", "src": "src", "dst": "dst", "edge_type": "user__knows__user", "id": "op"}
+    )
+    assert Decoder(SHOP).decode([inner.encode()]).refused == []
+
+
+def dated(unit):
+    """The simplest graph, with times."""
+    edge = EdgeTypeSchema("node", "to", "node", has_time=True, time_unit=unit)
+    return GraphSchema({"node": NodeTypeSchema(0)}, {"node__to__node": edge})
+
+
+def on_edge(time, fields="json"):
+    if fields == "json":
+        return json.dumps({"op": "add_edge", "src": 1, "dst": 2, "time": time}).encode()
+    return arrow({"op": ["add_edge"], "src": [1], "dst": [2], "time": pa.array([time], fields)})
+
+
+@pytest.mark.parametrize("fields", ["json", "int64", "uint64"])
+def test_a_time_of_another_unit_than_the_graphs_is_refused(fields):
+    seconds = 1_300_000_000
+    for unit, power in (("s", 0), ("ms", 1), ("us", 2), ("ns", 3)):
+        for other in range(4):
+            found = Decoder(dated(unit)).decode([on_edge(seconds * 1000**other, fields)])
+            if other == power:
+                assert found.refused == []
+            else:
+                assert f"the graph's are in {unit}" in found.refused[0].reason
+        assert Decoder(dated("")).decode([on_edge(seconds * 1000**power, fields)]).refused == []
+        for early in (0, 5, 1_000_000):
+            assert Decoder(dated(unit)).decode([on_edge(early, fields)]).refused == []
+
+
+def test_a_time_of_64_unsigned_bits_is_refused():
+    for time in (2**63, 2**64 - 1):
+        for fields in ("json", "uint64"):
+            (refused,) = Decoder(dated("")).decode([on_edge(time, fields)]).refused
+            assert "does not fit into a signed 64-bit integer" in refused.reason
+    assert Decoder(dated("")).decode([on_edge(2**63 - 1, "uint64")]).refused == []
+
+
+def test_a_byte_order_mark_is_ignored():
+    event = b'{"op":"add_edge","src":1,"dst":2}'
+    for payload, count in ((event, 1), (b"[%b,%b]" % (event, event), 2), (event + b"\r\n" + event, 2)):
+        found = Decoder(PLAIN).decode([b"\xef\xbb\xbf" + payload])
+        assert (found.changes.num_events, found.refused) == (count, [])
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "JSON is sent as UTF-8"),
+        (b" ", "nothing at all"),
+        (
+            b'{"op":"add_edge","source":1,"dst":2}',
+            "`source`; fields of edges are id, at, src, dst, edge_type",
+        ),
+    ],
+)
+def test_what_is_no_event_says_what_would_be_one(payload, text):
+    (refused,) = Decoder(PLAIN).decode([payload]).refused
+    assert text in refused.reason
+
+
+def test_a_moment_of_1970_is_one():
+    event = {"op": "add_edge", "src": 1, "dst": 2, "at": "1970-02-01T00:00:00Z"}
+    found = Decoder(PLAIN).decode([json.dumps(event).encode()])
+    assert found.changes.event_time_ms.tolist() == [31 * 86_400_000]

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -125,6 +126,7 @@ OTHERS = [
     ScoreRequest("m", nodes=["12"]),
     ScoreRequest("m", nodes=[1, 2], on_missing="null"),
     ScoreRequest("m", nodes=[1, 2], as_of=3),
+    ScoreRequest("m", nodes=[1, 2], as_of=datetime(2011, 3, 13, tzinfo=UTC)),
     ScoreRequest("m", nodes=[1, 2], outputs=("logits",)),
     ScoreRequest("m", nodes=[1, 2], attributes={"country": "NL"}),
     ScoreRequest("m", nodes=[1, 2], attributes={"country": "N"}),

@@ -1,6 +1,7 @@
 """What goes to a model's own process and comes back is what was put in."""
 
 import dataclasses
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from hopline.types import InlineNode, ScoreRequest, ScoreResult
 REQUESTS = [
     ScoreRequest("m", nodes=[1, 2, 3]),
     ScoreRequest("m", nodes=["a", "b"], outputs=("label", "logits"), as_of=7, on_missing="null"),
+    ScoreRequest("m", nodes=[1], as_of=datetime(2011, 3, 13, 7, 6, 40, 5, UTC)),
     ScoreRequest("m", nodes=np.arange(5), request_id="r", degraded="refuse", version="3"),
     ScoreRequest("m", pairs=([1, 2], np.array([3, 4]))),
     ScoreRequest("m", columns={"x": [1.0, None], "y": ["a", "b"], "z": np.array(["c", "d"], object)}),
@@ -160,7 +162,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_sent(value):
 
 def test_rows_are_counted_without_the_model():
     counts = [wire.num_items(request) for request in REQUESTS]
-    assert counts == [3, 2, 5, 2, 2, 2, 1, 1, 2]
+    assert counts == [3, 2, 1, 5, 2, 2, 2, 1, 1, 2]
 
 
 def test_garbage_is_no_message():

@@ -25,7 +25,7 @@ class Ask:
     features: list[list[float]] | None = None
     neighbors: list[list[int]] | None = None
     outputs: list[str] = field(default_factory=list)
-    as_of: int | None = None
+    as_of: int | str | None = None
     on_missing: str | None = None
     timeout_ms: float | None = None
     version: str = ""

@@ -46,6 +46,11 @@ def test_the_graphs_version_is_told_and_its_age_where_it_changes(dialect: Any) -
     assert 5_000 <= age_ms < 10_000
 
 
+@pytest.mark.parametrize("as_of", [5, "2011-03-13", "2011-03-13T07:06:40.5+01:00"])
+def test_a_time_cut_is_a_number_or_text(dialect: Any, as_of: Any) -> None:
+    assert dialect.ask(Ask(nodes=[42], as_of=as_of)).outputs["label"] == [0]
+
+
 def test_pairs_are_scored_by_link_models(dialect: Any) -> None:
     assert dialect.ask(Ask("link", pairs=[(1, 2), (2, 1)])).outputs["label"] == [1, 0]
 
@@ -92,6 +97,7 @@ def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
         (Ask("slow", nodes=[1], as_of=5000, timeout_ms=20), "deadline_exceeded", "deadline"),
         (Ask(nodes=[1], timeout_ms=-1), "bad_request", "positive number"),
         (Ask(nodes=[1], on_missing="zero"), "bad_request", "zero"),
+        (Ask(nodes=[1], as_of="soon"), "bad_request", "ISO 8601 such as '2011-03-13T07:06:40Z'"),
         (Ask(columns={"amount": [1.0]}), "bad_request", "'amount'"),
         (Ask("table", columns={"amount": [1.0]}), "bad_request", "'category'"),
         (Ask(nodes=[1], priority="urgent"), "bad_request", "urgent"),

@@ -13,7 +13,7 @@ from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_lane import LateLane
 from hopline.transports.http_messages import Pending, Request, Response
-from tests.transports.test_http_connection import SCORE, SLOW, Host, eventually, post
+from tests.transports.http_rig import SCORE, SLOW, Host, eventually, gone, post
 
 
 class Limited(FakeService):
@@ -103,7 +103,7 @@ async def test_who_goes_away_is_forgotten(host: Host) -> None:
     connection.send(post(SLOW, b"slow"))
     await eventually(lambda: host.service.num_waiting == 1)
     connection.close()
-    await eventually(lambda: host.service.num_cancelled == 1)
+    await gone(host)
     assert not host.endpoint.connections
 
 

@@ -145,7 +145,7 @@ async def test_what_is_no_request_is_put_aside_with_the_reason_and_told(any_brok
         assert sorted(message.payload for message in dead) == sorted(bad)
         assert all(message.headers[REASON] and message.headers[ORIGIN] for message in dead)
         reasons = {message.payload: message.headers[REASON] for message in dead}
-        assert "the body is empty" in reasons[b""]
+        assert "the message is empty" in reasons[b""]
         assert "model" in reasons[b'{"nodes":[1]}']
         assert "unknown field" in reasons[b'{"model":"sage","nods":[1]}']
         errors = [message for message in answers if ERROR in message.headers]

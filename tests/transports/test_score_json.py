@@ -42,7 +42,7 @@ from hopline.types import ScoreRequest, ScoreResult
         (b'{"attributes":{"tier":null}}', "got `null`"),
         (b'{"priority":"urgent"}', "urgent"),
         (b'{"key":7}', r"\$.key"),
-        (b'{"nodes":["\xff"]}', "valid JSON"),
+        (b'{"nodes":["\xff"]}', "not UTF-8"),
         (b'{"nodes":' + b"[" * 100_000, "JSON|array"),
     ],
 )

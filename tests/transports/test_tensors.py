@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
-from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw, tensor_from_array
+from hopline.transports.tensors import (
+    Tensor,
+    decode_raw,
+    decode_typed,
+    decode_values,
+    encode_raw,
+    tensor_from_array,
+)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20))
@@ -54,6 +61,29 @@ def test_wrong_values_are_named(datatype: str, shape: list[int], values: list[An
         decode_values("x", datatype, shape, values)
 
 
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [
+        ([2, 1], [[1, 2]]),
+        ([2, 3], [[1, 2], [3, 4], [5, 6]]),
+        ([4, 1], [[1], [2, 3], [4]]),
+        ([4], [[1, 2], [3, 4]]),
+        ([2, 2], [[1, 2], 3, 4]),
+        ([2, 2], [[[1], [2]], [[3], [4]]]),
+    ],
+)
+def test_nested_json_of_another_form_than_the_shape_is_refused(shape: list[int], values: list[Any]) -> None:
+    with pytest.raises(BadRequest, match="flat, or nested as the shape is"):
+        decode_values("x", "FP32", shape, values)
+
+
+def test_floats_below_their_last_exact_integer_are_ids() -> None:
+    for datatype, limit in (("FP16", 2**11), ("FP32", 2**24), ("FP64", 2**53)):
+        values = [limit - 1, 1 - limit, 0, -0.0]
+        found = decode_values("x", datatype, [4], values).ids()
+        assert list(found) == [limit - 1, 1 - limit, 0, 0]
+
+
 def test_nested_json_rows_are_flattened() -> None:
     assert decode_values("x", "FP32", [2, 2], [[1, 2], [3, 4.5]]).rows().tolist() == [[1, 2], [3, 4.5]]
 
@@ -62,7 +92,13 @@ def test_nested_json_rows_are_flattened() -> None:
     "tensor",
     [
         decode_values("x", "FP32", [1], [2.5]),
-        decode_values("x", "FP32", [1], [float(2**25)]),
+        decode_values("x", "FP16", [1], [2049]),
+        decode_values("x", "FP16", [1], [-2048]),
+        decode_values("x", "FP32", [1], [2**24 + 1]),
+        decode_raw("x", "FP32", [1], np.float32(2**24).tobytes()),
+        decode_typed("x", "FP32", [1], [float(2**25)]),
+        decode_values("x", "FP64", [1], [2**53 + 1]),
+        decode_typed("x", "FP64", [1], [-float(2**53)]),
         decode_values("x", "FP64", [1], [float("nan")]),
         decode_values("x", "UINT64", [1], [2**63]),
         decode_values("x", "BOOL", [1], [True]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from typing import Any, Literal, TypedDict, Unpack
 from urllib.parse import quote
 
@@ -31,7 +32,8 @@ class ScoreOptions(TypedDict, total=False):
     Attributes:
         version: a model version; else the server's rollout chooses.
         outputs: names of outputs; else the model's default.
-        as_of: only edges up to this time count.
+        as_of: only edges up to this time count: an integer in the graph's unit; a date, a datetime or
+            ISO 8601 text, in UTC where they name no time zone.
         on_missing: "null" answers unknown nodes with NaN (integers: -1) and `missing`.
         degraded: "refuse" would rather have Unavailable than an answer of lower quality.
         timeout: seconds for this call; else the client's.
@@ -42,7 +44,7 @@ class ScoreOptions(TypedDict, total=False):
 
     version: str | None
     outputs: Sequence[str]
-    as_of: int | None
+    as_of: int | str | date | np.datetime64 | None
     on_missing: Literal["error", "null"]
     degraded: Literal["allow", "refuse"]
     timeout: float | None
@@ -109,12 +111,16 @@ def table_body(
     if rows is not None and columns is not None:
         raise errors.BadRequest("give rows or columns, not both")
     body = _options(options)
-    if len(nodes):
-        body["nodes"] = _ids(nodes)
+    ids = _ids(nodes)
+    if ids:
+        body["nodes"] = ids
     if rows is not None:
         body["rows"] = [{name: _cell(value) for name, value in row.items()} for row in rows]
     if columns is not None:
-        body["columns"] = {name: [_cell(value) for value in values] for name, values in columns.items()}
+        body["columns"] = {
+            name: [_cell(value) for value in _listed(values, f"column {name!r}", "values")]
+            for name, values in columns.items()
+        }
     return body
 
 
@@ -123,8 +129,9 @@ def inline_body(
 ) -> dict[str, Any]:
     """Body for nodes that the graph does not have, after `nodes` that it has."""
     body: dict[str, Any] = {"inline": [_inline(node) for node in inline], **_options(options)}
-    if len(nodes):
-        body["nodes"] = _ids(nodes)
+    ids = _ids(nodes)
+    if ids:
+        body["nodes"] = ids
     return body
 
 
@@ -133,7 +140,7 @@ def pairs_body(
 ) -> dict[str, Any]:
     """Body for link scores."""
     return {
-        "pairs": [[_id(source), _id(destination)] for source, destination in pairs],
+        "pairs": [_pair(pair) for pair in _listed(pairs, "pairs", "pairs")],
         **_options(options),
     }
 
@@ -221,16 +228,43 @@ _BY_CODE = {kind.code: kind for kind in _all_errors(errors.HoplineError)}
 
 def _options(options: ScoreOptions) -> dict[str, Any]:
     body: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if "as_of" in body:
+        body["as_of"] = _moment(body["as_of"])
     timeout = body.pop("timeout", None)
     if timeout is not None:
         body["timeout_ms"] = timeout * 1000
     if "outputs" in body:
-        body["outputs"] = list(body["outputs"])
+        body["outputs"] = _listed(body["outputs"], "outputs", "names")
     return body
 
 
 def _ids(ids: ExternalIds) -> list[Any]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else [_id(item) for item in ids]
+    values = ids.tolist() if hasattr(ids, "tolist") else ids  # arrays, tensors, columns of data frames
+    return list(map(_id, _listed(values, "nodes", "ids")))
+
+
+def _listed(values: Any, what: str, items: str) -> list[Any]:
+    """As a list; a string would be one of its letters.
+
+    Raises: BadRequest: one value.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise errors.BadRequest(f"{what} must be a list of {items}, such as [{values!r}], not {values!r}")
+    return list(values)
+
+
+def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
+    ends = _listed(pair, "each pair", "two ids")
+    if len(ends) != 2:
+        raise errors.BadRequest(f"each pair is (source, destination); got {pair!r}")
+    return [_id(ends[0]), _id(ends[1])]
+
+
+def _moment(as_of: Any) -> Any:
+    """A time as JSON has it."""
+    if isinstance(as_of, date):  # datetimes are dates
+        return as_of.isoformat()
+    return str(as_of) if isinstance(as_of, np.datetime64) else _id(as_of)
 
 
 def _id(value: Any) -> Any:

@@ -25,7 +25,11 @@ def score(
     ] = None,
     version: Annotated[str | None, typer.Option(help="Model version.", show_default=False)] = None,
     as_of: Annotated[
-        int | None, typer.Option(help="Count edges up to this time.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Count edges up to this time: a number of the graph's unit, or ISO 8601.",
+            show_default=False,
+        ),
     ] = None,
     on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
@@ -37,6 +41,7 @@ def score(
 
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
+    cut = int(as_of) if as_of is not None and as_of.strip().lstrip("-").isdecimal() else as_of
     missing = cast(Literal["error", "null"], on_missing)
     if token is not None:
         api_key = None  # of the environment
@@ -50,12 +55,12 @@ def score(
                 if len(pair) != 2:
                     raise BadRequest(f"{node!r} is not source,destination")
             result = client.score_pairs(
-                model, items, outputs=output or (), version=version, as_of=as_of, on_missing=missing
+                model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
         else:
             items = [_id(node, as_id) for node in nodes]
             result = client.score(
-                model, items, outputs=output or (), version=version, as_of=as_of, on_missing=missing
+                model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
     Console().print(result_table(nodes, result))
 

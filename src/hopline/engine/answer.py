@@ -7,6 +7,7 @@ nothing but its own look-up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -188,7 +189,7 @@ class Answerer:
                 known = known[~rows.good(known)]
             wanted[node_type] = np.unique(np.concatenate([wanted.get(node_type, _NO_IDS), known]))
         self.model.supply(supply.overlays)
-        return bool(self.model.absent(wanted, NO_CUT if request.as_of is None else request.as_of))
+        return bool(self.model.absent(wanted, cut_of(request)))
 
     def _answer_without(self, request: ScoreRequest, supply: Supply, found: RowsAbsent) -> Outcome | Absent:
         """What a request gets whose rows are not all there."""
@@ -477,6 +478,13 @@ def _side(request: ScoreRequest, side: int) -> ExternalIds:
     return request.pairs[side]
 
 
+def cut_of(request: ScoreRequest) -> int:
+    """The time cut of a request whose `as_of` was brought to the graph's unit."""
+    as_of = request.as_of
+    assert not isinstance(as_of, datetime)
+    return NO_CUT if as_of is None else as_of
+
+
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     """Requests grouped by time cut: a plan has one."""
     for request in requests:
@@ -486,5 +494,5 @@ def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
         return [(NO_CUT, list(range(len(requests))))]
     groups: dict[int, list[int]] = {}
     for m, request in enumerate(requests):
-        groups.setdefault(NO_CUT if request.as_of is None else request.as_of, []).append(m)
+        groups.setdefault(cut_of(request), []).append(m)
     return list(groups.items())

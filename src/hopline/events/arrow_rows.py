@@ -152,7 +152,7 @@ class Table:
             self._ids("src", rows),
             self._ids("dst", rows),
             remove,
-            None if time is None else _integers(time),
+            None if time is None else _times(time, numbers, refusals),
             None if weight is None else _floats(weight),
             attr,
         )
@@ -260,6 +260,18 @@ def _listed(
     values[fits] = _float32(flat).reshape(int(fits.sum()), dim)
     present = np.asarray(lengths >= 0, np.bool_)
     return Column(values, None if present.all() else present)
+
+
+def _times(column: Any, numbers: IdArray, refusals: Refusals) -> Column:
+    """Edge times; refuses those that only fit into unsigned integers."""
+    found = _integers(column)
+    if str(column.type) == "uint64":  # above 2^63 - 1 they have become negative
+        refusals.add_all(
+            numbers[(found.values < 0) & ~found.absent()],
+            "malformed",
+            "time does not fit into a signed 64-bit integer",
+        )
+    return found
 
 
 def _integers(column: Any) -> Column:

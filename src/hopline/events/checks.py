@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
+from hopline.graph.edge_times import UNITS, likely_range
 from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -30,7 +31,7 @@ def edge_changes(
 
     time, has_time = None, None
     if schema.has_time:
-        time, has_time = _time(rows, adds, what, refusals)
+        time, has_time = _time(rows, adds, schema.time_unit, what, refusals)
     elif rows.time is not None:
         _foreign(rows.time, numbers, f"{what} has no times; this event has one", refusals)
 
@@ -108,16 +109,33 @@ def _bad_id(value: Any, kind: IdKind, what: str) -> str:
 
 
 def _time(
-    rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusals
+    rows: EdgeRows, adds: NDArray[np.bool_], unit: str, what: str, refusals: Refusals
 ) -> tuple[IdArray, NDArray[np.bool_] | None]:
     numbers = rows.numbers
     if rows.time is None:
         refusals.add_all(numbers[adds], "no_time", f"{what}: an added edge needs a time")
         return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
+    if unit:
+        _same_unit(rows.time, unit, numbers, what, refusals)
     if rows.time.present is None:
         return rows.time.values, None
     refusals.add_all(numbers[adds & ~rows.time.present], "no_time", f"{what}: an added edge needs a time")
     return rows.time.values, rows.time.present
+
+
+def _same_unit(time: Column, unit: str, numbers: IdArray, what: str, refusals: Refusals) -> None:
+    """Refuse times that are of 1973 to 2286 in another unit than the graph's."""
+    for other in UNITS:
+        low, high = likely_range(other)
+        if other == unit:
+            continue
+        wrong = (time.values >= low) & (time.values < high) & ~time.absent()
+        for row in np.flatnonzero(wrong).tolist():
+            refusals.add(
+                int(numbers[row]),
+                "malformed",
+                f"{what}: time {time.values[row]} looks like one in {other}; the graph's are in {unit}",
+            )
 
 
 def _weight(rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusals) -> FloatArray:

@@ -23,12 +23,16 @@ from hopline.events import arrow_rows, checks, json_rows, parts, wire
 from hopline.events.rows import Refusals
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
+from hopline.repeated_names import repeated_name
 from hopline.types import IdArray
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 #: The year 9999; a time after it is in another unit.
 _LATEST_MS = 253_402_300_799_999
+#: Between these, a time in ms would be of early 1970; in seconds it is of 1973 to 2286, and that is meant.
+_SECONDS = (10**8, 10**10)
+_BAD_AT = "is no time in ms since 1970"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class Decoder:
                 origin.append(at)
                 index.append(0)
         numbers = np.arange(first, first + len(events), dtype=np.int64)
+        if wire.may_repeat([payload for _, payload in payloads], events):
+            _refuse_repeated(dict(payloads), origin, index, numbers, refusals)
         edges, nodes = self._json_changes(events, numbers, refusals)
         return [
             _Segment(
@@ -249,8 +255,8 @@ class Decoder:
         times = np.full(len(table), -1, np.int64)
         told = table.times_ms()
         if told is not None:
-            bad = ~told.absent() & ((told.values < 0) | (told.values > _LATEST_MS))
-            refusals.add_all(numbers[bad], "malformed", "at is no time in ms since 1970")
+            bad = ~told.absent() & _bad_times(told.values)
+            refusals.add_all(numbers[bad], "malformed", f"at {_BAD_AT}")
             times = np.where(told.absent(), -1, told.values)
         return _Segment(
             table.strings("id"),
@@ -339,6 +345,19 @@ def _typed(
     return [(rows, key) for rows, key in found if len(rows)]
 
 
+def _refuse_repeated(
+    payloads: dict[int, bytes], origin: list[int], index: list[int], numbers: IdArray, refusals: Refusals
+) -> None:
+    """Refuse events that have a field twice."""
+    texts = {at: wire.split(payloads[at]) for at in dict.fromkeys(origin)}
+    for number, at, place in zip(numbers.tolist(), origin, index, strict=True):
+        text = texts[at][place]
+        assert isinstance(text, bytes)  # its events were read
+        name = repeated_name(text)
+        if name:
+            refusals.add(number, "malformed", f"field {name!r} comes twice")
+
+
 def _texts(ids: list[Any]) -> list[str]:
     return ids if set(map(type, ids)) == {str} else ["" if each is None else str(each) for each in ids]
 
@@ -352,8 +371,7 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
         except OverflowError:
             pass
         else:
-            bad = (times < 0) | (times > _LATEST_MS)
-            if not bad.any():
+            if not _bad_times(times).any():
                 return times
     elif kinds == {type(None)}:
         return np.full(len(values), -1, np.int64)
@@ -362,14 +380,26 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
         if value is None:
             kept.append(-1)
             continue
-        if isinstance(value, datetime):
+        is_moment = isinstance(value, datetime)
+        if is_moment:
             aware = value if value.tzinfo else value.replace(tzinfo=UTC)
             value = (aware - _EPOCH) // _MS
-        if not 0 <= value <= _LATEST_MS:
-            refusals.add(number, "malformed", f"at {value} is no time in ms since 1970")
+        if not 0 <= value <= _LATEST_MS or (not is_moment and _SECONDS[0] <= value < _SECONDS[1]):
+            refusals.add(number, "malformed", f"at {value} {_BAD_AT}{_hint(value)}")
             value = 0
         kept.append(int(value))
     return np.array(kept, np.int64)
+
+
+def _bad_times(ms: IdArray) -> NDArray[np.bool_]:
+    """Which are no times in ms since 1970: bool [n]."""
+    bad: NDArray[np.bool_] = (ms < 0) | (ms > _LATEST_MS) | ((ms >= _SECONDS[0]) & (ms < _SECONDS[1]))
+    return bad
+
+
+def _hint(value: float) -> str:
+    is_seconds = _SECONDS[0] <= value < _SECONDS[1]
+    return f"; if it is in seconds, send {int(value * 1000)}" if is_seconds else ""
 
 
 def _joined(

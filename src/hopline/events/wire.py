@@ -5,6 +5,7 @@ Knows how events are written; nothing of any graph.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeAlias
@@ -66,15 +67,45 @@ def read_event(text: bytes) -> Event | str:
     try:
         event: Event = _read_event(text)
     except UNREADABLE as error:
-        return why(error)
+        return why(error, text)
     return event
 
 
+_OF_EDGES, _OPTIONAL = ("src", "dst"), ("time", "weight", "attr", "features", "edge_type", "node_type")
+
+
+def may_repeat(payloads: Sequence[bytes], events: Sequence[Event]) -> bool:
+    """Whether some event may have a field twice, told by counting: yes may be wrong.
+
+    Of `op` msgspec refuses a second one.
+
+    Args:
+        events: all that the payloads hold.
+    """
+    text = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+    has_nodes = text.count(b'"node"') > 0
+    for name in (*_OF_EDGES, *(("node",) if has_nodes else ()), *_OPTIONAL):
+        count = text.count(b'"%b"' % name.encode())
+        if count == 0:
+            continue
+        given = len(events)
+        if has_nodes or name in _OPTIONAL:
+            given = sum(getattr(event, name, None) is not None for event in events)
+        if count > given and count > given + _num_nulls(text, name.encode()):
+            return True
+    return False
+
+
+def _num_nulls(text: bytes, name: bytes) -> int:
+    return text.count(b'"%b":null' % name) + text.count(b'"%b": null' % name)
+
+
 def split(payload: bytes) -> Sequence[bytes] | str:
-    """The texts of a message's events; or why it cannot be taken apart.
+    """The texts of a message's events; or why it cannot be taken apart. A byte order mark is left out.
 
     A list is broken as a whole where its JSON is; lines are told apart whatever stands in them.
     """
+    payload = payload.removeprefix(codecs.BOM_UTF8)
     start = payload.lstrip()[:1]
     try:
         if start == b"[":
@@ -87,15 +118,25 @@ def split(payload: bytes) -> Sequence[bytes] | str:
                 raise
             return lines
     except UNREADABLE as error:
-        return why(error)
+        return why(error, payload)
     return [payload]
 
 
-def why(error: BaseException) -> str:
+def why(error: BaseException, payload: bytes) -> str:
     """What is wrong with a payload, in words."""
     if isinstance(error, RecursionError):
         return "JSON is nested too deeply"
+    if payload.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in payload[:2]:
+        return "not an event: UTF-16 or UTF-32; JSON is sent as UTF-8"
+    if not payload.strip():
+        return "not an event: nothing at all"
     text = str(error)
+    if "unknown field" in text:
+        text += f"; fields of edges are {_fields(AddEdge)}, of nodes {_fields(AddNode)}"
     if text.endswith(("at `$.op`", "required field `op`")):
         text += f"; known are {', '.join(OPS)}"
     return f"not an event: {text}"
+
+
+def _fields(kind: type[_Event]) -> str:
+    return ", ".join(kind.__struct_fields__)

@@ -102,11 +102,17 @@ def likely_unit(values: AnyArray) -> str:
     if not len(values):
         return ""
     low, high = int(values.min()), int(values.max())
-    for power, unit in enumerate(UNITS):
-        scale = 1000**power
-        if _SECONDS[0] * scale <= low and high < _SECONDS[1] * scale:
+    for unit in UNITS:
+        first, end = likely_range(unit)
+        if first <= low and high < end:
             return unit
     return ""
+
+
+def likely_range(unit: str) -> tuple[int, int]:
+    """First number, and the one behind the last, of those that are of 1973 to 2286 in this unit alone."""
+    scale = 1000 ** UNITS.index(unit)
+    return _SECONDS[0] * scale, _SECONDS[1] * scale
 
 
 def iso(value: int, unit: str) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -49,7 +50,7 @@ class Inputs(msgspec.Struct, omit_defaults=True):
     inline: list[Inline] = []
     pairs: tuple[Any, Any] | None = None
     columns: dict[str, Any] | None = None
-    as_of: int | None = None
+    as_of: int | datetime | None = None
     outputs: tuple[str, ...] = ()
     on_missing: Literal["error", "null"] = "error"
     degraded: Literal["allow", "refuse"] = "allow"
@@ -124,7 +125,8 @@ def input_hash(request: ScoreRequest) -> str:
     if request.columns is not None:
         parts += [b"C", *_by_name(request.columns, _values)]
     if request.as_of is not None:
-        parts += [b"T", _ids([request.as_of])]
+        as_of = request.as_of
+        parts += [b"T", _ids([as_of.isoformat() if isinstance(as_of, datetime) else as_of])]
     if request.outputs:
         parts += [b"O", _ids(sorted(request.outputs))]
     if request.attributes:

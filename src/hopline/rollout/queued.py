@@ -126,6 +126,13 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         """
         raise NotImplementedError  # abstract
 
+    def _with_cut(self, request: ScoreRequest) -> ScoreRequest:
+        """A request that has `as_of`, with an integer there.
+
+        Raises: BadRequest: it is of another unit than the graph's times.
+        """
+        return request
+
     def _run(self, batch: list[ItemT]) -> Sequence[ScoreResult | HoplineError | None]:
         """Compute a batch; see `Batcher`."""
         raise NotImplementedError  # abstract
@@ -148,6 +155,8 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
         """
         try:
+            if request.as_of is not None:
+                request = self._with_cut(request)
             num_seeds = self._num_seeds(request)
             now = time.monotonic()
             deadline = request.deadline

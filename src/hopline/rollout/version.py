@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from hopline.config import Config
-from hopline.engine.answer import Answerer, Supply
+from hopline.engine.answer import Answerer, Supply, cut_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.graph.live.view import LiveView
+from hopline.graph.snapshot import Graph
+from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.limits import ModelLimits
@@ -26,7 +29,6 @@ from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
-from hopline.sampling.keyed import NO_CUT
 from hopline.scheduling.turnstile import Turnstile
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -111,6 +113,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
+        #: The first and the last of those times; None until a request asks for a cut.
+        self._times: tuple[int, int] | None = None
         self._near = {} if sources is None else sources.near
         self._supplier: Supplier | None = None
         if sources is not None and sources.near:
@@ -171,6 +175,34 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
                 return num_seeds
         return self._check(request)
+
+    def _with_cut(self, request: ScoreRequest) -> ScoreRequest:
+        """With `as_of` in the unit of the edge times."""
+        as_of = request.as_of
+        if as_of is None or not self._has_times:
+            return request
+        graph = self.model.graph
+        unit = graph.schema.time_unit
+        if self._times is None:
+            self._times = self._find_times()
+        try:
+            cut = time_cut(as_of, unit, self._times)
+        except BadRequest:
+            if self._live is None:
+                raise
+            self._times = self._find_times()  # edges may have come
+            cut = time_cut(as_of, unit, self._times)
+        return request if cut is as_of else msgspec.structs.replace(request, as_of=cut)
+
+    def _find_times(self) -> tuple[int, int] | None:
+        if self._live is None:
+            return self._times_of(self.model.graph)
+        with self._live.beside("times") as graph:
+            return self._times_of(graph)
+
+    def _times_of(self, graph: Graph | LiveView) -> tuple[int, int] | None:
+        edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
+        return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
 
     async def bring(
         self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float
@@ -312,8 +344,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             ids = self.model.graph.nodes[node_type].ids.lookup(external)
             ids = ids[ids >= 0]
             seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
-        as_of = NO_CUT if request.as_of is None else request.as_of
-        return Wanted(self.name, self.version, as_of, seeds)
+        return Wanted(self.name, self.version, cut_of(request), seeds)
 
     def bring_in(self) -> None:
         """The same, and what the tables counted."""

@@ -201,7 +201,7 @@ class FakeService:
         return self._answer(request)
 
     async def _wait(self, request: ScoreRequest) -> None:
-        wait_s = (request.as_of or 0) / 1000
+        wait_s = request.as_of / 1000 if isinstance(request.as_of, int) else 0.0
         self.num_waiting += 1
         try:
             if request.deadline is not None and time.monotonic() + wait_s > request.deadline:

@@ -4,40 +4,98 @@ from __future__ import annotations
 
 import zlib
 
-from hopline.errors import BadRequest, RequestTooLarge
+from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding
 
-#: Window bits that make zlib look for a gzip or a zlib header by itself; raw deflate is tried after.
-_AUTO = zlib.MAX_WBITS | 32
+#: What `decompress` undoes, as the header Accept-Encoding names it.
+ACCEPTED = "gzip, deflate"
+_GZIP = zlib.MAX_WBITS | 16
+#: Each encoding costs as much time as a whole body.
+_MAX_ENCODINGS = 4
+#: Each member takes a few microseconds, however small it is. bgzip makes one of each 64 KiB.
+_MAX_MEMBERS = 10_000
+_PIECE_BYTES = 16 * 1024
 
 
 def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
-    """Undo a Content-Encoding.
+    """Undo a Content-Encoding. Deflate may lack zlib's header, as some clients send it.
 
     Args:
-        encoding: the header's value: gzip, x-gzip, deflate or identity.
-        body: as sent.
-        max_bytes: limit of the result.
+        encoding: the header's value: gzip, x-gzip, deflate or identity, or a list of them in the order in
+            which they were applied (RFC 9110, 8.4).
+        body: as sent; an empty one is not compressed, whatever is said of it.
+        max_bytes: limit of the result, and of what is between two encodings.
 
     Raises:
-        BadRequest: another encoding, or damaged or truncated data.
+        UnsupportedEncoding: another encoding.
+        BadRequest: damaged or truncated data, or something behind it.
         RequestTooLarge: more than `max_bytes` once decompressed.
     """
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
+    names = [name.strip().lower() for name in encoding.split(",")]
+    for name in names:
+        if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise UnsupportedEncoding(
+                f"content-encoding {encoding!r} is not supported; send {ACCEPTED} or identity"
+            )
+    names = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
+    if len(names) > _MAX_ENCODINGS:
+        raise BadRequest(
+            f"content-encoding has {len(names)} encodings; at most {_MAX_ENCODINGS} are undone"
+        )
+    if not body:
         return body
-    if name not in ("gzip", "x-gzip", "deflate"):
-        raise BadRequest(f"content-encoding {encoding!r} is not supported; send gzip, deflate or identity")
-    windows = (_AUTO, -zlib.MAX_WBITS) if name == "deflate" else (_AUTO,)
-    for window in windows:
-        stream = zlib.decompressobj(window)
-        try:
-            data = stream.decompress(body, max_bytes + 1)
-        except zlib.error:
+    for name in reversed(names):
+        body = _gunzip(body, max_bytes) if name == "gzip" else _inflate(body, max_bytes)
+    return body
+
+
+def _gunzip(body: bytes, max_bytes: int) -> bytes:
+    """All members of gzip data (RFC 1952, 2.2); zeros behind them are padding, as for gzip(1)."""
+    members: list[bytes] = []
+    view, at, left = memoryview(body), 0, max_bytes
+    while at < len(view):
+        if members and view[at] == 0:
+            at += 1
             continue
-        if len(data) > max_bytes:
+        if len(members) >= _MAX_MEMBERS:
+            raise BadRequest(f"the gzip data has more than {_MAX_MEMBERS} members")
+        data, at = _stream(_GZIP, view, at, left, max_bytes, "gzip")
+        members.append(data)
+        left -= len(data)
+    return b"".join(members)
+
+
+def _inflate(body: bytes, max_bytes: int) -> bytes:
+    # The first byte of a zlib header names the method, 8, and makes a multiple of 31 with the second one.
+    has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
+    window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    data, end = _stream(window, memoryview(body), 0, max_bytes, max_bytes, "deflate")
+    if end < len(body):
+        raise BadRequest(f"{len(body) - end} bytes stand behind the end of the deflate data")
+    return data
+
+
+def _stream(
+    window: int, body: memoryview, start: int, left: int, max_bytes: int, name: str
+) -> tuple[bytes, int]:
+    """The compressed stream that begins at `start`, of up to `left` bytes, and where it ends."""
+    stream = zlib.decompressobj(window)
+    pieces: list[bytes] = []
+    at = start
+    # In pieces, since zlib copies what is behind the end of a stream.
+    while not stream.eof and at < len(body):
+        piece = body[at : at + _PIECE_BYTES]
+        try:
+            data = stream.decompress(piece, left + 1)
+        except zlib.error as error:
+            text = f"byte {start} begins no {name} data" if start else f"the body is not valid {name} data"
+            raise BadRequest(f"{text}: {error}") from None
+        if len(data) > left:
             raise RequestTooLarge(
                 f"the body is larger than {max_bytes} bytes once decompressed (server.max_body_bytes)"
             )
-        if stream.eof:
-            return data
-    raise BadRequest(f"the body is not whole and valid {name} data")
+        pieces.append(data)
+        left -= len(data)
+        at += len(piece) - len(stream.unused_data)
+    if not stream.eof:
+        raise BadRequest(f"the {name} data of the body is cut off")
+    return b"".join(pieces), at

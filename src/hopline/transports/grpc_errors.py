@@ -11,6 +11,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.BadRequest: StatusCode.INVALID_ARGUMENT,
     errors.NodeNotFound: StatusCode.NOT_FOUND,
     errors.RequestTooLarge: StatusCode.INVALID_ARGUMENT,
+    errors.UnsupportedEncoding: StatusCode.UNIMPLEMENTED,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
     errors.ModelNotReady: StatusCode.UNAVAILABLE,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,

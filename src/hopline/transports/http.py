@@ -33,6 +33,7 @@ from hopline.transports.http_errors import encode_json, error_response, plain_er
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
+from hopline.transports.json_body import check_charset, decode_body
 from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.pages import index_page
@@ -51,13 +52,26 @@ _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
+class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the repository index.
+
+    Attributes:
+        ready: only versions that take requests.
+    """
+
+    ready: bool = False
+
+
+_decode_index = msgspec.json.Decoder(IndexBody).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What one target means.
 
     Attributes:
         handle: called with the request and its id line.
-        methods: others are answered 405.
+        methods: others are answered 405; none where every method is answered alike.
         oip: errors take the Open Inference Protocol's form.
         access: what it asks for, where clients have to say who they are; filled in from its path.
     """
@@ -106,13 +120,15 @@ class HttpApp:
         id_line = b"x-request-id: %b\r\n" % request_id
         route = self._routes.get(request.target) or self._resolve(request.target)
         try:
-            if request.method not in route.methods:
+            if request.method not in route.methods and route.methods:
                 return self._method_not_allowed(request, route, id_line)
             if self._guard is not None:
                 self._guard.admit(request, route.access)
             if b"content-encoding" in headers:
                 encoding = headers[b"content-encoding"].decode("latin-1")
                 request.body = decompress(encoding, request.body, self._max_body_bytes)
+            if b"charset" in headers.get(b"content-type", b""):
+                check_charset(headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:
             return self.failed(error, id_line, oip=route.oip)
@@ -170,8 +186,8 @@ class HttpApp:
             model,
             version or "",
             tensors,
-            [output.name for output in infer.outputs],
-            infer.parameters,
+            [output.name for output in infer.outputs or ()],
+            infer.parameters or {},
             id_line[14:-2].decode(),
             deadline,
         )
@@ -215,6 +231,9 @@ class HttpApp:
     def _metrics(self, request: Request, id_line: bytes) -> Response:
         return Response(self._service.metrics.render(), 200, CONTENT_TYPE, id_line)
 
+    def _options(self, request: Request, id_line: bytes) -> Response:
+        return Response(b"", headers=id_line + b"allow: GET, HEAD, POST, OPTIONS\r\n")
+
     def _index(self, request: Request, id_line: bytes) -> Response:
         return Response(index_page(self._service), 200, _HTML, id_line)
 
@@ -256,11 +275,8 @@ class HttpApp:
     # Repository
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
-        try:
-            options = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadRequest(f"the body is not a JSON object: {error}") from None
-        index = oip.repository_index(self._service, ready_only=options.get("ready") is True)
+        wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
+        index = oip.repository_index(self._service, ready_only=wanted.ready)
         shown = [row for row in index if self._shows(request, row["name"])]
         return Response(encode_json(shown), headers=id_line)
 
@@ -315,6 +331,8 @@ class HttpApp:
 
     def _resolve(self, target: bytes) -> Route:
         """The route of a target, remembered."""
+        if target == b"*":  # the server as a whole (RFC 9110, 9.3.7)
+            return Route(self._options, (b"OPTIONS",), oip=False)
         path = target.partition(b"?")[0]
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
         route = self._find(parts)
@@ -326,7 +344,7 @@ class HttpApp:
                 return plain_error(404, text, id_line, oip=is_oip)
 
             # Not remembered: there are endlessly many.
-            return Route(missing, (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH"), is_oip)
+            return Route(missing, (), is_oip)
         if self._guard is not None:
             route = dataclasses.replace(route, access=self._guard.access_of(parts))
         if len(self._routes) >= _MAX_ROUTES:

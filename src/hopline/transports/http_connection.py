@@ -6,7 +6,8 @@ task and two awaited sends for each request) costs more than scoring a node does
 anything to wait for, and closing the connection cancels that future.
 
 Parsing is llhttp's (httptools). Handled here: keep-alive, pipelining in order, `Expect: 100-continue`,
-HEAD, limits on heads and bodies (while they stream), slow senders, back-pressure, draining.
+HEAD, limits on heads and bodies (while they stream), slow senders, half-closed senders, back-pressure,
+draining.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
 
@@ -37,6 +39,12 @@ _KEEP = b"connection: keep-alive\r\n"
 _LINGER_S = 5.0
 #: Bodies above this are looked at before they are read, where clients have to say who they are.
 _SCREENED_BYTES = 64 * 1024
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+#: A client that closed looks like one that only sends no more, until something is written to it. An answer
+#: that takes longer than this many seconds is preceded by `_NUM_PROBES` interim responses, which clients
+#: skip (RFC 9110, 15.2): a client that is gone refuses the first one, and the next write says so.
+_PROBE_AFTER_S = 1.0
+_NUM_PROBES = 2
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -57,6 +65,12 @@ class HttpConnection(asyncio.Protocol):
         self._blocked = False
         self._paused = False
         self._closed = False
+        #: Whether what else the client sends is dropped: something before it was refused.
+        self._is_deaf = False
+        #: Whether the client sends no more.
+        self._ended = False
+        self._num_probes = 0
+        self._probe_after = 0.0
         self._linger_until = 0.0
         #: Whether the last answer was a refusal: what it sends next waits for the others.
         self._is_late = False
@@ -77,6 +91,8 @@ class HttpConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._body_bytes: int = 0
         self._slow_since: float = 0.0
+        #: Whether the client waits for 100 Continue, which is due after the answers before it.
+        self._owes_continue = False
 
     # Called by the event loop
 
@@ -105,7 +121,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless this is a whole request whose head it has parsed before."""
-        if self._closed:
+        if self._closed or self._is_deaf:
             return
         endpoint = self._endpoint
         self._since = endpoint.now
@@ -131,7 +147,8 @@ class HttpConnection(asyncio.Protocol):
                 )
                 return
         self._last = None
-        # A finished message resets the count, so what stays here belongs to an unfinished head.
+        # A finished message resets the count and pieces of bodies are taken off, so what stays here belongs
+        # to an unfinished head, to a chunk's extensions or to trailers.
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -143,10 +160,18 @@ class HttpConnection(asyncio.Protocol):
                 self._take_held(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
+        except httptools.HttpParserInvalidMethodError as error:
+            method = unknown_method(data) if whole and self._last is None else ""
+            if method:
+                self._refuse(501, f"method {method!r} is not known here; methods are in capital letters")
+            else:
+                self._refuse(400, f"not valid HTTP/1.1: {error}")
         except httptools.HttpParserError as error:
             self._refuse(400, f"not valid HTTP/1.1: {error}")
-        if self._head_bytes > MAX_HEAD_BYTES and not self._headers_done:
-            self._refuse(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes")
+        if self._between:
+            self._head_bytes = 0  # empty lines between requests
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head("trailers or chunk extensions" if self._headers_done else "the request head")
         if whole and self._between and self._last is not None:
             endpoint.learn(data, self._last)
 
@@ -155,10 +180,34 @@ class HttpConnection(asyncio.Protocol):
         self._is_late = False
         self.data_received(data)
         self._start_waiting()
+        if self._ended:
+            self._finish()
 
     def eof_received(self) -> bool:
-        """A half-closed client counts as gone, since nothing else tells that it is."""
-        return False
+        """The client sends no more, and may still read (RFC 9112, 9.6): answer what it asked, then close.
+
+        Over TLS the event loops have no half-closed connections: such a client is gone.
+        """
+        if self._closed or self._transport.get_extra_info("sslcontext") is not None:
+            return False
+        self._ended = True
+        if self not in self._endpoint.lane:
+            self._finish()
+        return not self._closed
+
+    def _finish(self) -> None:
+        """Close once all is answered that came whole."""
+        current = self._current
+        if current is not None:
+            is_http_1_0 = current.connection is _KEEP or self._parser.get_http_version() == "1.0"
+            self._num_probes = 0 if is_http_1_0 else _NUM_PROBES
+            self._probe_after = self._endpoint.now + _PROBE_AFTER_S
+        if self._between and self._held is None:
+            self._close_after_answer()
+        else:
+            self._refuse(400, "the connection ended within a request")
+        if self._closed:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read: start and take no more requests of it."""
@@ -181,20 +230,42 @@ class HttpConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._headers[name.lower()] = value
+        """One header, or a trailer, which stands for nothing here (RFC 9110, 6.5.1)."""
+        if self._headers_done:
+            return
+        name, value = name.lower(), value.strip()
+        earlier = self._headers.get(name)
+        self._headers[name] = value if earlier is None else b"%b, %b" % (earlier, value)
 
     def on_headers_complete(self) -> None:
-        """Check the announced length before the body is sent."""
+        """Check the head, and the announced length before the body is sent."""
         self._headers_done = True
         headers = self._headers
+        if self._head_bytes > MAX_HEAD_BYTES:  # with what came behind the head, so count again
+            lines = sum(len(name) + len(value) + 4 for name, value in headers.items())
+            if lines + len(self._target) > MAX_HEAD_BYTES:
+                self._refuse_head()
+                return
+        self._target = origin_form(self._target)
+        version = self._parser.get_http_version()
+        refusal = head_refusal(version, headers)
+        if refusal is not None:
+            self._refuse(*refusal)
+            return
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._endpoint.max_body_bytes:
             self._refuse_body()
         elif self._is_screened(length):
             return
-        elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif b"expect" in headers and version != "1.0":
+            self._owes_continue = True
+            self._continue()
+
+    def _continue(self) -> None:
+        """Let a client send its body, once what it asked for before is answered."""
+        if self._owes_continue and self._current is None and not self._waiting and not self._closed:
+            self._owes_continue = False
+            self._transport.write(_CONTINUE)
 
     def _is_screened(self, length: bytes | None) -> bool:
         """Refuse a body that is large, or of unknown length, of somebody who may not ask; was it?"""
@@ -211,8 +282,9 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        if self._closed:
+        if self._closed or self._is_deaf:
             return
+        self._head_bytes -= len(body)
         if not self._body:
             self._body = body
             if len(body) <= self._endpoint.max_body_bytes:
@@ -225,9 +297,13 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
 
+    def on_chunk_header(self) -> None:
+        """A chunk's size and extensions are read."""
+        self._head_bytes = 0
+
     def on_message_complete(self) -> None:
         """A request is whole."""
-        if self._closed:
+        if self._closed or self._is_deaf:
             return
         parser = self._parser
         request = Request(
@@ -297,7 +373,7 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.spinner.num_pending -= 1
         self._send(request, pending.response)
         self._current = None
-        if self._waiting or self._paused:
+        if self._waiting or self._paused or self._owes_continue:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -307,6 +383,7 @@ class HttpConnection(asyncio.Protocol):
         if self._paused and not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
             self._paused = False
             self._transport.resume_reading()
+        self._continue()
 
     def _send(self, request: Request, response: Response) -> None:
         self._is_late = response.status in REFUSALS
@@ -335,6 +412,9 @@ class HttpConnection(asyncio.Protocol):
         limit = self._endpoint.max_body_bytes
         self._refuse(413, f"the body is larger than {limit} bytes (server.max_body_bytes)")
 
+    def _refuse_head(self, what: str = "the request head") -> None:
+        self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of {what}")
+
     def _refuse(self, status: int, text: str) -> None:
         """Answer a request that was not read to its end; what follows is not read any more."""
         if not self._closed:
@@ -342,12 +422,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_with(self, refusal: Response) -> None:
         """The same with a response that is made."""
-        if self._current is not None:
+        if self._current is not None or self._waiting:
+            self._is_deaf = True
+            self._owes_continue = False
             self._close_after_answer()
             return
         self._closed = True
         self._linger_until = self._endpoint.now + _LINGER_S
-        self._send(Request(b"GET", b"", {}, connection=LAST), refusal)
+        method = self._parser.get_method() if self._headers_done else b"GET"
+        self._send(Request(method, b"", {}, connection=LAST), refusal)
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
@@ -372,7 +455,10 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
         elif not self.idle:
             self._since = now
-        elif self._target or self._head_bytes or self._held is not None:
+            if self._num_probes and now > self._probe_after:
+                self._num_probes -= 1
+                self._transport.write(_CONTINUE)
+        elif not self._between or self._held is not None:
             self._slow_since = self._slow_since or now
             if now - self._slow_since > self._endpoint.read_timeout_s:
                 self._refuse(408, f"the request did not arrive within {self._endpoint.read_timeout_s} s")

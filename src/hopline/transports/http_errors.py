@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from hopline import errors
+from hopline.transports.compression import ACCEPTED
 from hopline.transports.http_messages import Response
 
 HTTP_STATUS: dict[type[errors.HoplineError], int] = {
@@ -18,6 +19,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.BadRequest: 400,
     errors.NodeNotFound: 404,
     errors.RequestTooLarge: 413,
+    errors.UnsupportedEncoding: 415,
     errors.ModelNotFound: 404,
     errors.ModelNotReady: 503,
     errors.Overloaded: 503,
@@ -77,9 +79,10 @@ TRANSPORT_CODES = {
     405: "method_not_allowed",
     408: "request_timeout",
     413: "request_too_large",
-    415: "unsupported_encoding",
+    417: "expectation_failed",
     431: "request_too_large",
-    501: "not_enabled",
+    501: "not_implemented",
+    505: "http_version_not_supported",
 }
 
 
@@ -113,6 +116,8 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
     if isinstance(error, errors.Unauthenticated):
         headers += b'www-authenticate: Bearer realm="hopline"\r\n'  # RFC 9110, 11.6.1: a 401 must
+    if isinstance(error, errors.UnsupportedEncoding):
+        headers += b"accept-encoding: %b\r\n" % ACCEPTED.encode()  # RFC 9110, 15.5.16
     headers += b"hopline-error: %b\r\n" % error.code.encode()
     body: Any = str(error)
     if not oip:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 
 from hopline.errors import BadRequest
 from hopline.rollout.rollout import RolloutRequest
-from hopline.settings import did_you_mean
+from hopline.transports.json_body import check_repeated, decode_body
 
 
-class LoadBody(msgspec.Struct):
+class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of load and unload in the model-repository extension: everything is in `parameters`.
 
     Attributes:
@@ -121,24 +121,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is wrong: {error}; {_right(kind, body)}") from None
-
-
-def _right(kind: Any, body: bytes) -> str:
-    """What would be right where a body is wrong: the fields, or the values of the first field that is."""
-    try:
-        values = msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        values = {}
-    for name, hint in get_type_hints(kind).items():
-        value = values.get(name)
-        if get_origin(hint) is Literal and name in values and value not in get_args(hint):
-            return f"{name} is one of {', '.join(get_args(hint))}"
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and isinstance(value, dict):
-            fields = hint.__struct_fields__
-            for unknown in [key for key in value if key not in fields]:
-                return f"{name} are {', '.join(fields)}{did_you_mean(unknown, fields)}"
-    return f"the fields are {', '.join(kind.__struct_fields__)}"
+    body = body or b"{}"
+    found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
+    check_repeated(body, [f'"{name}"'.encode() for name in kind.__struct_fields__])
+    return found

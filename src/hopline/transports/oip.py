@@ -7,19 +7,20 @@ HTTP and gRPC translate to and from these. Inputs:
     features           FP32 [n, d]              unseen nodes, one row each, with
     neighbors          INT64 or BYTES [total]   the ids of all their neighbours, one node after another, and
     neighbor_counts    INT64 [n]                how many of them each node has
-    as_of              INT64 [1]                optional time cut
+    as_of              INT64 or BYTES [1]       optional time cut, a number or ISO 8601
     any other name     [n] or [n, 1]            a column of a table model: numbers, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as Triton has it), `timeout_ms`, `on_missing`, `degraded`,
-`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` (JSON in a string).
-Outputs are the model's, and `missing` BOOL [n] where `on_missing` is "null" and an id is unknown: its
-floats are NaN and its integers -1.
+`binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` (JSON in a string),
+`as_of`. Outputs are the model's, and `missing` BOOL [n] where `on_missing` is "null" and an id is unknown:
+its floats are NaN and its integers -1.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest, ModelNotReady
+from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
 from hopline.transports.rows import attributes_of, priority_of
 from hopline.transports.tensors import Tensor, tensor_from_array
@@ -45,6 +47,7 @@ _REFUSED = {
     "classification": "the classification extension is not supported; ask for output 'label'",
 }
 _KNOWN = {
+    "as_of",
     "attributes",
     "binary_data_output",
     "degraded",
@@ -102,7 +105,7 @@ def request_from_tensors(
         version or None,
         # `missing` comes with the answer whenever there is something to tell.
         tuple(name for name in outputs if name != "missing"),
-        _as_of(inputs),
+        _as_of(inputs, parameters.get("as_of")),
         on_missing,
         _deadline(parameters, deadline),
         request_id,
@@ -264,13 +267,20 @@ def _pairs(inputs: Mapping[str, Tensor]) -> tuple[Any, Any] | None:
     return src, dst
 
 
-def _as_of(inputs: Mapping[str, Tensor]) -> int | None:
+def _as_of(inputs: Mapping[str, Tensor], parameter: Any) -> int | datetime | None:
     if "as_of" not in inputs:
-        return None
-    values = inputs["as_of"].integers()
-    if len(values) != 1:
-        raise BadRequest(f"'as_of' holds {len(values)} values; one is needed")
-    return int(values[0])
+        if parameter is None:
+            return None
+        if isinstance(parameter, bool) or not isinstance(parameter, int | float | str):
+            raise BadRequest(f"parameter as_of must be a number or text, not {parameter!r}")
+        return read_as_of(parameter)
+    if parameter is not None:
+        raise BadRequest("as_of is both an input and a parameter; send one of them")
+    tensor = inputs["as_of"]
+    if len(tensor) != 1:
+        raise BadRequest(f"'as_of' holds {len(tensor)} values; one is needed")
+    (value,) = tensor.ids()
+    return read_as_of(value if isinstance(value, str) else int(value))
 
 
 def _deadline(parameters: Mapping[str, Any], deadline: float | None) -> float | None:

@@ -14,6 +14,7 @@ import msgspec
 from hopline.errors import BadRequest
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_messages import Response
+from hopline.transports.json_body import check_repeated, decode_body
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
 from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
@@ -28,7 +29,7 @@ class InferInput(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     datatype: str
     shape: list[int]
-    parameters: _Parameters = {}
+    parameters: _Parameters | None = None
     data: list[Any] | None = None
 
 
@@ -36,19 +37,20 @@ class InferOutput(msgspec.Struct, forbid_unknown_fields=True):
     """One requested output."""
 
     name: str
-    parameters: _Parameters = {}
+    parameters: _Parameters | None = None
 
 
 class InferBody(msgspec.Struct, forbid_unknown_fields=True):
-    """An inference request."""
+    """An inference request. Null is as good as absent, as in `ScoreBody`."""
 
     inputs: list[InferInput]
-    id: str = ""
-    parameters: _Parameters = {}
-    outputs: list[InferOutput] = []
+    id: str | None = None
+    parameters: _Parameters | None = None
+    outputs: list[InferOutput] | None = None
 
 
 _decode = msgspec.json.Decoder(InferBody).decode
+_EXAMPLE = '{"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [42]}]}'
 
 
 def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, list[Tensor]]:
@@ -69,16 +71,15 @@ def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, lis
                 f"the body has {end} bytes"
             )
         end = int(json_length)
-    try:
-        infer = _decode(memoryview(body)[:end])
-    except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the inference request is not valid JSON: {error}") from None
+    text = body if end == len(body) else body[:end]
+    infer = decode_body(text, _decode, InferBody, "the inference request", _EXAMPLE)
+    check_repeated(text, (b'"inputs"', b'"outputs"'))
+    check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
     tensors = []
     for item in infer.inputs:
-        size = item.parameters.pop("binary_data_size", None)
-        check_parameters(item.parameters)
+        parameters = item.parameters or {}
+        size = parameters.pop("binary_data_size", None)
+        check_parameters(parameters)
         if size is None:
             if item.data is None:
                 raise BadRequest(f"input {item.name!r} has neither data nor parameter binary_data_size")
@@ -94,18 +95,18 @@ def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, lis
         end += size
     if end != len(body):
         raise BadRequest(f"{len(body) - end} bytes after the inputs belong to none of them")
-    for output in infer.outputs:
-        check_parameters(
-            {name: value for name, value in output.parameters.items() if name != "binary_data"}
-        )
+    for output in infer.outputs or ():
+        parameters = output.parameters or {}
+        check_parameters({name: value for name, value in parameters.items() if name != "binary_data"})
     return infer, tensors
 
 
 def encode_infer(infer: InferBody, result: ScoreResult, headers: bytes) -> Response:
     """The response, each output as JSON or binary as its request said."""
-    by_default = bool(infer.parameters.get("binary_data_output", False))
+    by_default = bool((infer.parameters or {}).get("binary_data_output", False))
     binary = {
-        output.name: bool(output.parameters.get("binary_data", by_default)) for output in infer.outputs
+        output.name: bool((output.parameters or {}).get("binary_data", by_default))
+        for output in infer.outputs or ()
     }
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []

@@ -13,11 +13,12 @@ import msgspec
 from hopline.brokers.base import Message, Outgoing
 from hopline.errors import BadRequest, HoplineError
 from hopline.transports.http_errors import encode_json, error_details
+from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
     ScoreBody,
     deadline_after,
     encode_result,
-    read_body,
+    refuse_twice,
     score_request,
 )
 from hopline.transports.traces import join_trace
@@ -48,7 +49,10 @@ def request_of(message: Message) -> ScoreRequest:
     """
     if message.problem:
         raise BadRequest(message.problem)
-    body = read_body(message.payload, _decode, QueuedBody)
+    body = decode_body(
+        message.payload, _decode, QueuedBody, "the message", '{"model": "risk", "nodes": [42]}'
+    )
+    refuse_twice(body, message.payload)
     deadline = deadline_after(body.timeout_ms, None, time.monotonic())
     request = score_request(body.model, None, body, deadline, request_id(message))
     traceparent = message.headers.get("traceparent")

@@ -11,14 +11,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import orjson
 
 from hopline.errors import BadRequest
+from hopline.transports.as_of import read_as_of
+from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place
 from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
 
@@ -46,25 +47,25 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         version: may also stand in the path.
         rows: column name -> value, for each row; or the same as `columns`.
         attributes, key, priority: as in `ScoreRequest`.
+
+    Null is as good as absent, since clients made by generators write it for what they do not set.
     """
 
-    nodes: list[_Id] = []
-    inline: list[InlineBody] = []
+    nodes: list[_Id] | None = None
+    inline: list[InlineBody] | None = None
     pairs: list[tuple[_Id, _Id]] | None = None
-    outputs: tuple[str, ...] = ()
-    as_of: _Int64 | None = None
-    on_missing: Literal["error", "null"] = "error"
+    outputs: tuple[str, ...] | None = None
+    as_of: _Int64 | float | str | None = None
+    on_missing: Literal["error", "null"] | None = None
     timeout_ms: float | None = None
     version: str | None = None
-    degraded: Literal["allow", "refuse"] = "allow"
+    degraded: Literal["allow", "refuse"] | None = None
     rows: list[dict[str, Scalar]] | None = None
     columns: dict[str, list[Scalar]] | None = None
     attributes: dict[str, int | float | str | bool] | None = None
-    key: str = ""
-    priority: Priority = "normal"
+    key: str | None = None
+    priority: Priority | None = None
 
-
-_Body = TypeVar("_Body", bound=ScoreBody)
 
 _decode = msgspec.json.Decoder(ScoreBody).decode
 
@@ -73,27 +74,36 @@ def decode_score(body: bytes) -> ScoreBody:
     """Read a body.
 
     Raises:
-        BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path).
+        BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
+            name that comes twice.
     """
-    return read_body(body, _decode, ScoreBody)
-
-
-def read_body(body: bytes, decode: Callable[[bytes], _Body], kind: type[_Body]) -> _Body:
-    """Read a body of this kind; as `decode_score`."""
     try:
-        return decode(body)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        if "unknown field" in text:
-            fields = InlineBody.__struct_fields__ if "$.inline" in text else kind.__struct_fields__
-            text = f"{text}; the fields are {', '.join(fields)}"
-        raise BadRequest(named_place(text, body)) from None
-    except msgspec.DecodeError as error:
-        if not body.strip():
-            raise BadRequest('the body is empty; send JSON such as {"nodes": [42]}') from None
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
+        found = decode_body(body, _decode, ScoreBody)
+    except BadRequest as error:
+        raise BadRequest(named_place(str(error), body)) from None
+    refuse_twice(found, body)
+    return found
+
+
+def refuse_twice(found: ScoreBody, body: bytes) -> None:
+    """Refuse a body in which a name comes twice: JSON's readers take the last one, and say nothing.
+
+    Every name is followed by a colon: as many colons as names were read means that none came twice. Where
+    there are more, they stand in strings mostly.
+
+    Raises: BadRequest: names it.
+    """
+    colons = body.count(b":")
+    if colons < 2:  # the usual request
+        return
+    names = sum(value is not None for value in msgspec.structs.astuple(found))
+    names += sum(map(len, found.rows or ())) + len(found.columns or ()) + len(found.attributes or ())
+    for node in found.inline or ():
+        lists = (node.neighbors, node.edge_attr, node.edge_weight)
+        names += 1 + (node.id is not None) + sum(map(bool, lists))
+        names += sum(len(each) for each in lists if isinstance(each, dict))
+    if colons > names and body.count(b'":') + body.count(b'" :') > names:
+        refuse_repeated(body)
 
 
 def may_name_version(body: bytes) -> bool:
@@ -114,7 +124,7 @@ def score_request(
         request_id: for logs.
 
     Raises:
-        BadRequest: path and body name different versions, or rows have different columns.
+        BadRequest: path and body name different versions, rows have different columns, or as_of is no time.
     """
     if body.version is not None:
         if version is not None and version != body.version:
@@ -129,20 +139,20 @@ def score_request(
     nodes: Any = body.nodes  # a mixture of integers and strings is the id index's to refuse
     return ScoreRequest(
         model,
-        nodes,
+        nodes or (),
         [_inline_node(node) for node in body.inline] if body.inline else (),
         None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
         version,
-        body.outputs,
-        body.as_of,
-        body.on_missing,
+        body.outputs or (),
+        None if body.as_of is None else read_as_of(body.as_of),
+        body.on_missing or "error",
         deadline,
         request_id,
-        body.degraded,
+        body.degraded or "allow",
         columns,
         body.attributes,
-        body.key,
-        body.priority,
+        body.key or "",
+        body.priority or "normal",
     )
 
 
@@ -153,12 +163,13 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
         BadRequest: not a positive number.
     """
     if header is not None:
+        shown = header.decode("latin-1")
         try:
             limit = float(header)
         except ValueError:
             limit = math.nan
         if not limit > 0:
-            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {header!r}")
+            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {shown!r}")
         timeout_ms = limit if timeout_ms is None else min(limit, timeout_ms)
     if timeout_ms is None:
         return None

@@ -35,7 +35,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-#: Above these a float no longer tells neighbouring integers apart.
+#: Floats below these are one integer each. The limit itself is also what its neighbour is rounded to, in
+#: JSON or in the client's own code, before anything here can see it.
 _EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
 
 
@@ -95,12 +96,12 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         if values.dtype.kind == "f":
             limit = _EXACT[self.datatype]
             lossless = bool(
-                (np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) <= limit)).all()
+                (np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < limit)).all()
             )
             if not lossless:
                 raise BadRequest(
                     f"tensor {self.name!r} is {self.datatype} and holds values that are not whole numbers "
-                    f"up to {limit}; send INT64"
+                    f"below {limit}, where such floats stop being exact; send INT64"
                 )
         elif self.datatype == "UINT64" and (values > np.uint64(2**63 - 1)).any():
             raise BadRequest(f"tensor {self.name!r} holds values above 2^63 - 1; send INT64")
@@ -197,7 +198,7 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
     """
     dims, count = checked_shape(name, shape)
-    flat = _flatten(values)
+    flat = _flatten(name, dims, values)
     if len(flat) != count:
         raise _uneven(name, dims, count, len(flat))
     if datatype == "BYTES":
@@ -273,11 +274,22 @@ def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]
     return values
 
 
-def _flatten(values: Sequence[Any]) -> list[Any]:
+def _flatten(name: str, dims: tuple[int, ...], values: Sequence[Any]) -> list[Any]:
+    """Values without nesting. Raises: BadRequest: they are nested, and otherwise than the shape says."""
     flat: list[Any] = list(values)
-    # Each pass opens one level of nesting; JSON of any depth costs one pass for each level.
-    while any(isinstance(value, list) for value in flat):
-        flat = [item for value in flat for item in (value if isinstance(value, list) else [value])]
+    if not any(isinstance(value, list) for value in flat):
+        return flat
+    fits = len(flat) == dims[0]
+    for size in dims[1:]:
+        fits = fits and all(isinstance(value, list) and len(value) == size for value in flat)
+        if not fits:
+            break
+        flat = [item for value in flat for item in value]
+    if not fits or any(isinstance(value, list) for value in flat):
+        raise BadRequest(
+            f"tensor {name!r} has shape {list(dims)}, but its data is nested otherwise; send it "
+            "flat, or nested as the shape is"
+        )
     return flat
 
 
