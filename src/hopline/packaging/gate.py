@@ -18,18 +18,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
-from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
+from hopline.packaging.reference import Rows
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a

@@ -37,8 +37,8 @@ from hopline.packaging.head import (
     LinkColumns,
     check_task,
     embedding_of,
-    logits_below,
     linear_after,
+    logits_below,
     run_head,
     trailing_module,
 )

@@ -197,7 +197,7 @@ class RunningTracer(fx.Tracer):
         """Items of a tuple, or of a tensor that has few."""
         value = value_of(obj.node)
         if isinstance(value, tuple | list) or (
-            isinstance(value, Tensor) and 0 < value.dim() and len(value) <= _MOST_STEPS
+            isinstance(value, Tensor) and value.dim() > 0 and len(value) <= _MOST_STEPS
         ):
             return iter([obj[i] for i in range(len(value))])
         return super().iter(obj)
