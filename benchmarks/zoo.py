@@ -22,7 +22,6 @@ missing from the tables.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import logging
 import sys

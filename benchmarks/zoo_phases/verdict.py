@@ -146,8 +146,10 @@ def judge(
     )
     for place in served:
         try:
-            model = load_model(report.path, report.spec, place.graph)
-            asked, took = _ask(model, task, target, place)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = load_model(report.path, report.spec, place.graph)
+                asked, took = _ask(model, task, target, place)
         except Exception as error:  # the same
             return replace(
                 found, kind="crashed", why=f"serving {found.kind}: {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ class End:
 
     Attributes:
         answers: as of `benchmarks.zoo_phases.verdict.Answers`.
-        pick: an expression over `answer` for what is to be compared, where the module answers several values.
+        pick: an expression over `answer`: what is compared, where the module answers several values.
     """
 
     task: str

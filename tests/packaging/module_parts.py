@@ -92,7 +92,10 @@ OTHER_CONVS = {
     "GATConv residual": Conv("pyg.GATConv({i}, {o}, residual=True)"),
     "SAGEConv std": Conv("pyg.SAGEConv({i}, {o}, aggr=['mean', 'std'])"),
     "SAGEConv softmax": Conv("pyg.SAGEConv({i}, {o}, aggr='softmax')"),
-    "SAGEConv lstm": Conv("pyg.SAGEConv({i}, {o}, aggr='lstm')"),
+    "SAGEConv lstm": Conv(
+        "pyg.SAGEConv({i}, {o}, aggr='lstm')",
+        call="{conv}(h, edge_index[:, edge_index[1].argsort(stable=True)])",
+    ),
     "SAGEConv out-edges": Conv("pyg.SAGEConv({i}, {o}, flow='target_to_source')"),
     "GCNConv out-edges": Conv("pyg.GCNConv({i}, {o}, flow='target_to_source')"),
     "GATConv out-edges": Conv("pyg.GATConv({i}, {o}, flow='target_to_source')"),
@@ -159,7 +162,8 @@ OTHER_CONVS = {
         call="{conv}(torch.zeros_like(h).index_add_(0, edge_index[1], h[edge_index[0]]) + h)",
     ),
     "pyg.Sequential": Conv(
-        "pyg.Sequential('x, edge_index', [(pyg.SAGEConv({i}, {o}), 'x, edge_index -> x'), nn.ReLU(inplace=True)])"
+        "pyg.Sequential('x, edge_index', "
+        "[(pyg.SAGEConv({i}, {o}), 'x, edge_index -> x'), nn.ReLU(inplace=True)])"
     ),
     "hook": Conv("hooked(pyg.SAGEConv({i}, {o}))"),
     "weight norm": Conv("normed(pyg.SAGEConv({i}, {o}))"),
@@ -335,7 +339,7 @@ _ROWS = {
     "view across rows": "h = h.view(2, -1).flip(0).view(-1, {w})",
     "first rows": "h = torch.cat([h[:40] * 2, h[40:]])",
     "degree": "h = h + degree(edge_index[1], h.size(0)).view(-1, 1)",
-    "log degree": "h = torch.cat([h[:, 1:], degree(edge_index[1], x.size(0)).add(1).log().unsqueeze(1)], 1)",
+    "log degree": "h = torch.cat([h[:, 1:], degree(edge_index[1], x.size(0)).log1p().view(-1, 1)], 1)",
     "out-degree": "h = h + degree(edge_index[0], h.size(0)).view(-1, 1)",
     "bincount": "h = h + torch.bincount(edge_index[1], minlength=h.size(0)).unsqueeze(1) * 0.1",
     "unique": "h = h * (edge_index.unique().numel() / 100)",

@@ -119,7 +119,7 @@ class Case:
         return self.quiet != self.source
 
     def build(self, folder: Path, *, quiet: bool = False) -> nn.Module:
-        """Write the file and make the module, in eval mode, with weights and statistics drawn from the seed."""
+        """Write the file and make the module, in eval mode, weights and statistics drawn from the seed."""
         source = self.quiet if quiet else self.source
         path = folder / f"case_{self.seed}_{zlib.crc32(source.encode())}.py"
         path.write_text(source)
@@ -127,11 +127,8 @@ class Case:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            del sys.modules[path.stem]
+        sys.modules[path.stem] = module  # PyG looks up the module of a class
+        spec.loader.exec_module(module)
         torch.manual_seed(self.seed)
         net = module.Net()
         draw_weights(net, self.seed)

@@ -1,4 +1,4 @@
-"""The graphs that random modules are packaged and served on: the second has the first and another component.
+"""The graphs of random modules: the larger one has the smaller one and a second component.
 
 What hangs on the whole graph (its size, its means, its ids) differs between the two.
 """

@@ -10,6 +10,7 @@ object with the counts. The exit status is 1 where there was a silent difference
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import sys
@@ -18,10 +19,11 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -90,7 +92,7 @@ class Bench:
             None if expected is None else torch.full((num_nodes, 1), torch.nan) if whole else expected,
             batch=place.nodes,
             alone=place.nodes[::3],
-            rounding=partial(_rounding, case, module, place, expected),
+            rounding=functools.partial(_rounding, case, module, place, expected),
         )
 
 
@@ -114,17 +116,19 @@ def _rounding(case: Case, module: torch.nn.Module, place: Place, expected: Tenso
     return float((exact - expected).abs().max())
 
 
-def quick_exporter() -> None:
+@contextmanager
+def quick_exporter() -> Iterator[None]:
     """Have torch.export list its operators once: it does so twice for each file, a third of an export."""
-    import functools
-
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
 
+    name = "_collect_all_valid_cia_ops"
     listed = functools.cache(utils._collect_all_valid_cia_ops)
-    for owner in (utils, decomp_utils, exported_program):
-        if hasattr(owner, "_collect_all_valid_cia_ops"):
-            owner._collect_all_valid_cia_ops = lambda: set(listed())
+    with ExitStack() as patches:
+        for owner in (utils, decomp_utils, exported_program):
+            if hasattr(owner, name):
+                patches.enter_context(mock.patch.object(owner, name, side_effect=lambda: set(listed())))
+        yield
 
 
 def main() -> int:
@@ -140,12 +144,11 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    quick_exporter()
     at_start, began = machine(), time.perf_counter()
     counts: Counter[str] = Counter()
     by_kind: dict[str, Counter[str]] = defaultdict(Counter)
     found: list[tuple[Case, Verdict]] = []
-    with tempfile.TemporaryDirectory(prefix="random-modules-") as folder:
+    with tempfile.TemporaryDirectory(prefix="random-modules-") as folder, quick_exporter():
         bench = Bench(Path(folder))
         if args.each:
             cases = list(each_trick(args.only))
@@ -162,7 +165,7 @@ def main() -> int:
             for kind in case.kinds or ("plain",):
                 by_kind[kind][verdict.kind] += 1
             if verdict.kind in ("silent", "crashed") or (not case.tricks and verdict.kind == "refused"):
-                tell(case, verdict)
+                print(report_of(case, verdict), flush=True)
     seconds = time.perf_counter() - began
     _table(found, by_kind)
     told: dict[str, Any] = {
@@ -188,15 +191,17 @@ def each_trick(only: str = "") -> Iterator[Case]:
             if kind != "convs":
                 yield write_single(kind, name, "FiLMConv")
             if kind not in ("convs", "ends"):
-                yield write_single(kind, name, "GCNConv", first=True)
+                yield write_single(kind, name, "GraphConv", first=True)
 
 
-def tell(case: Case, verdict: Verdict) -> None:
-    """Print a case with its source."""
+def report_of(case: Case, verdict: Verdict) -> str:
+    """What came of a case, with its source but for its imports."""
     tricks = ", ".join(case.tricks) or "plain"
     why = " ".join(verdict.why.split())[:500]
-    print(f"== {verdict.kind.upper()} seed {case.seed} [{tricks}] {case.hops} x -1, {case.end.task}: {why}")
-    print(case.source[case.source.index("class ") :], flush=True)
+    first = (
+        f"== {verdict.kind.upper()} seed {case.seed} [{tricks}] {case.hops} x -1, {case.end.task}: {why}"
+    )
+    return f"{first}\n{case.source[case.source.index('class ') :]}"
 
 
 def _table(found: list[tuple[Case, Verdict]], by_kind: dict[str, Counter[str]]) -> None:
