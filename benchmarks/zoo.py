@@ -1,9 +1,10 @@
 """Every convolution and model of the installed PyG: is it served, and is the answer the module's own?
 
-Each class of `torch_geometric.nn.conv` and `torch_geometric.nn.models` that takes node rows is packaged in a
-module of two layers with random weights, on graphs of one and of several node types, with and without edge
-data; served from a disk at all neighbours (fanout -1); and compared, for hubs, isolated nodes and others, with
-what the module itself answers on the whole graph. A class that is in no table makes the benchmark fail.
+Each class of `torch_geometric.nn.conv` and `torch_geometric.nn.models` that takes node rows is packaged in
+a module of two layers with random weights, on graphs of one and of several node types, with and without
+edge data. It is served from a disk at all neighbours (fanout -1) and compared, for hubs, isolated nodes and
+others, with what the module itself answers on the whole graph. A class that is in no table makes the
+benchmark fail.
 
     split     as stages of ONNX
     whole     as one program, on the requested node's surroundings

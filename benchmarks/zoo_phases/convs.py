@@ -1,4 +1,4 @@
-"""Every class of `torch_geometric.nn.conv`: how it becomes a module of two layers, or why it is left out."""
+"""Every class of `torch_geometric.nn.conv`: the modules of two layers that it is tried in, or why none."""
 
 from __future__ import annotations
 

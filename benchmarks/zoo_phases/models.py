@@ -1,4 +1,4 @@
-"""Every class of `torch_geometric.nn.models`: how it becomes a module over node rows, or why it is left out."""
+"""Every class of `torch_geometric.nn.models`: the modules over node rows that it is tried in, or why none."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class HeteroJumping(HeteroPlain):
 
 
 class Messages(nn.Module):
-    """The parts of a MetaLayer: rows of edges from their ends, rows of nodes from the mean of their edges."""
+    """A MetaLayer: rows of edges from their ends, rows of nodes from the mean of their edges."""
 
     def __init__(self) -> None:
         super().__init__()

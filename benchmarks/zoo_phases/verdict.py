@@ -80,7 +80,7 @@ class Verdict:
 
 
 def ask_module(module: nn.Module, arguments: Mapping[str, Any], *, dtype: torch.dtype | None = None) -> Any:
-    """What a copy of the module answers in eval mode; arguments are copied, for modules that write to them."""
+    """What a copy of the module answers in eval mode. Arguments are copied: modules write to them."""
     mine, given = copy.deepcopy((module, dict(arguments)))
     mine = mine.eval()
     if dtype is not None:
@@ -242,9 +242,10 @@ def _compare(
             bad = ~(difference <= tolerance * (1 + np.abs(want)) + _OF_ROUNDING * rounding)
             if bad.any():
                 row = int(bad.any(1).argmax())
+                ours, theirs = (each[row][:3].round(5).tolist() for each in (got, want))
                 found = (
-                    f"{name} of {how}: {bad.any(1).sum()} rows differ by up to {np.nanmax(difference):.3g}; "
-                    f"node {ids[row]} {got[row][:3].round(5).tolist()}, expected {want[row][:3].round(5).tolist()}"
+                    f"{name} of {how}: {bad.any(1).sum()} rows differ by up to "
+                    f"{np.nanmax(difference):.3g}; node {ids[row]} {ours}, expected {theirs}"
                 )
     return worst, found
 
