@@ -1,4 +1,4 @@
-"""Every class of `torch_geometric.nn.models`: the modules over node rows that it is tried in, or why none."""
+"""Every class of `torch_geometric.nn.models`: the modules over node rows it is tried in, or why none."""
 
 from __future__ import annotations
 

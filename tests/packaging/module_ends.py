@@ -11,6 +11,7 @@ class End:
 
     Attributes:
         answers: as of `benchmarks.zoo_phases.verdict.Answers`.
+        head: a module of its own over the answer, given to `package` as `head=`.
         pick: an expression over `answer`: what is compared, where the module answers several values.
     """
 
@@ -19,6 +20,7 @@ class End:
     lines: str
     answers: str = "logits"
     pick: str = ""
+    head: str = ""
 
 
 #: Ends that must be served.
@@ -100,6 +102,35 @@ OTHER_ENDS = {
         "binary", 1, "if not self.training:\n    out = torch.sigmoid(out)\nreturn out", "probabilities"
     ),
     "sigmoid then x": End("regression", 1, "return torch.sigmoid(out) + 0 * x[:, :1]"),
+} | {
+    f"head={name}": End(task, 8, "return out", answers, head=make)
+    for name, task, answers, make in (
+        ("Linear", "multiclass", "logits", "nn.Linear(8, 3)"),
+        ("BatchNorm1d", "multiclass", "logits", "nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3))"),
+        ("ReLU in place", "multiclass", "logits", "nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3))"),
+        ("Dropout", "regression", "logits", "nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 2))"),
+        ("Sigmoid", "binary", "probabilities", "nn.Sequential(nn.Linear(8, 1), nn.Sigmoid())"),
+        ("Softmax", "multiclass", "probabilities", "nn.Sequential(nn.Linear(8, 3), nn.Softmax(dim=-1))"),
+        (
+            "LogSoftmax",
+            "multiclass",
+            "log_probabilities",
+            "nn.Sequential(nn.Linear(8, 3), nn.LogSoftmax(1))",
+        ),
+        (
+            "Softmax over rows",
+            "multiclass",
+            "probabilities",
+            "nn.Sequential(nn.Linear(8, 3), nn.Softmax(0))",
+        ),
+        ("Flatten", "binary", "logits", "nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))"),
+        (
+            "BatchNorm1d without statistics",
+            "multiclass",
+            "logits",
+            "nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))",
+        ),
+    )
 }
 #: {w} -> {c}; the first is the plain one.
 HEADS = {

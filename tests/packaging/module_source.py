@@ -118,8 +118,11 @@ class Case:
         """Whether the module's own answers differ from call to call."""
         return self.quiet != self.source
 
-    def build(self, folder: Path, *, quiet: bool = False) -> nn.Module:
-        """Write the file and make the module, in eval mode, weights and statistics drawn from the seed."""
+    def build(self, folder: Path, *, quiet: bool = False) -> tuple[nn.Module, nn.Module | None]:
+        """Write the file and make the module, in eval mode, weights and statistics drawn from the seed.
+
+        Returns: the module, and the one that is given as `head=`.
+        """
         source = self.quiet if quiet else self.source
         path = folder / f"case_{self.seed}_{zlib.crc32(source.encode())}.py"
         path.write_text(source)
@@ -130,9 +133,12 @@ class Case:
         sys.modules[path.stem] = module  # PyG looks up the module of a class
         spec.loader.exec_module(module)
         torch.manual_seed(self.seed)
-        net = module.Net()
+        net, head = module.Net(), module.make_head() if self.end.head else None
         draw_weights(net, self.seed)
-        return net.eval()
+        if head is not None:
+            draw_weights(head, self.seed + 1)
+            head.eval()
+        return net.eval(), head
 
 
 def draw_weights(net: nn.Module, seed: int) -> None:
@@ -253,8 +259,8 @@ class _Writer:
     def _case(self, end: End, hops: int, layers: int) -> Case:
         return Case(
             seed=self._seed,
-            source=self._source(0),
-            quiet=self._source(1),
+            source=self._source(0, end.head),
+            quiet=self._source(1, end.head),
             tricks=tuple(name for _, name in self._tricks),
             kinds=tuple(kind for kind, _ in self._tricks),
             end=end,
@@ -337,7 +343,7 @@ class _Writer:
     def _line(self, text: str) -> None:
         self._forward.append((text, text))
 
-    def _source(self, which: int) -> str:
+    def _source(self, which: int, head: str) -> str:
         arguments = "".join(f", {name}" for name in self._takes)
         forward = "\n".join(pair[which] for pair in self._forward)
         init = "\n".join(["super().__init__()", *self._init])
@@ -347,6 +353,7 @@ class _Writer:
             + f"\n\n    def forward(self, x, edge_index{arguments}):\n"
             + textwrap.indent(forward, " " * 8)
             + "\n"
+            + (f"\n\ndef make_head():\n    return {head}\n" if head else "")
         )
         used = [text for name, text in _DEFINITIONS.items() if f"{name}(" in body]
         return _PREAMBLE + "\n".join(["", *used]) + body

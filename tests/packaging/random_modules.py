@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.machine import commit, machine
 from benchmarks.zoo_phases.verdict import (
@@ -40,6 +40,18 @@ from benchmarks.zoo_phases.verdict import (
 )
 from tests.packaging.module_source import ALL_TRICKS, Case, write_case, write_single
 from tests.packaging.random_graphs import CHECK_NODES, Place, Places, make_places
+
+
+class Answering(nn.Module):
+    """A module and its head."""
+
+    def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
+        super().__init__()
+        self.module, self.head = module, head
+
+    def forward(self, **arguments: Tensor) -> Any:
+        answer = self.module(**arguments)
+        return answer if self.head is None else self.head(answer)
 
 
 class Bench:
@@ -59,8 +71,8 @@ class Bench:
         if takes not in self._places:
             self._places[takes] = make_places(self._folder, takes)
         places = self._places[takes]
-        module = case.build(self._folder)
-        reference = case.build(self._folder, quiet=True) if case.random else module
+        module, head = case.build(self._folder)
+        reference = Answering(case.build(self._folder, quiet=True)[0] if case.random else module, head)
         try:
             served = [self._served(case, reference, place) for place in (places.small, places.large)]
         except Exception:  # a random module need not run
@@ -77,13 +89,14 @@ class Bench:
             answers=case.end.answers,  # type: ignore[arg-type]
             tolerance=TOLERANCE if case.layers < 3 else DEEP_TOLERANCE,
             check_nodes=CHECK_NODES,
+            head=head,
         )
         random_and_accepted = case.random and found.kind in ("split", "whole")
         if random_and_accepted and not any("random" in note or "dropout" in note for note in found.notes):
             return replace(found, kind="silent", why="random lines were left out without a note")
         return found
 
-    def _served(self, case: Case, module: torch.nn.Module, place: Place) -> ServedGraph:
+    def _served(self, case: Case, module: nn.Module, place: Place) -> ServedGraph:
         expected = _answer(case, module, place)
         num_nodes = place.data.num_nodes
         whole = expected is not None and len(expected) != num_nodes
@@ -96,9 +109,7 @@ class Bench:
         )
 
 
-def _answer(
-    case: Case, module: torch.nn.Module, place: Place, dtype: torch.dtype | None = None
-) -> Tensor | None:
+def _answer(case: Case, module: nn.Module, place: Place, dtype: torch.dtype | None = None) -> Tensor | None:
     """What the module answers; None where it fails."""
     arguments = {name: place.data[name] for name in ("x", "edge_index", *case.takes)}
     try:
@@ -109,7 +120,7 @@ def _answer(
     return picked if isinstance(picked, Tensor) else None
 
 
-def _rounding(case: Case, module: torch.nn.Module, place: Place, expected: Tensor | None) -> float:
+def _rounding(case: Case, module: nn.Module, place: Place, expected: Tensor | None) -> float:
     exact = _answer(case, module, place, torch.float64)
     if exact is None or expected is None or exact.shape != expected.shape:
         return 0.0

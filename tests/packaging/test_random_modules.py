@@ -48,7 +48,7 @@ def test_every_trick_is_source_that_runs(tmp_path):
         data = places[case.takes]
         try:
             ask_module(
-                case.build(tmp_path), {role: data[role] for role in ("x", "edge_index", *case.takes)}
+                case.build(tmp_path)[0], {role: data[role] for role in ("x", "edge_index", *case.takes)}
             )
         except Exception as error:
             failed.append(f"{kind}: {name}: {error}")
