@@ -64,7 +64,7 @@ def run(quick: bool, only: str, folder: Path) -> list[dict[str, Any]]:
     from benchmarks.zoo_phases.verdict import ServedGraph, ask_module, judge
 
     torch.set_num_threads(1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, table in (("conv", convs.TABLE), ("model", model_table.TABLE)):
         for class_name, entries in table.items():
             for entry in entries[:1] if quick else entries:
@@ -152,8 +152,8 @@ def main() -> int:
     print("\n  " + ", ".join(f"{kind} {counts[kind]}" for kind in KINDS))
     for name in missing:
         print(f"MISSING: {name} has no entry in benchmarks/zoo_phases and no reason to be left out")
-    told = {
-        **{kind: counts[kind] for kind in KINDS},
+    told: dict[str, Any] = {
+        **{str(kind): counts[kind] for kind in KINDS},
         "entries": rows,
         "left_out": {**convs.EXCLUDED, **models.EXCLUDED},
         "missing": missing,

@@ -396,7 +396,7 @@ def _aggregated(aggr: str) -> nn.Module:
     """HeteroConv with other ways to join what the edge types give."""
     model = HeteroPlain(lambda: pyg.SAGEConv(_PAIR, _W), attr=False)
     for conv in model.convs:
-        conv.aggr = aggr
+        setattr(conv, "aggr", aggr)  # noqa: B010
     if aggr == "cat":  # papers have two edge types, authors one
         widths = {"paper": 2 * _W, "author": _W}
         second = {key: pyg.SAGEConv((widths[key[0]], widths[key[2]]), _W) for key in HETERO}

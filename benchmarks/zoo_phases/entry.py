@@ -123,11 +123,11 @@ def draw_weights(module: nn.Module, seed: int) -> nn.Module:
     """Draw biases, scales and statistics of norms too, which start as zeros and ones; eval mode."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, value in module.named_parameters():
-            if value.dim() <= 1:
-                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+        for name, parameter in module.named_parameters():
+            if parameter.dim() <= 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
                 if "weight" in name or name.endswith((".t", ".p")):
-                    value.add_(1.0)
+                    parameter.add_(1.0)
         for name, value in module.named_buffers():
             if name.endswith("running_mean"):
                 value.copy_(torch.randn(value.shape, generator=generator) * 0.3)

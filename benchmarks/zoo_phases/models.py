@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ def _infomax() -> nn.Module:
     )
 
 
-_PNA = {
+_PNA: dict[str, Any] = {
     "aggregators": ["mean", "max", "std"],
     "scalers": ["identity", "amplification"],
     "deg": torch.tensor([20, 300, 400, 300, 200, 100, 50, 20, 10, 5]),
@@ -222,9 +223,7 @@ TABLE: Table = {
             lambda model, x, edge_index: torch.cat(model.encode(x, edge_index), 1),
         )
     ],
-    "DeepGCNLayer": [
-        Entry(lambda block=block: Deep(block), variant=block) for block in ("res+", "res", "dense")
-    ],
+    "DeepGCNLayer": [Entry(partial(Deep, block), variant=block) for block in ("res+", "res", "dense")],
     "DeepGraphInfomax": [_called(_infomax, lambda model, x, edge_index: model(x, edge_index)[0])],
     "EdgeCNN": _basic(zoo.EdgeCNN),
     "GAE": [_encoded(lambda: zoo.GAE(Encoder()))],
@@ -238,12 +237,10 @@ TABLE: Table = {
     "GraphUNet": [Entry(lambda: zoo.GraphUNet(X_DIM, _W, CLASSES, depth=2))],
     "GroupAddRev": [Entry(Reversible)],
     "HeteroJumpingKnowledge": [
-        Entry(lambda mode=mode: HeteroJumping(mode), "hetero", mode, target="paper")
+        Entry(partial(HeteroJumping, mode), "hetero", mode, target="paper")
         for mode in ("cat", "max", "lstm")
     ],
-    "JumpingKnowledge": [
-        Entry(lambda mode=mode: Jumping(mode), variant=mode) for mode in ("cat", "max", "lstm")
-    ],
+    "JumpingKnowledge": [Entry(partial(Jumping, mode), variant=mode) for mode in ("cat", "max", "lstm")],
     "LINKX": [Entry(lambda: zoo.LINKX(NUM_NODES, X_DIM, _W, CLASSES, 2), layers=1)],
     "LabelPropagation": [
         _called(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.zoo_phases.entry import draw_weights
 from tests.packaging.module_ends import HEADS, OTHER_ENDS, PLAIN_ENDS, End
 from tests.packaging.module_parts import (
     ACTIVATIONS,
@@ -134,27 +135,9 @@ class Case:
         spec.loader.exec_module(module)
         torch.manual_seed(self.seed)
         net, head = module.Net(), module.make_head() if self.end.head else None
-        draw_weights(net, self.seed)
         if head is not None:
             draw_weights(head, self.seed + 1)
-            head.eval()
-        return net.eval(), head
-
-
-def draw_weights(net: nn.Module, seed: int) -> None:
-    """Draw biases, scales of norms and running statistics too, which start as zeros and ones."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in net.named_parameters():
-            if value.dim() == 1:
-                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
-                if "weight" in name:
-                    value.add_(1.0)
-        for name, value in net.named_buffers():
-            if name.endswith("running_mean"):
-                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
-            elif name.endswith("running_var"):
-                value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+        return draw_weights(net, self.seed), head
 
 
 def write_case(seed: int, *, plain: bool | None = None) -> Case:
