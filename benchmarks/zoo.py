@@ -98,7 +98,7 @@ def run(quick: bool, only: str, folder: Path) -> list[dict[str, Any]]:
                     folder / "models",
                     [served],
                     fanouts=entry.layers,
-                    task="embedding" if expected.dim() == 2 and expected.shape[1] < 2 else "multiclass",
+                    task="multiclass",
                     target=entry.target,
                 )
                 row = {
