@@ -46,15 +46,14 @@ class ServedGraph:
 
     Attributes:
         graph: opened from a disk.
-        expected: [n, c], or [n]; one row for each node of the target type. None where the module itself
-            fails on this graph: then only what it must not do, crash, is judged.
+        expected: [n, c], or [n]; one row for each node of the target type.
         batch: nodes asked for together.
         alone: nodes asked for one at a time.
         rounding: of the module, computed only where a difference was found.
     """
 
     graph: Graph
-    expected: Tensor | None
+    expected: Tensor
     batch: Sequence[int]
     alone: Sequence[int]
     rounding: Callable[[], float] = lambda: 0.0
@@ -155,8 +154,6 @@ def judge(
                 found, kind="crashed", why=f"serving {found.kind}: {type(error).__name__}: {error}"
             )
         found = replace(found, node_us=took if found.node_us is None else found.node_us)
-        if place.expected is None:
-            continue
         worst, why = _compare(asked, place, task, answers, tolerance)
         found = replace(found, max_diff=max(worst, found.max_diff or 0.0))
         if why:
@@ -213,8 +210,6 @@ def _compare(
     asked: _Asked, place: ServedGraph, task: str, answers: Answers, tolerance: float
 ) -> tuple[float, str]:
     """The largest difference, and what it is where it is too large."""
-    if place.expected is None:
-        return 0.0, ""
     expected = _expected_outputs(place.expected, task, answers)
     found, worst, rounding = "", 0.0, None
     for ids, outputs in asked:
