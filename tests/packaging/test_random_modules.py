@@ -12,7 +12,7 @@ from tests.packaging.random_graphs import make_places
 from tests.packaging.random_modules import Bench, quick_exporter, report_of
 
 PLAIN_SEEDS = range(100_000, 100_012)
-SEEDS = range(44)
+SEEDS = range(60)
 
 
 @pytest.fixture(scope="module")
