@@ -386,7 +386,7 @@ class NotSplittable(PackagingError):
 
 
 class NotServable(PackagingError):
-    """The module's answer for a node depends on more than its neighbourhood; says on what, and what to do."""
+    """A node's answer depends on more than its neighbourhood; says on what, and what to do."""
 
     code = "not_servable"
 

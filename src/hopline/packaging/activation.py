@@ -80,23 +80,24 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
         return False  # softmax(log p) = p
     if kind == "log":
         raise PackagingError(
-            f"the model's answers never exceed 0, as log-probabilities do, and task {task!r} applies a sigmoid "
-            "to them: return the logits (no logsigmoid or log_softmax), or say output='logits'"
+            f"the model's answers never exceed 0, as log-probabilities do, and task {task!r} applies a "
+            "sigmoid to them: return the logits (no logsigmoid or log_softmax), or say output='logits'"
         )
     if task == "multiclass" and kind == "sigmoid":
         if len(rows) > 1 and np.abs(rows.sum(axis=0) - 1.0).max() < 10 * _SLACK:
             raise PackagingError(
-                "the model ends in a softmax over the nodes: its columns add up to 1, its rows do not; take it over "
-                "the classes, softmax(dim=1)"
+                "the model ends in a softmax over the nodes: its columns add up to 1, its rows do not; "
+                "take it over the classes, softmax(dim=1)"
             )
         raise PackagingError(
-            "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' would "
+            "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' "
+            "would "
             "apply a softmax to that: use task='multilabel', or say output='logits' to have the softmax"
         )
     if task == "multilabel" and kind == "softmax" and rows.shape[1] > 1:
         raise PackagingError(
-            "the model answers probabilities that add up to 1, as a softmax does: use task='multiclass', or "
-            "say output='probabilities' to serve them as they are"
+            "the model answers probabilities that add up to 1, as a softmax does: use task='multiclass', "
+            "or say output='probabilities' to serve them as they are"
         )
     return True
 

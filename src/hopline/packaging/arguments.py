@@ -233,8 +233,8 @@ def bind(
             raise PackagingError(f"{called} has no argument {name!r}; it has {list(parameters)}")
         if role is not None and role not in get_args(Role):
             raise PackagingError(
-                f"arguments[{name!r}] is {role!r}; an argument receives one of {', '.join(get_args(Role))}, or "
-                "None to leave it out"
+                f"arguments[{name!r}] is {role!r}; an argument receives one of "
+                f"{', '.join(get_args(Role))}, or None to leave it out"
             )
     notes: list[str] = []
     by_order = _by_order(parameters, given)
@@ -274,14 +274,15 @@ def bind(
             wide = [key for key in attributed if schema.edge_types[key].attr_dim != 1]
             if wide:
                 raise PackagingError(
-                    f"arguments[{name!r}] is 'edge_attr', but {wide[0]!r} has {schema.edge_types[wide[0]].attr_dim} "
-                    "attributes for each edge; a weight is one"
+                    f"arguments[{name!r}] is 'edge_attr', but {wide[0]!r} has "
+                    f"{schema.edge_types[wide[0]].attr_dim} attributes for each edge; a weight is one"
                 )
             flat.add(name)
     for role, also in (("features", "data"), ("edge_index", "adj_t")):
         if not {role, also, "data"} & set(roles.values()):
             raise PackagingError(
-                f"no argument of {called} receives the {role}; its arguments are {list(parameters)}: name it "
+                f"no argument of {called} receives the {role}; its arguments are {list(parameters)}: "
+                "name it "
                 f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
             )
     hetero = _is_hetero(roles, schema, parameters)
@@ -303,8 +304,8 @@ _NO_FEATURES = (
 )
 #: Arguments that belong to training or to pairs, and what to do instead.
 _INSTEAD = {
-    "edge_label_index": "pairs are what requests name: give the encoder as the module and the decoder as head=, a "
-    "module of (h_src, h_dst) or 'dot', with target=(source type, destination type)",
+    "edge_label_index": "pairs are what requests name: give the encoder as the module and the decoder as "
+    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type)",
     "y": "labels are not known when a node is scored: give a module whose forward does without them",
     "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
 }
@@ -321,7 +322,8 @@ def _check_forward(module: nn.Module) -> None:
     name = type(module).__name__
     if callable(getattr(module, "encode", None)):
         raise PackagingError(
-            f"{name} has no forward, but encode: say that this is what answers, class Served({name}): forward = "
+            f"{name} has no forward, but encode: say that this is what answers, class Served({name}): "
+            "forward = "
             f"{name}.encode, and package a Served with the same weights; head='dot', or head=a module of "
             "(h_src, h_dst), scores pairs as decode does"
         )
@@ -395,6 +397,7 @@ def _refuse_ambiguous(
         return
     has = {"edge_weight": weighted, "edge_attr": attributed}
     other: Role = "edge_attr" if role == "edge_weight" else "edge_weight"
+    source: Role
     if has[role]:
         source = role
     elif has[other] and _built_for(module, other) is not True and role == "edge_weight":
@@ -403,9 +406,10 @@ def _refuse_ambiguous(
         source = other
     else:
         return
-    what = {"edge_weight": "edge weights", "edge_attr": "edge attributes"}[source]
+    what = "edge weights" if source == "edge_weight" else "edge attributes"
     raise PackagingError(
-        f"the graph has {what}, and {called} takes {name!r} but need not have it: was the model trained with them? "
+        f"the graph has {what}, and {called} takes {name!r} but need not have it: was the model trained "
+        "with them? "
         f"If it was, say arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: None}}"
     )
 

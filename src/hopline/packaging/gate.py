@@ -132,8 +132,8 @@ def _ask(
         (outcome,) = answerer.answer([request])
     except Exception as error:  # whatever the runtime raises would reach a request
         raise ParityError(
-            f"the served model fails for {_named(answered, part[0], spec)} {how}, where the module answers: "
-            f"{type(error).__name__}: {error}"
+            f"the served model fails for {_named(answered, part[0], spec)} {how}, where the module "
+            f"answers: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(outcome, ScoreResult):
         raise ParityError(f"the served model refuses {_named(answered, part[0], spec)} {how}: {outcome}")

@@ -95,6 +95,8 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
         result = graph.call_method("unsqueeze", (result, 1))
     elif traced.values[output].dim() > 2:
         result = graph.call_method("flatten", (result, 1))
+    if traced.values[output].dtype != torch.float32:
+        result = graph.call_method("float", (result,))
     graph.output(result)
     return fx.GraphModule(traced.module, graph).eval()
 
@@ -138,8 +140,8 @@ class Chained(nn.Module):
 
 
 def as_columns(out: Tensor) -> Tensor:
-    """Answers [n], [n, c] or [n, a, b] as [n, c]."""
-    return out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)
+    """Answers [n], [n, c] or [n, a, b] of any dtype as float32 [n, c]."""
+    return (out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)).float()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def _merge(graph: onnx.GraphProto, names: list[str]) -> bool:
             consumers.setdefault(name, []).append(node)
     leaves = []
     blocks: list[NDArray[np.float32]] = []
-    bias: NDArray[np.float32] | None = None
+    biases: list[NDArray[np.float32]] = []
     for name in names:
         users = consumers.get(name, [])
         found = _linear(users[0], name, weights) if len(users) == 1 else None
@@ -59,13 +59,14 @@ def _merge(graph: onnx.GraphProto, names: list[str]) -> bool:
             return False
         blocks.append(found[0])
         if found[1] is not None:
-            bias = found[1] if bias is None else bias + found[1]
+            biases.append(found[1])
         leaves.append(users[0])
     root, adds = _sum_of({leaf.output[0] for leaf in leaves}, consumers)
     if root is None:
         return False
     if len({block.shape[1] for block in blocks}) != 1:
         return False
+    bias = np.sum(biases, axis=0, dtype=np.float32) if biases else None
     _replace(graph, names, leaves + adds, root, np.concatenate(blocks), bias)
     return True
 

@@ -107,8 +107,8 @@ def package(
             where there are several.
         classes: names of the output columns.
         arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
-            "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), where names are not
-            the usual ones.
+            "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), where names are
+            not the usual ones.
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
         output: whether the module answers "logits" or "probabilities"; "auto" finds out. The server
@@ -240,7 +240,8 @@ class Job:
         except PackagingError as error:
             if self._works_on_all():
                 raise NotServable(
-                    f"the model works on the whole graph and not on a part of it ({error}). It knows nodes by their "
+                    f"the model works on the whole graph and not on a part of it ({error}). It knows "
+                    "nodes by their "
                     "row: give each node its number as a feature column, and look its embedding up by that "
                     "column, self.emb(x[:, 0].long())"
                 ) from error
@@ -340,7 +341,8 @@ class Job:
         self.notes.append(f"served whole by the torch runtime, without the table: {reason}")
         if self.pooled:
             self.notes.append(
-                "the model answers one row for a graph: a node's answer is that of the graph of its neighbourhood"
+                "the model answers one row for a graph: a node's answer is that of the graph of its "
+                "neighbourhood"
             )
         log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
         return spec
@@ -422,7 +424,7 @@ class Job:
             return dict(traced.outputs), plan
         node_type, output = next(iter(traced.outputs.items()))
         if isinstance(self.head, nn.Module):
-            columns = self._to_logits(Columns(self.head))
+            columns = self._to_logits(Columns(self.head)) or self.head
             self.embedding = self.reference.embedding(self.probe.check)
             return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
         below = logits_below(traced, output, self.task) if self.are_probabilities else None

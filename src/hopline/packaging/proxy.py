@@ -1,8 +1,8 @@
 """Tracing by running: each traced value knows what it is on the check graph.
 
 A plain torch.fx proxy has no type, size or attributes, so Python code that looks at them (isinstance,
-hasattr, dtype, len, a branch on a size) takes another way than it takes for a tensor. Here it takes the same
-way. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
+hasattr, dtype, len, a branch on a size) takes another way than it takes for a tensor. Here it takes the
+same way. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
 Changes in place are noted with the values that they change; `functional.py` takes them out.
 """
 
@@ -21,7 +21,7 @@ VALUE, CHANGED = "value", "changed"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
 _PROPERTIES = frozenset(
-    {"dtype", "device", "layout", "is_sparse", "is_sparse_csr", "is_cuda", "is_mps", "is_quantized", "is_nested",
+    {"dtype", "device", "layout", "is_sparse", "is_sparse_csr", "is_cuda", "is_quantized", "is_nested",
      "ndim", "requires_grad", "is_leaf", "names"}
 )  # fmt: skip
 _METHODS = frozenset(
@@ -35,6 +35,8 @@ _MOST_STEPS = 16
 
 class ValueProxy(fx.Proxy):
     """A traced value that answers questions about its type as the value would."""
+
+    tracer: RunningTracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # isinstance(x, Tensor) in the user's code
@@ -99,7 +101,7 @@ class _Attribute(ValueProxy, Attribute):
         Attribute.__init__(self, root, attr)
 
     @property
-    def node(self) -> fx.Node:
+    def node(self) -> fx.Node:  # type: ignore[override]
         if self._node is None:
             self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
         return self._node
@@ -186,7 +188,7 @@ class RunningTracer(fx.Tracer):
         return None
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """A branch on a type or a size is decided as it is on the check graph; one on values is not traced."""
+        """A branch on a type or size is decided as on the check graph; one on values is not traced."""
         value = value_of(obj.node)
         if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
             self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
@@ -199,7 +201,12 @@ class RunningTracer(fx.Tracer):
         if isinstance(value, tuple | list) or (
             isinstance(value, Tensor) and value.dim() > 0 and len(value) <= _MOST_STEPS
         ):
-            return iter([obj[i] for i in range(len(value))])
+            return iter(
+                [
+                    self.create_proxy("call_function", operator.getitem, (obj, i), {})
+                    for i in range(len(value))
+                ]
+            )
         return super().iter(obj)
 
 

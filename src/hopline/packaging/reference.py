@@ -96,7 +96,8 @@ class Reference:
         if isinstance(out, list | tuple):
             if len(out) != 1:
                 raise PackagingError(
-                    f"the model returns {len(out)} values, and it is not known which of them is the answer: "
+                    f"the model returns {len(out)} values, and it is not known which of them is the "
+                    "answer: "
                     "give a module that returns one, for example class Served(nn.Module) whose forward "
                     "returns self.model(x, edge_index)[0]"
                 )
@@ -120,7 +121,8 @@ class Reference:
         for rows, target in zip(states, self.targets, strict=True):
             if len(rows) != graph.num_nodes(target) and len(rows) != 1:
                 raise PackagingError(
-                    f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type {target!r}"
+                    f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type "
+                    f"{target!r}"
                 )
         if self.is_link:
             assert pairs is not None
@@ -208,7 +210,8 @@ def eval_copy(module: nn.Module) -> nn.Module:
         copied = copy.deepcopy(module, memo)
     except Exception as error:  # any attribute of a user's module may refuse
         raise PackagingError(
-            f"{type(module).__name__} cannot be copied: {error}; keep what cannot be copied out of the module"
+            f"{type(module).__name__} cannot be copied: {error}; keep what cannot be copied out of the "
+            "module"
         ) from error
     copied = copied.cpu()
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters()):

@@ -239,20 +239,24 @@ class _Builder:
         return None if (start, stop) == (0, self.splitter.total(place)) else (start, stop)
 
     def _flat(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        """A value as columns [n, width]."""
+        """A value as columns float32 [n, width]."""
         rank = self.traced.values[node].dim()
+        if self.traced.values[node].dtype != torch.float32:
+            new = self.graph.call_method("float", (new,))
         if rank == 2:
             return new
         return self.graph.call_method("unsqueeze" if rank == 1 else "flatten", (new, 1))
 
     def _shaped(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        """Columns [n, width] as the value's own shape."""
-        shape = self.traced.values[node].shape
-        if len(shape) == 2:
+        """Columns [n, width] as the value's own shape and dtype."""
+        value = self.traced.values[node]
+        if value.dtype != torch.float32:
+            new = self.graph.call_method("to", (new, value.dtype))
+        if value.dim() == 2:
             return new
-        if len(shape) == 1:
+        if value.dim() == 1:
             return self.graph.call_method("squeeze", (new, 1))
-        return self.graph.call_method("unflatten", (new, 1, tuple(shape[1:])))
+        return self.graph.call_method("unflatten", (new, 1, tuple(value.shape[1:])))
 
     def _emit(self, node: fx.Node) -> fx.Node:
         """The value in this stage's graph."""

@@ -161,7 +161,9 @@ class _Tracer(RunningTracer):
                     raise NotSplittable(
                         f"{type(conv).__name__} reads an adj_t with edge weights and takes no edge_weight"
                     )
-                return {"edge_weight": self.proxy(value.node.args[0])[weights], **kwargs}
+                slots = self.proxy(value.node.args[0])  # type: ignore[arg-type]
+                weight = self.create_proxy("call_function", operator.getitem, (slots, weights), {})
+                return {"edge_weight": weight, **kwargs}
         return kwargs
 
 

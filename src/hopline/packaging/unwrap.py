@@ -18,8 +18,8 @@ def unwrap(module: Any, what: str) -> nn.Module:
         what: "the model" or "the head", for messages.
 
     Raises:
-        PackagingError: it is no module, one for training, or a compiled one that cannot be looked into; says
-            what to give instead.
+        PackagingError: it is no module, one for training, or a compiled one that cannot be looked into;
+            says what to give instead.
     """
     while True:
         inner = _inside(module)
@@ -32,15 +32,16 @@ def unwrap(module: Any, what: str) -> nn.Module:
     if scripted:
         where = "it" if scripted[0] == "" else f"its {scripted[0]}"
         raise PackagingError(
-            f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be looked into; give the "
+            f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be looked into; "
+            "give the "
             "nn.Module that it was made of, with its weights: model.load_state_dict(scripted.state_dict())"
         )
     if isinstance(module, GAE):
         encoder = "a module whose forward returns model.encode(x, edge_index)"
         raise PackagingError(
             f"{what} is a {type(module).__name__}, which is for training: give "
-            f"{encoder if isinstance(module, VGAE) else 'model.encoder'}, with task='embedding', or with head='dot' "
-            "to score pairs as its decoder does"
+            f"{encoder if isinstance(module, VGAE) else 'model.encoder'}, with task='embedding', or with "
+            "head='dot' to score pairs as its decoder does"
         )
     return module
 
@@ -60,7 +61,10 @@ def _not_a_module(given: Any, what: str) -> str:
             "model = Net(...); model.load_state_dict(weights)"
         )
     if isinstance(given, dict):
-        return f"{what} is a dict with {', '.join(map(str, list(given)[:5]))}: a checkpoint holds weights, not code"
+        return (
+            f"{what} is a dict with {', '.join(map(str, list(given)[:5]))}: a checkpoint holds "
+            "weights, not code"
+        )
     if isinstance(given, type):
         return f"{what} is the class {given.__name__}: give an instance with its trained weights"
     return f"{what} must be a torch.nn.Module; got {type(given).__name__}"

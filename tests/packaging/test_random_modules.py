@@ -1,0 +1,55 @@
+"""Modules made at random are served as their own author's module answers, or refused with a reason.
+
+Each case packages, loads and asks through the public interface, which takes about a second, most of it
+torch.export; `python -m tests.packaging.random_modules` runs thousands.
+"""
+
+import pytest
+
+from benchmarks.zoo_phases.verdict import ask_module
+from tests.packaging.module_source import ALL_TRICKS, write_case, write_single
+from tests.packaging.random_graphs import make_places
+from tests.packaging.random_modules import Bench, quick_exporter, report_of
+
+PLAIN_SEEDS = range(100_000, 100_012)
+SEEDS = range(60)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    with quick_exporter():
+        yield Bench(tmp_path_factory.mktemp("random_modules"))
+
+
+@pytest.mark.parametrize("seed", PLAIN_SEEDS)
+def test_a_module_of_supported_parts_is_served(bench, seed):
+    case = write_case(seed, plain=True)
+    verdict = bench.judge(case)
+    assert verdict.kind in ("split", "whole"), report_of(case, verdict)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_module_is_served_as_it_answers_or_refused(bench, seed):
+    case = write_case(seed)
+    verdict = bench.judge(case)
+    assert verdict is None or verdict.kind not in ("silent", "crashed"), report_of(case, verdict)
+
+
+def test_a_seed_writes_the_same_module_again():
+    assert [write_case(seed) for seed in range(20)] == [write_case(seed) for seed in range(20)]
+
+
+def test_every_trick_is_source_that_runs(tmp_path):
+    places, failed = {}, []
+    for kind, name in ALL_TRICKS:
+        case = write_single(kind, name, "SAGEConv")
+        if case.takes not in places:
+            places[case.takes] = make_places(tmp_path, case.takes).small.data
+        data = places[case.takes]
+        try:
+            ask_module(
+                case.build(tmp_path)[0], {role: data[role] for role in ("x", "edge_index", *case.takes)}
+            )
+        except Exception as error:
+            failed.append(f"{kind}: {name}: {error}")
+    assert failed == []

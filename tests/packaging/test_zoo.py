@@ -1,0 +1,67 @@
+"""The zoo of PyG's convolutions and models (benchmarks/zoo.py) has them all."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.zoo import undescribed
+from benchmarks.zoo_phases import convs, models
+from benchmarks.zoo_phases.entry import describe, draw_weights
+from benchmarks.zoo_phases.graphs import zoo_graph
+from benchmarks.zoo_phases.verdict import TOLERANCE, ask_module, fanouts_asked_for
+
+ENTRIES = {
+    describe(name, entry): entry
+    for table in (convs.TABLE, models.TABLE)
+    for name, entries in table.items()
+    for entry in entries
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("zoo")
+
+
+def test_every_class_of_pyg_has_an_entry_or_a_reason():
+    missing, _ = undescribed()
+    assert missing == []
+
+
+def test_names_of_entries_tell_them_apart():
+    tables = [*convs.TABLE.values(), *models.TABLE.values()]
+    assert len(ENTRIES) == sum(len(entries) for entries in tables)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_answers_one_row_for_each_node_and_reads_its_neighbours(name, folder):
+    entry = ENTRIES[name]
+    place = zoo_graph(entry.graph, folder)
+    torch.manual_seed(0)
+    module = draw_weights(entry.make(), 0)
+    arguments = place.arguments(module)
+    answer = ask_module(module, arguments)
+    assert answer.shape[0] == place.num_nodes[entry.target]
+    assert answer.isfinite().all()
+    fewer = {key: _half(value) if "edge" in key else value for key, value in arguments.items()}
+    assert (ask_module(module, fewer) - answer).abs().max() > TOLERANCE
+
+
+def _half(value):
+    if isinstance(value, dict):
+        return {key: _half(each) for key, each in value.items()}
+    return value[..., ::2] if value.shape[0] == 2 else value[::2]
+
+
+@pytest.mark.parametrize(
+    ("message", "fanouts"),
+    [
+        ("1 fanouts for 'a' ([-1]) but the model has 2 message-passing layers", 2),
+        ("the model looks 3 hops far", 8),
+        ("the answers of node 4 differ; give 5 fanouts", 5),
+        ("the model fails on the check graph", None),
+    ],
+)
+def test_fanouts_are_read_from_a_refusal(message, fanouts):
+    assert fanouts_asked_for(message) == fanouts
