@@ -201,8 +201,8 @@ class _Rows:
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
 #: Nodes of each type, with an edge of each type between them, that are put beside an ego-graph:
-#: torch.export takes sizes of 0 and 1 for constants, so none may be below 2. No edge joins them to the seed,
-#: whose answer they do not change (packaging checks that nothing but a node's neighbourhood does).
+#: torch.export takes sizes of 0 and 1 for constants, so none may be below 2. No edge joins them to the
+#: seed, whose answer they do not change (packaging checks that nothing but a node's neighbourhood does).
 _FURTHER = 2
 #: Ids, with repetitions, that an ego-graph is expected to have of a type before it grows.
 _FIRST_BOUND = 512

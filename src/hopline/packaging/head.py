@@ -175,12 +175,17 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
     """Columns that a user's head answers.
 
     Raises:
-        PackagingError: its rows are not independent of each other.
+        PackagingError: it fails on one row, or its rows are not independent of each other.
     """
     rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
-    with torch.no_grad():
-        out = head(*rows)
-        alone = head(*(row[1:2] for row in rows))
+    try:
+        with torch.no_grad():
+            out = head(*rows)
+            alone = head(*(row[1:2] for row in rows))
+    except Exception as error:  # user code
+        raise PackagingError(
+            f"the head fails on a single row, as a request for one node has: {type(error).__name__}: {error}"
+        ) from error
     if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
         raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")
     return int(out.shape[1])

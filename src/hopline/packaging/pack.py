@@ -66,7 +66,7 @@ def _merge(graph: onnx.GraphProto, names: list[str]) -> bool:
         return False
     if len({block.shape[1] for block in blocks}) != 1:
         return False
-    bias = np.sum(biases, axis=0, dtype=np.float32) if biases else None
+    bias = np.asarray(np.sum(biases, axis=0, dtype=np.float32)) if biases else None
     _replace(graph, names, leaves + adds, root, np.concatenate(blocks), bias)
     return True
 

@@ -161,7 +161,7 @@ class _Tracer(RunningTracer):
                     raise NotSplittable(
                         f"{type(conv).__name__} reads an adj_t with edge weights and takes no edge_weight"
                     )
-                slots = self.proxy(value.node.args[0])  # type: ignore[arg-type]
+                slots = self.proxy(value.node.args[0])
                 weight = self.create_proxy("call_function", operator.getitem, (slots, weights), {})
                 return {"edge_weight": weight, **kwargs}
         return kwargs
