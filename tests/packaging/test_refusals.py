@@ -1,5 +1,6 @@
 """What cannot be split says which value, why, and where in the user's source."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,6 +8,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 
 from hopline.errors import NotSplittable, PackagingError
+from hopline.graph import EdgeTable, Graph, NodeTable
 from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg
 
@@ -213,17 +215,37 @@ def test_a_homogeneous_model_on_several_relations_is_explained():
         assert_equals_pyg(Base(), relational(2))
 
 
-def test_a_wrong_number_of_relations_is_explained():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = pyg.RGCNConv(6, 3, 5)
+class Relations(nn.Module):
+    def __init__(self, num_relations):
+        super().__init__()
+        self.conv = pyg.RGCNConv(6, 3, num_relations)
 
-        def forward(self, x, edge_index, edge_type):
-            return self.conv(x, edge_index, edge_type)
+    def forward(self, x, edge_index, edge_type):
+        return self.conv(x, edge_index, edge_type)
 
+
+def test_fewer_relations_than_the_graph_has_are_explained():
+    with pytest.raises(NotSplittable, match="2 relations"):
+        assert_equals_pyg(Relations(2), relational(3))
+
+
+def test_relations_beyond_those_of_numbered_data_have_no_edges():
+    assert_equals_pyg(Relations(5), relational(3))
+
+
+def test_named_relations_of_another_number_are_explained():
+    graph = relational(2)
+    key = "node__r0__node"
+    named = graph.edges[key]
+    edges = {("node", name, "node"): EdgeTable((named.indices, _targets(named))) for name in ("a", "b")}
     with pytest.raises(NotSplittable, match="5 relations"):
-        assert_equals_pyg(Model(), relational(3))
+        assert_equals_pyg(
+            Relations(5), Graph.from_tables({"node": NodeTable(graph.nodes["node"].features)}, edges)
+        )
+
+
+def _targets(adjacency):
+    return np.repeat(np.arange(len(adjacency.indptr) - 1), np.diff(adjacency.indptr))
 
 
 def test_a_missing_target_type_is_named():
