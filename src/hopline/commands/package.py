@@ -25,6 +25,16 @@ from hopline.graph.progress import Progress
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
 
+_ROLES = (
+    "features",
+    "edge_index",
+    "edge_attr",
+    "edge_weight",
+    "edge_type",
+    "adj_t",
+    "batch",
+    "data",
+)
 _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
 
@@ -121,6 +131,17 @@ def package(
         list[str] | None,
         typer.Option(help="Edge type key, in the order of the model's relation numbers (repeat)."),
     ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=ROLE, what an argument of forward receives (repeat): "
+            f"{', '.join(_ROLES)}, or none to leave it out.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str, typer.Option(help="What the model answers: logits, probabilities, or auto to find out.")
+    ] = "auto",
     runtime: Annotated[str, typer.Option(help="auto, onnx (fail unless split) or torch (whole).")] = "auto",
     check_nodes: Annotated[int, typer.Option(help="Nodes of each type to check the package on.")] = 512,
     compile_: Annotated[
@@ -154,6 +175,7 @@ def package(
     assert model is not None
     assert graph is not None
     check_choice("--task", task, _TASKS)
+    check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     from hopline.packaging import package as package_module
@@ -177,7 +199,9 @@ def package(
             head=_head(head, opened),
             target=cast(Any, tuple(target.split(",")) if target and "," in target else target),
             classes=classes.split(",") if classes else (),
+            arguments=parse_arguments(argument or ()),
             relations=relation,
+            output=cast(Any, output),
             runtime=cast(Any, runtime),
             check_nodes=check_nodes,
             compile=compile_,
@@ -228,6 +252,22 @@ def _package_table(
 
 def _head(reference: str | None, graph: Graph) -> Any:
     return reference if reference in (None, "dot") else load_module(str(reference), graph, what="--head")
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Argument of forward -> what it receives, None to leave it out.
+
+    Raises:
+        PackagingError: not NAME=ROLE.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, role = text.partition("=")
+        if not equals or not name:
+            raise PackagingError(f"--argument {text!r}: write NAME=ROLE, as edge_weight=edge_attr")
+        check_choice(f"--argument {name}", role, (*_ROLES, "none"))
+        found[name] = None if role == "none" else role
+    return found
 
 
 def parse_fanouts(texts: Sequence[str]) -> list[int] | dict[str, list[int]]:

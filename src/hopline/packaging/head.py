@@ -184,7 +184,8 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
             alone = head(*(row[1:2] for row in rows))
     except Exception as error:  # user code
         raise PackagingError(
-            f"the head fails on a single row, as a request for one node has: {type(error).__name__}: {error}"
+            f"the head fails on a single row, which a request for one node has: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
         raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")

@@ -27,7 +27,7 @@ from hopline.types import IdArray
 #: Far above float32 rounding in another order of sums, far below what a real dependence does.
 _TOLERANCE = 1e-3
 #: Nodes and edges of the largest graph that a module is run on.
-_MOST_ROWS = 300_000
+_MOST_ROWS = 100_000
 #: Hops beyond those that are packaged that are tried.
 _FURTHER = 16
 
@@ -68,8 +68,7 @@ def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: R
     one = sum(map(len, probe.check.features.values())) + sum(
         len(e.indices) for e in probe.check.edges.values()
     )
-    sizes = [copies for copies in (2, 8, 64) if copies * one <= _MOST_ROWS] or [2]
-    for copies in sizes:
+    for copies in sorted({2, max(2, _MOST_ROWS // one)}):
         try:
             after = reference.answers(repeated(probe.check, copies), pairs)
         except PackagingError as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 import hopline
-from hopline.artifact import Head, ModelSpec, Stage, write_spec
+from hopline.artifact import Head, ModelSpec, Stage, check_choice, write_spec
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress, silent
 from hopline.packaging import gate, oracle, parity
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hopline.packaging")
 
+Runtime = Literal["auto", "onnx", "torch"]
+
 #: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
 _MOST_ROWS = 2_000_000
 
@@ -83,7 +85,7 @@ def package(
     arguments: Mapping[str, Role | None] | None = None,
     relations: Sequence[str] | None = None,
     output: Output = "auto",
-    runtime: Literal["auto", "onnx", "torch"] = "auto",
+    runtime: Runtime = "auto",
     check_nodes: int = 512,
     compile: bool = False,
     overwrite: bool = False,
@@ -136,6 +138,14 @@ def package(
             )
         check_compiler()
     schema = graph.schema
+    for named, value, hint in (
+        ("task", task, Task),
+        ("output", output, Output),
+        ("runtime", runtime, Runtime),
+    ):
+        check_choice(named, value, get_args(hint))
+    if isinstance(classes, str):
+        raise PackagingError(f"classes is a list of names, one for each column; got {classes!r}")
     check_sampling(sampling, max_degree, schema)
     module = unwrap(module, "the model")
     if isinstance(head, nn.Module):
@@ -444,7 +454,7 @@ class Job:
         if not self.are_probabilities:
             return head
         inverse = ToLogits(self.task)
-        return inverse if head is None else nn.Sequential(head, inverse)
+        return inverse if head is None else nn.Sequential(head, inverse).eval()
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """Check each stage row by row and write its file."""

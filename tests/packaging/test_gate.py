@@ -1,0 +1,343 @@
+"""The gate: what would be served is the user's module's answer, or packaging says why it cannot be."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.nn import models
+
+import hopline
+from hopline.artifact import read_spec
+from hopline.engine.model import load_model
+from hopline.errors import NotServable, PackagingError
+from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.locality import ego, neighborhood, renumbered, repeated
+from hopline.packaging.probe import Probe, strangers
+from tests.packaging.graphs import hetero, homogeneous
+
+
+def package(model, graph, repository, **options):
+    options = {"name": "m", "fanouts": [-1, -1], "task": "multiclass", **options}
+    return hopline.package(model, graph, repository, **options)
+
+
+class Two(nn.Module):
+    """Two layers with a place between them."""
+
+    def __init__(self, first=None, last=None):
+        super().__init__()
+        self.first, self.last = first or pyg.SAGEConv(6, 8), last or pyg.SAGEConv(8, 3)
+
+    def middle(self, h):
+        return h.relu()
+
+    def forward(self, x, edge_index):
+        return self.last(self.middle(self.first(x, edge_index)), edge_index)
+
+
+class Centred(Two):
+    def middle(self, h):
+        return (h - h.mean(0)).relu()
+
+
+class PerNode(Two):
+    def middle(self, h):
+        return h.relu() / h.size(0)
+
+
+class Numbered(Two):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(1000, 8)
+
+    def middle(self, h):
+        return h.relu() + self.emb(torch.arange(h.size(0)))
+
+
+class OfAllNodes(Two):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(40, 8)
+
+    def middle(self, h):
+        return h.relu() + self.emb.weight
+
+
+class Reversed(Two):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index.flip(0))
+
+
+class Dropped(Two):
+    def middle(self, h):
+        return F.dropout(h.relu(), 0.5)
+
+
+class BySize(Two):
+    def middle(self, h):
+        return h.relu() if h.size(0) < 5000 else h.tanh()
+
+
+@pytest.mark.parametrize(
+    ("model", "fanouts", "reason"),
+    [
+        (Centred(), 2, "normalises over all nodes.*BatchNorm"),
+        (models.GraphSAGE(6, 8, 2, 3, norm="GraphNorm"), 2, "normalises over all nodes"),
+        (PerNode(), 2, "depend on how many nodes"),
+        (Numbered(), 2, r"one number of nodes only.*self\.emb\(x\[:, 0\]\.long\(\)\)"),
+        (OfAllNodes(), 2, "one number of nodes only"),
+        (Reversed(), 2, "edges that leave the node.*add the reverse edges"),
+        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "edges that leave the node"),
+        (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "looks 3 hops far and 2 fanouts.*Give 3 fanouts"),
+        (Two(pyg.GCNConv(6, 8, improved=True)), 2, "Give 3 fanouts|degrees of its neighbours"),
+        (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
+        (Two(last=pyg.SAGEConv(8, 3, aggr="lstm")), 2, "order in which edges are listed"),
+        (BySize(), 2, "how many nodes or edges there are"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_what_no_neighbourhood_tells_is_refused_with_the_way_out(model, fanouts, reason, tmp_path):
+    with pytest.raises(NotServable, match=f"(?s){reason}"):
+        package(model, homogeneous(), tmp_path, fanouts=[-1] * fanouts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_hops_that_a_refusal_asks_for_are_enough(tmp_path):
+    report = package(Two(last=pyg.TAGConv(8, 3, K=2)), homogeneous(), tmp_path, fanouts=[-1] * 3)
+    assert report.spec.runtime == "torch"
+
+
+def test_a_wrong_stage_ends_in_a_whole_model_that_is_right(tmp_path, monkeypatch):
+    from hopline.packaging.dense import sage
+
+    monkeypatch.setattr(
+        sage.DenseSAGE, "forward", lambda self, neighbours, own=None: self.neighbour(neighbours)
+    )
+    graph, model = homogeneous(), Two()
+    report = package(model, graph, tmp_path)
+    assert report.spec.runtime == "torch"
+    assert "stage 1" in report.spec.why_whole
+
+
+class Statement(Two):
+    def middle(self, h):
+        F.relu_(h)
+        return h
+
+
+class Flag(Two):
+    def middle(self, h):
+        F.relu(h, inplace=True)
+        return h
+
+
+class Masked(Two):
+    def middle(self, h):
+        h[h < 0] = 0
+        return h
+
+
+class Aliased(Two):
+    def middle(self, h):
+        before = h
+        h += 1
+        return before * 2
+
+
+class Column(Two):
+    def middle(self, h):
+        h[:, 0].zero_()
+        return h
+
+
+class Input(Two):
+    def forward(self, x, edge_index):
+        x.div_(x.norm(dim=1, keepdim=True))
+        return super().forward(x, edge_index)
+
+
+class Typed(Two):
+    def middle(self, h):
+        return h.relu() if isinstance(h, torch.Tensor) and not hasattr(h, "x_dict") else h
+
+
+@pytest.mark.parametrize("model", [Statement, Flag, Masked, Aliased, Input, Typed])
+def test_changes_in_place_and_questions_of_type_are_split_as_they_run(model, tmp_path):
+    report = package(model(), homogeneous(), tmp_path)
+    assert report.spec.runtime == "onnx"
+
+
+def test_a_change_through_a_view_is_served_whole(tmp_path):
+    report = package(Column(), homogeneous(), tmp_path)
+    assert report.spec.runtime == "torch"
+    assert "in place" in report.spec.why_whole
+
+
+def test_a_branch_on_a_size_is_named_in_the_report(tmp_path):
+    class Empty(Two):
+        def forward(self, x, edge_index):
+            return x[:, :3] if edge_index.numel() == 0 else super().forward(x, edge_index)
+
+    report = package(Empty(), homogeneous(), tmp_path)
+    assert "edge_index.numel() == 0" in report.notes[0]
+
+
+class Ends(nn.Module):
+    def __init__(self, columns, end):
+        super().__init__()
+        self.conv, self.lin, self.end = pyg.SAGEConv(6, 8), nn.Linear(8, columns), end
+        nn.init.constant_(self.lin.bias, -1.0)
+
+    def forward(self, x, edge_index):
+        return self.end(self.lin(self.conv(x, edge_index).relu()))
+
+
+ENDS = {
+    "sigmoid": (1, "binary", torch.sigmoid),
+    "squeezed": (1, "binary", lambda out: torch.sigmoid(out).squeeze(-1)),
+    "clamped": (1, "binary", lambda out: torch.sigmoid(out).clamp(0.01, 0.99)),
+    "complement": (1, "binary", lambda out: 1 - torch.sigmoid(out)),
+    "second column": (2, "binary", lambda out: torch.softmax(out, 1)[:, 1]),
+    "softmax": (3, "multiclass", lambda out: torch.softmax(out, -1)),
+    "exp of log": (3, "multiclass", lambda out: torch.log_softmax(out, -1).exp()),
+    "several sigmoids": (3, "multilabel", torch.sigmoid),
+    "double": (1, "binary", lambda out: torch.sigmoid(out).double()),
+}
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+@pytest.mark.parametrize("name", ENDS)
+def test_probabilities_are_served_as_the_module_answers_them(name, runtime, tmp_path):
+    columns, task, end = ENDS[name]
+    graph, model = homogeneous(), Ends(columns, end)
+    report = package(model, graph, tmp_path, task=task, fanouts=[-1], runtime=runtime)
+    check = CheckGraph.of(graph)
+    with torch.no_grad():
+        expected = model.eval()(
+            torch.from_numpy(check.features["node"]),
+            torch.from_numpy(check.edges["node__to__node"].edge_index),
+        ).numpy()
+    served = load_model(report.path, read_spec(report.path), graph)
+    states = served.final_states({"node": np.arange(graph.num_nodes)})["node"]
+    found = served.outputs(("probabilities",), states)["probabilities"]
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "end", "message"),
+    [
+        (3, "multiclass", torch.sigmoid, "multilabel"),
+        (3, "multilabel", lambda out: torch.softmax(out, 1), "multiclass"),
+        (1, "binary", F.logsigmoid, "log-probabilities"),
+        (3, "multiclass", lambda out: torch.softmax(out, 0), "softmax over all nodes"),
+    ],
+    ids=["sigmoids", "softmax", "logsigmoid", "dim 0"],
+)
+def test_an_activation_of_another_task_is_refused(columns, task, end, message, tmp_path):
+    with pytest.raises(PackagingError, match=message):
+        package(Ends(columns, end), homogeneous(), tmp_path, task=task, fanouts=[-1])
+
+
+def test_logits_that_happen_to_lie_between_0_and_1_are_logits(tmp_path):
+    model = Ends(1, lambda out: out * 0.01 + 0.5)
+    report = package(model, homogeneous(), tmp_path, task="binary", fanouts=[-1])
+    assert "logits" in report.spec.parity["served"]
+
+
+def test_what_the_user_says_of_the_output_holds(tmp_path):
+    model = Ends(1, torch.sigmoid)
+    said = package(model, homogeneous(), tmp_path, task="binary", fanouts=[-1], output="logits")
+    assert "logits" in said.spec.parity["served"]
+    with pytest.raises(PackagingError, match=r"output='probabilities', but the model answers from"):
+        package(
+            Ends(1, lambda out: out * 9), homogeneous(), tmp_path, version="2", task="binary", fanouts=[-1],
+            output="probabilities",
+        )  # fmt: skip
+
+
+class Spread(nn.Module):
+    """A neighbour's value is passed on, and counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SimpleConv(aggr="sum")
+
+    def forward(self, x, edge_index):
+        return self.conv(self.conv(x, edge_index), edge_index)
+
+
+def test_a_probe_has_chains_longer_than_the_hops_isolated_nodes_and_a_hub():
+    check = CheckGraph.of(homogeneous())
+    drawn = strangers(check, 2, np.random.default_rng(0)).edges["node__to__node"]
+    degree = np.diff(drawn.indptr)
+    assert degree.max() >= 20
+    assert (degree == 0).sum() >= 2
+    graph = strangers(check, 2, np.random.default_rng(0))
+    last = 3 * 7  # the first node of the last step
+    reached = [neighborhood(graph, "node", last, hops)["node__to__node"].sum() for hops in range(1, 7)]
+    assert all(before < after for before, after in pairwise(reached))
+
+
+def test_no_edge_joins_strangers_to_real_nodes():
+    real = CheckGraph.of(hetero(attr_dim=2))
+    probe = Probe.of(real, frozenset({"paper__cites__paper"}), 2)
+    for key, edges in probe.check.edges.items():
+        of_real = edges.indices < real.num_nodes(edges.src)
+        np.testing.assert_array_equal(of_real, edges.destinations < real.num_nodes(edges.dst))
+        assert edges.attr.shape == (len(edges.indices), 2), key
+
+
+def test_an_ego_graph_holds_what_messages_cross():
+    """3 -> 2 -> 1 -> 0, and 4 -> 3: two hops from 0 reach 2."""
+    graph = Graph.from_tables(
+        {"node": NodeTable(np.arange(5, dtype=np.float32)[:, None])},
+        {("node", "to", "node"): EdgeTable(np.array([[1, 2, 3, 4], [0, 1, 2, 3]]))},
+    )
+    part = ego(CheckGraph.of(graph), "node", 0, 2)
+    assert part.features["node"][:, 0].tolist() == [0, 1, 2]
+    assert part.edges["node__to__node"].edge_index.tolist() == [[1, 2], [0, 1]]
+
+
+def test_changed_graphs_are_the_same_graph_to_a_local_module():
+    check = CheckGraph.of(homogeneous())
+    order = {"node": np.random.default_rng(0).permutation(40)}
+
+    def answer(graph):
+        edges = torch.from_numpy(graph.edges["node__to__node"].edge_index)
+        return Spread()(torch.from_numpy(graph.features["node"]), edges).numpy()
+
+    before = answer(check)
+    np.testing.assert_allclose(answer(renumbered(check, order)), before[order["node"]], rtol=1e-5)
+    np.testing.assert_allclose(answer(repeated(check, 3)), np.tile(before, (3, 1)), rtol=1e-5)
+
+
+def test_the_embedding_is_what_the_modules_last_linear_reads(tmp_path):
+    class Headed(Two):
+        def __init__(self):
+            super().__init__(last=pyg.SAGEConv(8, 5))
+            self.clf = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Dropout(0.3), nn.Linear(7, 3))
+
+        def forward(self, x, edge_index):
+            return self.clf(super().forward(x, edge_index))
+
+    report = package(Headed(), homogeneous(), tmp_path)
+    assert "embedding" in report.spec.parity["served"]
+    assert report.spec.levels[2]["node"].state_dim == 7
+
+
+def test_an_embedding_model_answers_the_modules_own_rows(tmp_path):
+    class Unit(Two):
+        def forward(self, x, edge_index):
+            return F.normalize(super().forward(x, edge_index), dim=-1)
+
+    report = package(Unit(), homogeneous(), tmp_path, task="embedding")
+    assert report.spec.parity["served"].keys() == {"embedding"}
+    states = load_model(report.path, report.spec, homogeneous()).final_states({"node": np.arange(9)})[
+        "node"
+    ]
+    np.testing.assert_allclose(np.linalg.norm(states, axis=1), 1.0, atol=1e-5)
