@@ -234,9 +234,10 @@ def test_probabilities_are_served_as_the_module_answers_them(name, runtime, tmp_
         (3, "multiclass", torch.sigmoid, "multilabel"),
         (3, "multilabel", lambda out: torch.softmax(out, 1), "multiclass"),
         (1, "binary", F.logsigmoid, "log-probabilities"),
+        (3, "multilabel", F.logsigmoid, "log-probabilities"),
         (3, "multiclass", lambda out: torch.softmax(out, 0), "softmax over all nodes"),
     ],
-    ids=["sigmoids", "softmax", "logsigmoid", "dim 0"],
+    ids=["sigmoids", "softmax", "logsigmoid", "logsigmoids", "dim 0"],
 )
 def test_an_activation_of_another_task_is_refused(columns, task, end, message, tmp_path):
     with pytest.raises(PackagingError, match=message):

@@ -77,7 +77,7 @@ def answers_probabilities(
 
 def _fits(kind: str, rows: Rows, task: Task) -> bool:
     if kind == "log" and task == "multiclass":
-        return False  # softmax(log p) = p
+        return False  # softmax(log p) = p; and logits may be negative distances
     if kind == "log":
         raise PackagingError(
             f"the model's answers never exceed 0, as log-probabilities do, and task {task!r} applies a "
@@ -110,7 +110,7 @@ def _kind(rows: Rows) -> str:
     if values.min() >= -_SLACK and values.max() <= 1.0 + _SLACK:
         sums_to_one = values.shape[1] > 1 and np.abs(values.sum(axis=1) - 1.0).max() <= 10 * _SLACK
         return "softmax" if sums_to_one else "sigmoid"
-    if values.max() <= _SLACK and values.shape[1] == 1:
+    if values.max() <= _SLACK:
         return "log"
     return ""
 
