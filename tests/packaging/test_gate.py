@@ -342,3 +342,18 @@ def test_an_embedding_model_answers_the_modules_own_rows(tmp_path):
         "node"
     ]
     np.testing.assert_allclose(np.linalg.norm(states, axis=1), 1.0, atol=1e-5)
+
+
+def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
+    class Share(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SimpleConv(aggr="mean")
+
+        def forward(self, x, edge_index):
+            return self.conv(x.abs() / (1 + x.abs()), edge_index)[:, :1]
+
+    with pytest.raises(PackagingError, match="say output='logits' or output='probabilities'"):
+        package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1])
+    report = package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1], output="probabilities")
+    assert report.spec.parity["served"].keys() == {"probabilities", "label"}

@@ -66,13 +66,17 @@ def answers_probabilities(
         return True
     if kind == "" or output == "logits":
         return False
-    for draw in range(_DRAWS):
-        other = _kind(_with_other_weights(reference, graph, pairs, draw))
-        if other not in (kind, "unknown") and not (kind == "sigmoid" and other == "softmax"):
-            kind = "sigmoid" if (kind, other) == ("softmax", "sigmoid") else ""
-        if kind == "":
-            return False
-    return _fits(kind, rows, task)
+    others = {_kind(_with_other_weights(reference, graph, pairs, draw)) for draw in range(_DRAWS)}
+    others -= {"unknown"}
+    if not others or not any(p.is_floating_point() for p in _weights(reference)):
+        raise PackagingError(
+            f"the model answers from {np.nanmin(rows):.4g} to {np.nanmax(rows):.4g}, which may be logits "
+            "or probabilities, and its weights do not tell: say output='logits' or "
+            "output='probabilities'"
+        )
+    if not others <= ({"softmax", "sigmoid"} if kind in ("softmax", "sigmoid") else {kind}):
+        return False
+    return _fits("sigmoid" if "sigmoid" in others else kind, rows, task)
 
 
 def _fits(kind: str, rows: Rows, task: Task) -> bool:
@@ -91,8 +95,8 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
             )
         raise PackagingError(
             "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' "
-            "would "
-            "apply a softmax to that: use task='multilabel', or say output='logits' to have the softmax"
+            "would apply a softmax to that: use task='multilabel', or say output='logits' to have the "
+            "softmax"
         )
     if task == "multilabel" and kind == "softmax" and rows.shape[1] > 1:
         raise PackagingError(
@@ -115,12 +119,14 @@ def _kind(rows: Rows) -> str:
     return ""
 
 
+def _weights(reference: Reference) -> list[nn.Parameter]:
+    modules = [reference.module, *([reference.head] if isinstance(reference.head, nn.Module) else [])]
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
 def _with_other_weights(reference: Reference, graph: CheckGraph, pairs: Pairs | None, draw: int) -> Rows:
     generator = torch.Generator().manual_seed(draw)
-    modules = [reference.module, *([reference.head] if isinstance(reference.head, nn.Module) else [])]
-    kept = [
-        (p, p.detach().clone()) for module in modules for p in module.parameters() if p.is_floating_point()
-    ]
+    kept = [(p, p.detach().clone()) for p in _weights(reference) if p.is_floating_point()]
     try:
         with torch.no_grad():
             for parameter, value in kept:

@@ -281,8 +281,8 @@ def bind(
     for role, also in (("features", "data"), ("edge_index", "adj_t")):
         if not {role, also, "data"} & set(roles.values()):
             raise PackagingError(
-                f"no argument of {called} receives the {role}; its arguments are {list(parameters)}: "
-                "name it "
+                f"no argument of {called} receives the {role}; its arguments are {list(parameters)}: name "
+                "it "
                 f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
             )
     hetero = _is_hetero(roles, schema, parameters)
@@ -292,15 +292,15 @@ def bind(
     )  # fmt: skip
     if not hetero and not binding.relational and len(edge_keys) != 1:
         raise PackagingError(
-            f"{called} takes one edge_index without edge types, but the graph has "
-            f"{len(edge_keys)}: {list(edge_keys)}; name the one to use with relations=[...]"
+            f"{called} takes one edge_index without edge types, but the graph has {len(edge_keys)}: "
+            f"{list(edge_keys)}; name the one to use with relations=[...]"
         )
     return binding
 
 
 _NO_FEATURES = (
-    " A model that knows nodes by their number alone takes it as a feature column: give the graph "
-    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
+    " A model that knows nodes by their number alone takes it as a feature column: give the graph x = "
+    "torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
 )
 #: Arguments that belong to training or to pairs, and what to do instead.
 _INSTEAD = {
@@ -323,9 +323,8 @@ def _check_forward(module: nn.Module) -> None:
     if callable(getattr(module, "encode", None)):
         raise PackagingError(
             f"{name} has no forward, but encode: say that this is what answers, class Served({name}): "
-            "forward = "
-            f"{name}.encode, and package a Served with the same weights; head='dot', or head=a module of "
-            "(h_src, h_dst), scores pairs as decode does"
+            f"forward = {name}.encode, and package a Served with the same weights; head='dot', or head=a "
+            "module of (h_src, h_dst), scores pairs as decode does"
         )
     raise PackagingError(
         f"{name} has no forward: write forward(self, x, edge_index) that answers one row for each node"
@@ -409,8 +408,8 @@ def _refuse_ambiguous(
     what = "edge weights" if source == "edge_weight" else "edge attributes"
     raise PackagingError(
         f"the graph has {what}, and {called} takes {name!r} but need not have it: was the model trained "
-        "with them? "
-        f"If it was, say arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: None}}"
+        f"with them? If it was, say arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: "
+        "None}}"
     )
 
 

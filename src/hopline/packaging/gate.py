@@ -165,8 +165,8 @@ def _compare(
         row, column = np.unravel_index(int(excess.argmax()), excess.shape)
         raise ParityError(
             f"served {name} of {_named(answered, part[row], spec)} {how} differ from the module's: "
-            f"{actual[row, column]:.6g} instead of {wanted[row, column]:.6g} in column {column} "
-            f"(allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
+            f"{actual[row, column]:.6g} instead of {wanted[row, column]:.6g} in column {column} (allowed "
+            f"{TOLERANCE:g} and {TOLERANCE:g} of it)"
         )
     return float(difference.max(initial=0.0))
 

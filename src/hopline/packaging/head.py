@@ -184,8 +184,8 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
             alone = head(*(row[1:2] for row in rows))
     except Exception as error:  # user code
         raise PackagingError(
-            f"the head fails on a single row, which a request for one node has: "
-            f"{type(error).__name__}: {error}"
+            f"the head fails on a single row, which a request for one node has: {type(error).__name__}: "
+            f"{error}"
         ) from error
     if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
         raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")
@@ -203,8 +203,8 @@ def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:
         raise PackagingError(f"task 'binary' needs 1 output column, the model has {output_dim}{hint}")
     if task == "multiclass" and output_dim < 2:
         raise PackagingError(
-            f"task 'multiclass' needs at least 2 output columns, the model has {output_dim}; "
-            "use task='binary' for one logit"
+            f"task 'multiclass' needs at least 2 output columns, the model has {output_dim}; use "
+            "task='binary' for one logit"
         )
     expected = 2 if task == "binary" else output_dim
     if classes and len(classes) not in (output_dim, expected):

@@ -43,16 +43,14 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     if _differ(rows, again).any():
         where = f" ({'; '.join(drawn)})" if drawn else ""
         raise NotServable(
-            f"the model's answers are random: two runs in eval mode differ{where}. For dropout that "
-            "stays on "
-            "write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must answer the "
-            "same question the same way"
+            f"the model's answers are random: two runs in eval mode differ{where}. For dropout that stays "
+            "on write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must answer "
+            "the same question the same way"
         )
     if _differ(rows, reference.answers(reordered(probe.check), pairs)).any():
         raise NotServable(
             "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
-            "does), and "
-            "a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
+            "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
             "aggregation that does not depend on it (mean, sum, max, median, attention)"
         )
 
@@ -76,8 +74,8 @@ def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: R
         if _differ(rows, after[: len(rows)]).any():
             why = _depends_on_other_nodes(reference, probe) or (
                 "its answers depend on how many nodes or edges there are: they change when the same "
-                "graph is put "
-                f"beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) does that"
+                f"graph is put beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) "
+                "does that"
             )
             raise NotServable(f"the model cannot be served node by node: {why}")
 
@@ -140,11 +138,10 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
     if "copies" in changed or not changed:
         return (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
-            "sum or "
-            "softmax over all nodes): the answer for a node changes when nodes that no edge joins to it "
-            "are added "
-            "or change places. For an embedding of each node give the node's number as a feature column, "
-            "self.emb(x[:, 0].long()); replace what adds up over nodes by something of the node alone"
+            "sum or softmax over all nodes): the answer for a node changes when nodes that no edge joins "
+            "to it are added or change places. For an embedding of each node give the node's number as a "
+            "feature column, self.emb(x[:, 0].long()); replace what adds up over nodes by something of "
+            "the node alone"
         )
     return (
         "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
@@ -156,8 +153,8 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
 def _one_size(error: PackagingError) -> str:
     return (
         f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each "
-        "node its "
-        "number as a feature column and look its embedding up by that column, self.emb(x[:, 0].long())"
+        "node its number as a feature column and look its embedding up by that column, self.emb(x[:, "
+        "0].long())"
     )
 
 
@@ -190,17 +187,16 @@ def _looks_further(
         else:
             return (
                 "it reads more than a node's in-neighbours: edges that leave the node "
-                "(flow='target_to_source', "
-                "edge_index.flip(0), DirGNNConv, to_undirected in forward) or the whole graph. The "
-                "server follows "
-                "edges from destination to source only: add the reverse edges to the graph "
-                "(to_undirected=True or an edge type of their own) and have the model read those"
+                "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
+                "the whole graph. The server follows edges from destination to source only: add the "
+                "reverse edges to the graph (undirected=True or an edge type of their own) and have "
+                "the model read those"
             )
     if right > hops:
         return (
             f"it looks {right} hops far and {hops} fanouts were given: some layer looks several hops, or "
-            "reads the "
-            f"degrees of its neighbours. Give {right} fanouts, for example fanouts={[-1] * right}"
+            f"reads the degrees of its neighbours. Give {right} fanouts, for example "
+            f"fanouts={[-1] * right}"
         )
     return ""
 

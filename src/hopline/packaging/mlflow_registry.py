@@ -101,8 +101,8 @@ class Registry:
             found = self._client.get_model_version(name, version)
         else:
             raise PackagingError(
-                f"{reference}: MLflow numbers its versions; {version!r} is no number. "
-                f"An alias is written mlflow:/{name}@{version}"
+                f"{reference}: MLflow numbers its versions; {version!r} is no number. An alias is written "
+                f"mlflow:/{name}@{version}"
             )
         if found.status != "READY":
             raise PackagingError(

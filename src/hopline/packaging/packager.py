@@ -251,9 +251,8 @@ class Job:
             if self._works_on_all():
                 raise NotServable(
                     f"the model works on the whole graph and not on a part of it ({error}). It knows "
-                    "nodes by their "
-                    "row: give each node its number as a feature column, and look its embedding up by that "
-                    "column, self.emb(x[:, 0].long())"
+                    "nodes by their row: give each node its number as a feature column, and look its "
+                    "embedding up by that column, self.emb(x[:, 0].long())"
                 ) from error
             raise
         if self.is_link:
@@ -519,8 +518,8 @@ def _is_link(head: object) -> bool:
     ]
     if len(required) not in (1, 2):
         raise PackagingError(
-            f"{type(head).__name__}.forward takes {len(required)} arguments; "
-            "a head takes h, or h_src and h_dst"
+            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and "
+            "h_dst"
         )
     return len(required) == 2
 

@@ -49,8 +49,8 @@ def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
         )
         raise ParityError(
             f"{what} differs from the PyG module: {actual[row, column]:.6g} instead of "
-            f"{expected[row, column]:.6g} in row {row}, column {column} "
-            f"(difference {difference[row, column]:.3g}, allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
+            f"{expected[row, column]:.6g} in row {row}, column {column} (difference "
+            f"{difference[row, column]:.3g}, allowed {TOLERANCE:g} and {TOLERANCE:g} of it)"
         )
     return float(difference.max(initial=0.0))
 

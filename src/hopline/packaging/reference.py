@@ -89,17 +89,16 @@ class Reference:
         if isinstance(out, dict):
             if target not in out:
                 raise PackagingError(
-                    f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; "
-                    "choose one with target=..."
+                    f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose "
+                    "one with target=..."
                 )
             out = out[target]
         if isinstance(out, list | tuple):
             if len(out) != 1:
                 raise PackagingError(
                     f"the model returns {len(out)} values, and it is not known which of them is the "
-                    "answer: "
-                    "give a module that returns one, for example class Served(nn.Module) whose forward "
-                    "returns self.model(x, edge_index)[0]"
+                    "answer: give a module that returns one, for example class Served(nn.Module) whose "
+                    "forward returns self.model(x, edge_index)[0]"
                 )
             out = out[0]
         if not isinstance(out, Tensor) or out.dim() == 0:

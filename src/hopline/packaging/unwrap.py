@@ -33,8 +33,8 @@ def unwrap(module: Any, what: str) -> nn.Module:
         where = "it" if scripted[0] == "" else f"its {scripted[0]}"
         raise PackagingError(
             f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be looked into; "
-            "give the "
-            "nn.Module that it was made of, with its weights: model.load_state_dict(scripted.state_dict())"
+            "give the nn.Module that it was made of, with its weights: "
+            "model.load_state_dict(scripted.state_dict())"
         )
     if isinstance(module, GAE):
         encoder = "a module whose forward returns model.encode(x, edge_index)"
@@ -62,8 +62,8 @@ def _not_a_module(given: Any, what: str) -> str:
         )
     if isinstance(given, dict):
         return (
-            f"{what} is a dict with {', '.join(map(str, list(given)[:5]))}: a checkpoint holds "
-            "weights, not code"
+            f"{what} is a dict with {', '.join(map(str, list(given)[:5]))}: a checkpoint holds weights, "
+            "not code"
         )
     if isinstance(given, type):
         return f"{what} is the class {given.__name__}: give an instance with its trained weights"

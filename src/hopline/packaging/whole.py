@@ -178,8 +178,8 @@ def write_whole(
     except Exception as error:  # torch.export has no common base of its errors
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise PackagingError(
-            f"the model can be packaged neither split nor whole. Split: {reason}. "
-            f"Whole: torch.export refuses it: {type(error).__name__}: {first}"
+            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: torch.export "
+            f"refuses it: {type(error).__name__}: {first}"
         ) from error
     (folder / SLOTS_FILE).write_bytes(
         msgspec.json.encode(
