@@ -83,6 +83,7 @@ class Binding:
         relations: edge types, in the order of an `edge_type` argument's numbers.
         attributed, weighted: edge types that have attributes, weights.
         positional: arguments are given by position (`forward(*args)`).
+        reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         notes: what was taken to be meant, for the user.
     """
@@ -94,6 +95,7 @@ class Binding:
     attributed: tuple[str, ...]
     weighted: tuple[str, ...]
     positional: bool = False
+    reads_adjacency: bool = False
     flat: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -162,7 +164,8 @@ class Binding:
 
     def _fill(self, store: Any, slots: Any, key: str, sparse: bool) -> None:
         store.edge_index = slots[f"edge_index:{key}"]
-        store.adj_t = self._adjacency(slots, key, sparse)
+        if self.reads_adjacency:
+            store.adj_t = self._adjacency(slots, key, sparse)
         if key in self.attributed:
             store.edge_attr = slots[f"edge_attr:{key}"]
         if key in self.weighted:
@@ -288,7 +291,7 @@ def bind(
     hetero = _is_hetero(roles, schema, parameters)
     binding = Binding(
         roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
-        frozenset(flat), tuple(notes),
+        _mentions(module, "adj_t"), frozenset(flat), tuple(notes),
     )  # fmt: skip
     if not hetero and not binding.relational and len(edge_keys) != 1:
         raise PackagingError(
@@ -314,6 +317,14 @@ _INSTEAD = {
 def role_of(name: str) -> Role | None:
     """What an argument of this name receives, None where the name does not tell."""
     return _NAMES.get(name.lower().removesuffix(_ENDING))
+
+
+def _mentions(module: nn.Module, word: str) -> bool:
+    """Whether the source of a module's class holds a word; False where there is no source."""
+    try:
+        return word in inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return False
 
 
 def _check_forward(module: nn.Module) -> None:

@@ -33,7 +33,7 @@ from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a
 #: thousand times as long for each.
-_SEEDS = {"onnx": 256, "torch": 48}
+_SEEDS = {"onnx": 512, "torch": 128}
 #: Of these, how many are asked for alone.
 _ALONE = 96
 #: Labels are compared where the best answer leads by more than this.

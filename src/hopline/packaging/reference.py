@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -73,7 +74,8 @@ class Reference:
                 name: rows.double() if rows.is_floating_point() else rows for name, rows in slots.items()
             }
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of torch, about sparse tensors of PyG's own
                 out = self.binding.call(module, slots, sparse=True)
         except Exception as error:  # user code
             hint = ""
