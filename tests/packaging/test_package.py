@@ -21,7 +21,7 @@ from hopline.errors import (
     ParityError,
     RuntimeFailure,
 )
-from hopline.packaging import export, oracle, packager
+from hopline.packaging import export, job, oracle
 from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
 from tests.packaging.graphs import hetero, homogeneous, relational
@@ -196,7 +196,7 @@ def test_the_gate_trips_on_a_tampered_weight_and_leaves_nothing(tmp_path, monkey
             weight.CopyFrom(numpy_helper.from_array(values, weight.name))
             onnx.save(model, path)
 
-    monkeypatch.setattr(packager, "export_stage", tampered)
+    monkeypatch.setattr(job, "export_stage", tampered)
     with pytest.raises(ParityError, match=r"stage 2 of node type 'node' \(layers/2\.node\.onnx\)"):
         package(two_layers(pyg.GCNConv(6, 4), pyg.GCNConv(4, 3)), homogeneous(), tmp_path, fanouts=[1, 1])
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -209,3 +210,23 @@ def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:
     expected = 2 if task == "binary" else output_dim
     if classes and len(classes) not in (output_dim, expected):
         raise PackagingError(f"{len(classes)} class names for {output_dim} output columns")
+
+
+def is_link(head: object) -> bool:
+    """Whether a head scores pairs: "dot", or a module of two arguments."""
+    if head == "dot":
+        return True
+    if not isinstance(head, nn.Module):
+        return False
+    parameters = inspect.signature(head.forward).parameters.values()
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) not in (1, 2):
+        raise PackagingError(
+            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and "
+            "h_dst"
+        )
+    return len(required) == 2

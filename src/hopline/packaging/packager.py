@@ -1,70 +1,40 @@
 """`hopline.package`: from a PyG module and a graph to an artifact folder.
 
-Trace, lower, split, check row by row, export, check parity, rename into place.
+Ask the module, split or export it, compare what would be served, rename into place: the steps of `job.py`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
-import numpy as np
 import torch
-from torch import fx, nn
+from torch import nn
 
 import hopline
-from hopline.artifact import Head, ModelSpec, Stage, check_choice, write_spec
-from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
+from hopline.artifact import Head, ModelSpec, check_choice, write_spec
+from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress, silent
-from hopline.packaging import gate, oracle, parity
-from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
+from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding, Role, bind
-from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.compile import check_compiler, compile_whole
-from hopline.packaging.export import OPSET, export_stage
+from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
-from hopline.packaging.head import (
-    Chained,
-    Columns,
-    HeadPlan,
-    LinkColumns,
-    check_task,
-    embedding_of,
-    linear_after,
-    logits_below,
-    run_head,
-    trailing_module,
-)
-from hopline.packaging.locality import check_repeatable, check_sizes, ego, explain
-from hopline.packaging.lower import lower
-from hopline.packaging.pack import pack
-from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Reference, Rows
+from hopline.packaging.head import is_link
+from hopline.packaging.job import Job
+from hopline.packaging.reference import Reference
 from hopline.packaging.report import PackageReport, stage_figures
-from hopline.packaging.rowwise import check_rowwise
-from hopline.packaging.settings import Fanouts, Sampling, check_sampling, num_hops, resolve_fanouts
-from hopline.packaging.split import Splitter, StagePlan
-from hopline.packaging.trace import Traced, analyse, frozen_copy, trace
+from hopline.packaging.settings import Fanouts, Sampling, check_sampling
+from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
-from hopline.packaging.whole import SLOTS_FILE, write_whole
-from hopline.types import AnyArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
 
-log = logging.getLogger("hopline.packaging")
-
 Runtime = Literal["auto", "onnx", "torch"]
-
-#: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
-_MOST_ROWS = 2_000_000
 
 
 def package(
@@ -165,7 +135,7 @@ def package(
         targets=targets,
         fanouts=fanouts,
         progress=progress,
-        reference=Reference(module, binding, targets, head, _is_link(head)),
+        reference=Reference(module, binding, targets, head, is_link(head)),
         notes=list(binding.notes),
     )
     spec = ModelSpec(
@@ -202,350 +172,23 @@ def package(
     return PackageReport(place.path, spec, stages, tuple(job.notes), time.perf_counter() - started)
 
 
-@dataclass(slots=True)
-class Job:
-    """One run of `package`: what it was given, and what it learnt on the way.
-
-    Attributes:
-        reference: the user's own module, to compare with.
-        check: real nodes and edges.
-        probe: the graph on which served answers are compared: these and strangers.
-        rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
-        are_probabilities: the module ends in the task's activation.
-        pooled: it answers one row for a graph.
-    """
-
-    model: nn.Module
-    head: nn.Module | Literal["dot"] | None
-    binding: Binding
-    graph: Graph
-    task: Task
-    targets: tuple[str, ...]
-    fanouts: Fanouts
-    progress: Progress
-    reference: Reference
-    notes: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-    check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
-    probe: Probe = field(init=False)
-    rows: Rows = field(init=False)
-    pairs: tuple[IdArray, IdArray] | None = None
-    are_probabilities: bool = False
-    pooled: bool = False
-    embedding: Rows | None = None
-
-    def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
-        """Have the user's module answer on a real graph and on the probe.
-
-        Raises:
-            PackagingError: it fails, its columns do not fit the task, or it ends in another activation.
-            NotServable: its answers are random, or depend on the order of edges or the number of nodes.
-        """
-        self.progress("module", 0.0)
-        self.check = CheckGraph.of(self.graph, check_nodes)
-        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
-        self.probe = Probe.of(self.check, timed, num_hops(self.fanouts))
-        try:
-            self.pooled = self.reference.is_pooled(self.check)
-        except PackagingError as error:
-            if self._works_on_all():
-                raise NotServable(
-                    f"the model works on the whole graph and not on a part of it ({error}). It knows "
-                    "nodes by their row: give each node its number as a feature column, and look its "
-                    "embedding up by that column, self.emb(x[:, 0].long())"
-                ) from error
-            raise
-        if self.is_link:
-            sides = gate.sides_of(self.probe, self.targets, "onnx", True)
-            self.pairs = (sides[0], sides[1])
-        try:
-            self.rows = self.reference.answers(self.probe.check, self.pairs)
-        except PackagingError as error:
-            if not self.is_link:
-                why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0, np.zeros((0, 0)))
-                if why:
-                    raise NotServable(f"the model cannot be served node by node: {why}") from error
-            raise
-        check_task(self.task, self.rows.shape[1], classes)
-        check_repeatable(self.reference, self.probe, self.pairs, self.rows)
-        if not self.pooled:
-            check_sizes(self.reference, self.probe, self.pairs, self.rows)
-        self.are_probabilities = answers_probabilities(
-            self.reference, self.probe.check, self.pairs, self.rows, self.task, output
-        )
-        self.progress("module", 1.0)
-
-    def _works_on_all(self) -> bool:
-        """Whether the module, which fails on a sample of the graph, works on all of it."""
-        num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
-        if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
-            return False
-        try:
-            self.reference.states(CheckGraph.of(self.graph))
-        except PackagingError:
-            return False
-        return True
-
-    def answered(self, runtime: str) -> gate.Answered:
-        """The module's answers for the nodes that are asked for."""
-        sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
-        rows = self.rows
-        if self.pooled:
-            hops = num_hops(self.fanouts)
-            egos = (ego(self.probe.check, self.targets[0], seed, hops) for seed in sides[0].tolist())
-            rows = np.concatenate([self.reference.answers(part) for part in egos])
-        elif not self.is_link:
-            rows = rows[sides[0]]
-        embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
-        return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding)
-
-    def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
-        """Compare what a server would answer with the module.
-
-        Raises:
-            ParityError: they differ.
-        """
-        self.progress("compare", 0.0)
-        served = gate.judge(folder, spec, self.answered(spec.runtime))
-        self.figures["logits"] = max(served.values())
-        figures: dict[str, object] = {
-            "max_abs_diff": max(served.values()),
-            "tolerance": parity.TOLERANCE,
-            "served": served,
-            "stages": {key: value for key, value in self.figures.items() if key != "logits"},
-            "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
-            "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
-        }
-        self.progress("compare", 1.0)
-        return msgspec.structs.replace(spec, parity=figures)
-
-    def explained(self, reason: PackagingError) -> PackagingError:
-        """The same error, or why no way of serving could be right."""
-        if self.pooled:
-            return reason
-        seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
-        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)
-        if not why:
-            return reason
-        return NotServable(f"the model cannot be served node by node: {why}. What was seen: {reason}")
-
-    def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
-        """Write the whole model and compare what it is going to answer.
-
-        Raises:
-            NotServable, ParityError, PackagingError: as `package`.
-        """
-        self.figures.clear()
-        self.progress("whole", 0.0)
-        try:
-            spec = write_whole(
-                folder, spec, self.model, self.binding, self.check, self.targets[0], self.node_head, reason,
-                inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
-            )  # fmt: skip
-            spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
-            self.progress("whole", 1.0)
-            spec = self.judge(folder, spec)
-        except PackagingError as error:
-            raise self.explained(error) from error
-        self.notes.append(f"served whole by the torch runtime, without the table: {reason}")
-        if self.pooled:
-            self.notes.append(
-                "the model answers one row for a graph: a node's answer is that of the graph of its "
-                "neighbourhood"
-            )
-        log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
-        return spec
-
-    @property
-    def is_link(self) -> bool:
-        """Whether the head scores pairs."""
-        return _is_link(self.head)
-
-    @property
-    def node_head(self) -> nn.Module | None:
-        """The user's head over one node's state."""
-        return self.head if isinstance(self.head, nn.Module) and not self.is_link else None
-
-    def compile(self, folder: Path, spec: ModelSpec) -> None:
-        """Compile the whole program where there is one; what came of it is a note."""
-        if spec.whole_file is None:
-            self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
-            return
-        self.progress("compile", 0.0)
-        slots = msgspec.json.decode((folder / SLOTS_FILE).read_bytes())["slots"]
-        try:
-            record = compile_whole(
-                folder, spec.whole_file, slots, self.binding, self.check, self.targets[0]
-            )
-        except PackagingError as error:
-            self.notes.append(f"not compiled, the eager program is served: {error}")
-            log.warning("%s/%s is not compiled: %s", spec.name, spec.version, error)
-        else:
-            self.notes.append(
-                f"compiled for torch {record.torch} on {record.machine.triple} in {record.seconds:.0f} s, "
-                f"within {record.max_abs_diff:.1e} of the eager program on graphs of {record.shapes} shapes"
-            )
-        self.progress("compile", 1.0)
-
-    def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
-        """Write the stages and the head, and check them.
-
-        Raises:
-            NotSplittable, ParityError, PackagingError: as `package`.
-        """
-        self.progress("trace", 0.0)
-        slots = self.binding.slots(self.check)
-        traced = trace(self.model, self.binding, self.targets, slots)
-        analyse(traced, self.binding, slots)
-        if traced.decisions:
-            shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
-            self.notes.append(
-                f"Python decided while the model was traced, as on every graph compared: {shown}"
-            )
-        finals, head = self._finals(traced)
-        check_task(self.task, head.output_dim, spec.classes)
-        self.progress("trace", 1.0)
-        splitter = Splitter(traced, lower(traced, self.binding), finals)
-        plans = splitter.stages()
-        edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
-        spec = msgspec.structs.replace(
-            spec,
-            num_layers=splitter.num_layers,
-            fanouts=resolve_fanouts(self.fanouts, splitter.num_layers, edge_types),
-            opset=OPSET,
-        )
-        spec = self._export(folder, spec, plans, traced)
-        spec = self._write_head(folder, spec, head)
-        return self._check(folder, spec, plans, traced)
-
-    def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
-        """The value that each target's last state holds, and what comes after."""
-        dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
-        if self.is_link:
-            widths = dims if len(dims) == 2 else dims * 2
-            if isinstance(self.head, nn.Module):
-                decoder: nn.Module = LinkColumns(self.head)
-                if self.are_probabilities:
-                    decoder = Chained(decoder, ToLogits(self.task))
-                plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
-            else:
-                plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
-            return dict(traced.outputs), plan
-        node_type, output = next(iter(traced.outputs.items()))
-        if isinstance(self.head, nn.Module):
-            columns = self._to_logits(Columns(self.head)) or self.head
-            self.embedding = self.reference.embedding(self.probe.check)
-            return {node_type: output}, HeadPlan("node", columns, ("h",), dims, run_head(columns, dims))
-        below = logits_below(traced, output, self.task) if self.are_probabilities else None
-        last = output if below is None else below
-        state = last if self.task == "embedding" else embedding_of(traced, last)
-        self.embedding = self.reference.embedding(self.probe.check, linear_after(traced, state, output))
-        if below is not None:
-            traced.outputs[node_type] = output = below
-        width = int(np.prod(traced.values[state].shape[1:]))
-        trailing = trailing_module(traced, state, output)
-        if below is None:
-            trailing = self._to_logits(trailing)
-        return {node_type: state}, HeadPlan("node", trailing, ("h",), (width,), dims[0])
-
-    def _to_logits(self, head: nn.Module | None) -> nn.Module | None:
-        """The head, and behind it the inverse of the activation that the module ends in."""
-        if not self.are_probabilities:
-            return head
-        inverse = ToLogits(self.task)
-        return inverse if head is None else nn.Sequential(head, inverse).eval()
-
-    def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
-        """Check each stage row by row and write its file."""
-        references: list[oracle.States] = [{} for _ in range(spec.num_layers + 1)]
-        for plan in plans:
-            references[plan.level][plan.node_type] = parity.reference_state(traced, plan.values)
-        levels: list[dict[str, Stage]] = [{} for _ in range(spec.num_layers + 1)]
-        for plan in plans:
-            step = f"stage {plan.level} of {plan.node_type}"
-            self.progress(step, 0.0)
-            stage = Stage(plan.state_dim, None, plan.inputs)
-            if plan.module is not None:
-                previous = references[plan.level - 1] if plan.level else {}
-                feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous)
-                check_rowwise(
-                    plan.module, plan.inputs, feeds, f"stage {plan.level} of node type {plan.node_type!r}"
-                )
-                file = f"layers/{plan.level}.{plan.node_type}.onnx"
-                widths = [_width(feeds[item.name]) for item in plan.inputs]
-                export_stage(plan.module, plan.inputs, widths, folder / file)
-                stage = pack(folder, Stage(plan.state_dim, file, plan.inputs))
-            levels[plan.level][plan.node_type] = stage
-            self.progress(step, 1.0)
-        return msgspec.structs.replace(spec, levels=tuple(levels))
-
-    def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
-        file = None
-        if head.module is not None:
-            file = "head.onnx"
-            head.write(folder / file)
-        described = Head(
-            node_type=self.targets[0],
-            output_dim=head.output_dim,
-            kind=head.kind,
-            dst_node_type=self.targets[-1] if head.kind == "link" else "",
-            file=file,
-        )
-        return msgspec.structs.replace(spec, head=described)
-
-    def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
-        """Compare each stage with the traced program, to name the first that differs."""
-        self.progress("parity", 0.0)
-        _, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
-        self.progress("parity", 1.0)
-        return spec
-
-
-def _width(array: AnyArray) -> int:
-    return array.shape[-1] if array.ndim > 1 else 0
-
-
-def _is_link(head: object) -> bool:
-    if head == "dot":
-        return True
-    if not isinstance(head, nn.Module):
-        return False
-    parameters = inspect.signature(head.forward).parameters.values()
-    required = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(required) not in (1, 2):
-        raise PackagingError(
-            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and "
-            "h_dst"
-        )
-    return len(required) == 2
-
-
 def _targets(target: str | tuple[str, str] | None, binding: Binding, head: object) -> tuple[str, ...]:
     """The node types whose final states are read: one, or two different ones for links."""
     known = binding.node_types
     if target is None:
         if len(known) > 1:
-            what = "target=(source type, destination type)" if _is_link(head) else "target=<node type>"
+            what = "target=(source type, destination type)" if is_link(head) else "target=<node type>"
             raise PackagingError(f"the graph has the node types {', '.join(known)}: name one with {what}")
         return known
     named = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
     for node_type in named:
         if node_type not in known:
             raise PackagingError(f"target {node_type!r} is not a node type; there are {', '.join(known)}")
-    if len(named) > 1 and not _is_link(head):
+    if len(named) > 1 and not is_link(head):
         raise PackagingError(
             "a pair of target types is for link models: give head='dot' or head(h_src, h_dst)"
         )
     return named
-
-
-def _whole_fanouts(fanouts: Fanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Fanouts of a whole model: their number says how many hops its ego-graph has."""
-    return resolve_fanouts(fanouts, num_hops(fanouts), binding.relations)
 
 
 def _producer() -> dict[str, str]:
