@@ -114,8 +114,8 @@ def ready_line(config: Config, http_port: int, grpc_port: int | None) -> str:
 
     host, secure = url_host(config.server.host), "s" if config.tls.enabled else ""
     grpc = "" if grpc_port is None else f" grpc{secure}://{host}:{grpc_port}"
-    workers = f" ({config.server.workers} workers)" if config.server.workers > 1 else ""
-    return f"Hopline {__version__} is ready at http{secure}://{host}:{http_port}{grpc}{workers}"
+    workers = f", {config.server.workers} workers," if config.server.workers > 1 else ""
+    return f"Hopline {__version__}{workers} is ready at http{secure}://{host}:{http_port}{grpc}"
 
 
 class Server:
