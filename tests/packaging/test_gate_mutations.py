@@ -22,6 +22,7 @@ from hopline.errors import PackagingError
 from hopline.packaging import package, packager
 from hopline.packaging.check_graph import CheckGraph
 from hopline.types import ScoreRequest
+from tests.packaging import engine_faults  # noqa: F401  # adds its own
 from tests.packaging.faults import FAULTS
 from tests.packaging.graphs import hetero, homogeneous, relational
 
@@ -117,6 +118,21 @@ class Hetero(nn.Module):
         }
 
 
+class AttributedTypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GINEConv(mlp(), edge_dim=2) for _ in range(2))
+
+    def forward(self, x_dict, edge_index_dict, edge_attr_dict):
+        found = []
+        for conv, key in zip(
+            self.convs, [("paper", "cites", "paper"), ("author", "writes", "paper")], strict=True
+        ):
+            rows = (x_dict[key[0]], x_dict["paper"])
+            found.append(conv(rows, edge_index_dict[key], edge_attr_dict[key]))
+        return {"paper": found[0] + found[1]}
+
+
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -170,6 +186,13 @@ MODELS = {
     "rgcn": lambda: (Relational(pyg.RGCNConv), relational(), ONE),
     "fast_rgcn": lambda: (Relational(pyg.FastRGCNConv), relational(), ONE),
     "hetero": lambda: (Hetero(), hetero(author_dim=6), ONE | {"target": "paper"}),
+    # Samples of both types have the same number of nodes.
+    "equal_types": lambda: (Hetero(), hetero(author_dim=6), ONE | {"target": "paper", "check_nodes": 20}),
+    "attributed_types": lambda: (
+        AttributedTypes(),
+        hetero(author_dim=6, attr_dim=2),
+        ONE | {"target": "paper"},
+    ),
     "skip": lambda: (Skip(), PLAIN(), {"fanouts": [8, 6, 4], "task": "multiclass"}),
     "whole": lambda: (
         Attributed(pyg.GeneralConv(6, 3, in_edge_channels=2, attention=True)),
