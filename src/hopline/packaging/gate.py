@@ -1,8 +1,9 @@
 """The gate: what a server would answer from the written artifact must be what the user's module answers.
 
 The artifact is loaded by the engine and asked through the code that answers requests, after
-post-processing, for a sample of nodes, each alone and all in one batch, with full neighbourhoods at the
-packaged depth. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
+post-processing, for a sample of nodes, each alone, all in one request and in a batch of requests, with full
+neighbourhoods at the packaged depth; and at the packaged fanouts, for nodes whose neighbourhoods they hold
+whole. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
 element. Tracing, stages, export, engine and post-processing are all on one side of the comparison, and
 none of them on the other.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hopline.artifact import ModelSpec
@@ -97,47 +99,95 @@ def judge(folder: Path, spec: ModelSpec, answered: Answered) -> dict[str, float]
     full = msgspec.structs.replace(
         spec, fanouts={key: (-1,) * len(values) for key, values in spec.fanouts.items()}, max_degree=None
     )
+    everyone = np.arange(len(answered.sides[0]))
+    served_as = [(full, everyone)]
+    if spec.fanouts != full.fanouts or spec.max_degree is not None:
+        # Bounded fanouts take other code of the engine than unbounded ones.
+        served_as.append((spec, everyone[_unsampled(spec, answered)]))
+    figures: dict[str, float] = {}
     with _one_thread(), quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about shapes of single requests
-        model = load_model(folder, full, answered.probe.graph)
-        answerer = Answerer(model, names, 0)
-        num = len(answered.sides[0])
-        alone = np.unique(np.linspace(0, num - 1, min(num, _ALONE)).astype(np.int64))
-        calls = [("alone", [np.array([at]) for at in alone])]
-        calls.append(("in a batch", [np.arange(num)] if not whole else [alone[:8]]))
-        figures: dict[str, float] = {}
-        for how, parts in calls:
-            for part in parts:
-                served = _ask(answerer, spec, answered, part, names, how)
-                for name in names:
-                    found = _compare(name, served[name], expected[name][part], answered, part, how, spec)
-                    figures[name] = max(figures.get(name, 0.0), found)
+        for served_spec, asked in served_as:
+            answerer = Answerer(load_model(folder, served_spec, answered.probe.graph), names, 0)
+            for how, parts, outputs in _calls(asked, names, whole=whole):
+                answers = _ask(answerer, spec, answered, parts, outputs, how)
+                for part, served in zip(parts, answers, strict=True):
+                    for name in names:
+                        found = _compare(
+                            name, served[name], expected[name][part], answered, part, how, spec
+                        )
+                        figures[name] = max(figures.get(name, 0.0), found)
     return figures
+
+
+def _calls(
+    asked: IdArray, names: tuple[str, ...], *, whole: bool
+) -> Iterator[tuple[str, list[IdArray], tuple[str, ...]]]:
+    """Batches of requests: how they are asked, the rows of each request, the outputs that it names."""
+    alone = asked[np.unique(np.linspace(0, len(asked) - 1, min(len(asked), _ALONE)).astype(np.int64))]
+    for at in alone:
+        yield "alone", [np.array([at])], ()
+    if not len(asked):
+        return
+    together = alone[:8] if whole else asked
+    yield "in one request", [together], names
+    # Some are asked for twice, in one request and in two.
+    again = np.concatenate([together[::-1], together[:5], together[:2]])
+    requests = [part for part in np.split(again, [1, 3, len(again) // 2]) if len(part)]
+    yield "in a batch of requests", requests, ()
+    yield "in a batch of requests", requests, names
+
+
+def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
+    """Which of the nodes or pairs see all neighbours at the packaged fanouts, so that nothing is drawn."""
+    check = answered.probe.check
+    seen = {name: np.ones(len(rows), np.bool_) for name, rows in check.features.items()}
+    for hop in reversed(range(max(map(len, spec.fanouts.values())))):
+        below, seen = seen, {name: rows.copy() for name, rows in seen.items()}
+        for key, fanouts in spec.fanouts.items():
+            edges = check.edges[key]
+            bounds = [
+                bound for bound in (fanouts[hop], spec.max_degree) if bound is not None and bound >= 0
+            ]
+            if bounds:
+                seen[edges.dst] &= np.diff(edges.indptr) <= min(bounds)
+            seen[edges.dst][edges.destinations[~below[edges.src][edges.indices]]] = False
+    types = (spec.head.node_type, spec.head.dst_node_type or spec.head.node_type)
+    sees = [seen[name][side] for name, side in zip(types, answered.sides, strict=False)]
+    return np.logical_and.reduce(sees)
 
 
 def _ask(
     answerer: Answerer,
     spec: ModelSpec,
     answered: Answered,
-    part: IdArray,
-    names: tuple[str, ...],
+    parts: list[IdArray],
+    outputs: tuple[str, ...],
     how: str,
-) -> Mapping[str, AnyArray]:
-    sides = [side[part] for side in answered.sides]
-    if spec.head.kind == "link":
-        request = ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=names)
-    else:
-        request = ScoreRequest(spec.name, nodes=sides[0], outputs=names)
+) -> list[Mapping[str, AnyArray]]:
+    requests = []
+    for part in parts:
+        sides = [side[part].tolist() for side in answered.sides]  # as JSON gives them
+        if spec.head.kind == "link":
+            requests.append(ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=outputs))
+        else:
+            requests.append(ScoreRequest(spec.name, nodes=sides[0], outputs=outputs))
+    first = parts[0][0]
     try:
-        (outcome,) = answerer.answer([request])
+        outcomes = answerer.answer(requests)
     except Exception as error:  # whatever the runtime raises would reach a request
         raise ParityError(
-            f"the served model fails for {_named(answered, part[0], spec)} {how}, where the module "
-            f"answers: {type(error).__name__}: {error}"
+            f"the served model fails for {_named(answered, first, spec)} {how}, where the module answers: "
+            f"{type(error).__name__}: {error}"
         ) from error
-    if not isinstance(outcome, ScoreResult):
-        raise ParityError(f"the served model refuses {_named(answered, part[0], spec)} {how}: {outcome}")
-    return outcome.outputs
+    results = []
+    for part, outcome in zip(parts, outcomes, strict=True):
+        if not isinstance(outcome, ScoreResult):
+            raise ParityError(
+                f"the served model refuses {_named(answered, part[0], spec)} {how}: {outcome}"
+            )
+        results.append(outcome.outputs)
+    return results
 
 
 def _compare(

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
-from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers
+from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers, widened
 from hopline.packaging.reference import Pairs, Reference, Rows
 from hopline.packaging.trace import LIBRARIES
 from hopline.types import IdArray
@@ -67,17 +67,27 @@ def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: R
         len(e.indices) for e in probe.check.edges.values()
     )
     for copies in sorted({2, max(2, _MOST_ROWS // one)}):
+        graph = beside(repeated(probe.check, copies), extremes(probe.check))
         try:
-            after = reference.answers(repeated(probe.check, copies), pairs)
+            after = reference.answers(graph, pairs)
         except PackagingError as error:
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
-        if _differ(rows, after[: len(rows)]).any():
+        # nodes of every copy have the same neighbourhood, and other numbers
+        places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
+        if any(_differ(rows, after[at : at + len(rows)]).any() for at in places):
             why = _depends_on_other_nodes(reference, probe) or (
                 "its answers depend on how many nodes or edges there are: they change when the same "
                 f"graph is put beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) "
                 "does that"
             )
             raise NotServable(f"the model cannot be served node by node: {why}")
+
+
+def extremes(graph: CheckGraph) -> CheckGraph:
+    """Nodes with far larger features than real ones, and one of far larger degree."""
+    rng = np.random.default_rng(3)
+    drawn = strangers(graph, 1, rng, max_degree=10**6)
+    return widened(drawn, rng, 1000.0)
 
 
 def repeated(graph: CheckGraph, copies: int) -> CheckGraph:

@@ -21,8 +21,8 @@ from hopline.types import FloatArray, IdArray
 #: Strangers of each type in one step of a chain.
 _WIDTH = 3
 _ISOLATED = 2
-#: In-neighbours of the hub among the strangers.
-_HUB_EDGES = 24
+#: In-neighbours of the hub among the strangers, at least and at most.
+_HUB_EDGES, _MOST_HUB_EDGES = 24, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,37 @@ class Probe:
     hops: int
 
     @classmethod
-    def of(cls, real: CheckGraph, timed: frozenset[str], hops: int, *, seed: int = 0) -> Probe:
+    def of(
+        cls,
+        real: CheckGraph,
+        timed: frozenset[str],
+        hops: int,
+        *,
+        max_degree: int = 0,
+        wide: bool = True,
+        seed: int = 0,
+    ) -> Probe:
         """Put strangers beside a real graph.
 
         Args:
             timed: edge types that have times.
             hops: that the model is going to look.
+            max_degree: of the graph that `real` is a sample of: strangers have a hub like that.
+            wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of what is drawn.
         """
-        check = beside(real, strangers(real, hops, np.random.default_rng(seed)))
+        rng = np.random.default_rng(seed)
+        check = beside(real, strangers(real, hops, rng, max_degree))
+        if wide:
+            check = beside(check, widened(strangers(real, hops, rng), rng))
         graph = graph_of(check, timed)
         return cls(graph, CheckGraph.of(graph), real, hops)
 
     def seeds(self, node_type: str, most: int) -> IdArray:
-        """Nodes to ask for: real ones from the least to the largest in-degree, and all strangers.
+        """Nodes to ask for: real ones from the least to the largest in-degree, and strangers.
 
         Args:
-            most: real nodes.
+            most: of each of these two.
 
         Returns: distinct rows, int64.
         """
@@ -69,7 +83,9 @@ class Probe:
                 degree += np.diff(edges.indptr)
         order = np.argsort(degree, kind="stable")
         picks = np.unique(np.linspace(0, num_real - 1, min(most, num_real)).astype(np.int64))
-        return np.concatenate([order[picks], np.arange(num_real, self.check.num_nodes(node_type))])
+        drawn = np.arange(num_real, self.check.num_nodes(node_type))
+        kept = np.unique(np.linspace(0, len(drawn) - 1, min(len(drawn), most)).astype(np.int64))
+        return np.concatenate([order[picks], drawn[kept]])
 
 
 def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
@@ -88,7 +104,7 @@ def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
     return Graph.from_tables(nodes, edges)
 
 
-def strangers(real: CheckGraph, hops: int, rng: np.random.Generator) -> CheckGraph:
+def strangers(real: CheckGraph, hops: int, rng: np.random.Generator, max_degree: int = 0) -> CheckGraph:
     """Nodes with real rows in chains, some isolated, one hub; edges as the real ones are.
 
     Edge types of one node type that hold each edge in both directions do so here. Self-loops and
@@ -96,17 +112,28 @@ def strangers(real: CheckGraph, hops: int, rng: np.random.Generator) -> CheckGra
 
     Args:
         hops: chains have more than twice as many steps.
+        max_degree: in-neighbours of the hub, within bounds.
     """
     steps = 2 * hops + 4
-    features: dict[str, FloatArray] = {}
-    for name, rows in real.features.items():
-        features[name] = rows[rng.integers(0, len(rows), steps * _WIDTH + _ISOLATED + 1)]
-    edges = {key: _drawn(part, steps, rng) for key, part in real.edges.items()}
+    crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
+    count = steps * _WIDTH + _ISOLATED + 1 + crowd
+    features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
+    edges = {key: _drawn(part, steps, crowd, rng) for key, part in real.edges.items()}
     return CheckGraph(features, edges)
 
 
-def _drawn(real: CheckEdges, steps: int, rng: np.random.Generator) -> CheckEdges:
-    """Edges from each step of the chains to the next one, and to the hub."""
+def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) -> CheckGraph:
+    """The graph with features of other signs and sizes; columns of whole numbers may be codes and stay."""
+    features = {}
+    for name, rows in graph.features.items():
+        whole = (rows == np.rint(rows)).all(axis=0)
+        scale = rng.choice(np.array([-factor, -1.0, 1.0, factor], np.float32), rows.shape)
+        features[name] = np.where(whole[None, :], rows, rows * scale)
+    return CheckGraph(features, graph.edges)
+
+
+def _drawn(real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator) -> CheckEdges:
+    """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain."""
     sources: list[int] = []
     targets: list[int] = []
     for step in range(1, steps):
@@ -115,9 +142,9 @@ def _drawn(real: CheckEdges, steps: int, rng: np.random.Generator) -> CheckEdges
             sources += (_WIDTH * (step - 1) + rng.permutation(_WIDTH)[:count]).tolist()
             targets += [_WIDTH * step + place] * count
     hub = steps * _WIDTH + _ISOLATED
-    into_hub = rng.permutation(steps * _WIDTH)[:_HUB_EDGES]
-    src = np.concatenate([np.asarray(sources, np.int64), into_hub])
-    dst = np.concatenate([np.asarray(targets, np.int64), np.full(len(into_hub), hub)])
+    count = hub + 1 + crowd
+    src = np.concatenate([np.asarray(sources, np.int64), np.arange(hub + 1, count), [hub, hub]])
+    dst = np.concatenate([np.asarray(targets, np.int64), np.full(crowd, hub), [_WIDTH, 3 * _WIDTH + 1]])
     if real.src == real.dst:
         pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
         if pairs and all((b, a) in pairs for a, b in pairs):
@@ -127,7 +154,7 @@ def _drawn(real: CheckEdges, steps: int, rng: np.random.Generator) -> CheckEdges
             src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
         if len(pairs) < len(real.indices):
             src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
-    return grouped(real, src, dst, steps * _WIDTH + _ISOLATED + 1, _columns(real, len(src), rng))
+    return grouped(real, src, dst, count, _columns(real, len(src), rng))
 
 
 def _columns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.packaging.dense import gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
@@ -34,7 +35,38 @@ def build(call: ConvCall) -> DenseConv:
         raise call.refusal(f"its message code is unknown here; known are exactly {names}")
     if getattr(call.conv, "flow", "source_to_target") != "source_to_target":
         raise call.refusal("its flow is target_to_source; reverse the graph's edges instead")
+    changed = _changed(call.conv)
+    if changed:
+        raise call.refusal(f"it is not as PyG made it: {changed}")
     return builder(call)
+
+
+def _changed(conv: nn.Module) -> str:
+    """What a user has added to a conv or replaced in it, which a dense form would lose; "" for nothing."""
+    for name, part in conv.named_modules():
+        hooks = [
+            hook
+            for kind, found in vars(part).items()
+            if kind.endswith("_hooks") and isinstance(found, dict)
+            for hook in found.values()
+            if type(hook).__name__ not in _HARMLESS
+        ]
+        if hooks:
+            return f"{name or 'it'} has hooks"
+    own = [name for name in vars(conv) if name in _METHODS]
+    if own:
+        return f"its {own[0]} was replaced"
+    for name, part in conv.named_children():
+        if name.startswith("lin") and type(part) not in (nn.Linear, pyg.Linear):
+            return f"its {name} is {type(part).__name__}"
+    return ""
+
+
+#: Hooks that make a weight of other weights before each call; the weight is there.
+_HARMLESS = frozenset({"WeightNorm", "SpectralNorm"})
+_METHODS = frozenset(
+    {"forward", "message", "aggregate", "update", "propagate", "edge_update", "edge_updater"}
+)
 
 
 __all__ = ["BUILDERS", "ConvCall", "DenseConv", "Need", "build"]

@@ -1,0 +1,229 @@
+"""The same of the engine: models in stages, models served whole, and what becomes of logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.engine import answer, chain, descent, ego, interner, level, model, outputs, stage
+from tests.packaging.faults import after, fault
+
+# --- the engine, models in stages ---
+
+
+def without_last(rows, offsets):
+    """Edge lists without the last edge of each."""
+    keep = np.ones(int(offsets[-1]), np.bool_)
+    keep[offsets[1:][np.diff(offsets) > 0] - 1] = False
+    kept = np.concatenate([[0], np.cumsum(np.maximum(np.diff(offsets) - 1, 0))])
+    return rows[: offsets[-1]][keep], kept
+
+
+@fault("engine", "sage")
+def reduction_skips_the_last_neighbour(patch):
+    right = stage.gather_reduce
+
+    def wrong(own, own_rows, c, w, p, rows_of, rows, offsets, *rest):
+        first = offsets[0]
+        right(own, own_rows, c, w, p, rows_of, *without_last(rows[first:], offsets - first), *rest)
+
+    patch.setattr(stage, "gather_reduce", wrong)
+
+
+@fault("engine", "gcn")
+def degrees_are_off_by_one(patch):
+    def wrong(_, *args):
+        args[-1][:] += 1
+
+    after(patch, level, "weighted_degrees", wrong)
+
+
+@fault("engine", "max")
+def isolated_nodes_keep_the_row_of_an_earlier_call(patch):
+    right = stage.reduce_max
+
+    def wrong(rows_of, rows, offsets, column, width, out, place):
+        before = out.copy()
+        right(rows_of, rows, offsets, column, width, out, place)
+        isolated = np.flatnonzero(np.diff(offsets) == 0)
+        out[isolated] = before[isolated]
+
+    patch.setattr(stage, "reduce_max", wrong)
+
+
+@fault("engine", "gine")
+def edge_attributes_are_read_from_the_start(patch):
+    def wrong(view, self, rows_of, rows, nodes, block, as_of):
+        view.attr = np.asarray(self.adjacency.attr)[: block.num_edges]
+        return view
+
+    after(patch, level.Relation, "view", wrong)
+
+
+@fault("engine", "sage")
+def repeated_ids_get_the_newest_row(patch):
+    def wrong(rows, self, *_):
+        newest = np.maximum.accumulate(rows)
+        rows[:] = newest
+        return rows
+
+    after(patch, interner.Interner, "add", wrong)
+
+
+@fault("engine", "gcn")
+def level_below_is_read_by_another_row_on_the_way_down(patch):
+    def wrong(found, self, need, as_of):
+        if need.own_rows is not None and len(need.compute) > 1:
+            need.own_rows = need.own_rows[: len(need.compute)][::-1].copy()
+        return found
+
+    after(patch, descent.Descent, "run", wrong)
+
+
+@fault("engine", "sage")
+def chain_divides_no_mean(patch):
+    def wrong(result, self, k, *_):
+        self._frames[k, chain.MEAN] = 0
+        return result
+
+    after(patch, chain.Chain, "_fill", wrong)
+
+
+@fault("engine", "few")
+def chain_samples_one_neighbour_less(patch):
+    def wrong(result, self, k, *_):
+        self._frames[k, chain.FANOUT] -= 1
+        return result
+
+    after(patch, chain.Chain, "_fill", wrong)
+
+
+@fault("engine", "sage")
+def chain_answers_a_batch_in_reverse(patch):
+    after(patch, chain.Chain, "run", lambda rows, *_: rows[::-1])
+
+
+@fault("engine", "sage")
+def general_way_answers_a_batch_in_reverse(patch):
+    after(
+        patch, model, "execute", lambda found, *_, **__: {name: rows[::-1] for name, rows in found.items()}
+    )
+
+
+@fault("engine", "few")
+def fanouts_are_read_from_the_input_side(patch):
+    patch.setattr("hopline.artifact.ModelSpec.fanout", lambda self, key, at: self.fanouts[key][at - 1])
+
+
+@fault("engine", "sage")
+def answers_of_a_batch_go_to_the_wrong_request(patch):
+    def wrong(results, self, requests):
+        if results is not None and len(results) > 1:
+            whole = np.concatenate([result.outputs["logits"] for result in results])
+            for result in results:
+                result.outputs["logits"] = whole[: len(result.outputs["logits"])]
+        return results
+
+    after(patch, answer.Answerer, "_answer_plain", wrong)
+
+
+@fault("engine", "sage")
+def requests_that_name_outputs_get_the_first_rows(patch):
+    def wrong(found, self, names, node_type, ids, as_of):
+        return {name: values[:1].repeat(len(values), 0) for name, values in found.items()}
+
+    after(patch, answer.Answerer, "_outputs", wrong)
+
+
+# --- the engine, models served whole ---
+
+
+@fault("ego", "whole", runtime="torch")
+def edges_beside_an_ego_graph_lead_to_the_seed(patch):
+    def wrong(slots, *_):
+        for name, edges in slots.items():
+            if name.startswith("edge_index"):
+                edges[:, -ego._FURTHER :] = np.arange(ego._FURTHER)
+        return slots
+
+    after(patch, ego.EgoModel, "_tensors", wrong)
+
+
+@fault("ego", "whole", runtime="torch")
+def edges_are_reversed(patch):
+    def wrong(slots, *_):
+        return {name: rows[::-1] if name.startswith("edge_index") else rows for name, rows in slots.items()}
+
+    after(patch, ego.EgoModel, "_tensors", wrong)
+
+
+@fault("ego", "whole", runtime="torch")
+def ego_graph_has_one_hop_less(patch):
+    def wrong(slots, self, node_type, seed, as_of):
+        kept, self._samplers = self._samplers, self._samplers[:-1]
+        try:
+            return right(self, node_type, seed, as_of)
+        finally:
+            self._samplers = kept
+
+    right = ego.EgoModel._slots
+    after(patch, ego.EgoModel, "_slots", wrong)
+
+
+@fault("ego", "whole", runtime="torch")
+def edge_attributes_are_one_row_off(patch):
+    def wrong(slots, *_):
+        return {n: np.roll(rows, 1, 0) if n.startswith("edge_attr") else rows for n, rows in slots.items()}
+
+    after(patch, ego.EgoModel, "_tensors", wrong)
+
+
+@fault("ego", "fast_rgcn", runtime="torch")
+def relations_are_numbered_from_the_last(patch):
+    def wrong(slots, *_):
+        return slots | {"edge_type:*": slots["edge_type:*"].max() - slots["edge_type:*"]}
+
+    after(patch, ego.EgoModel, "_tensors", wrong)
+
+
+# --- after the model ---
+
+
+@fault("post-processing", "sage")
+def softmax_runs_over_the_nodes(patch):
+    def wrong(logits, out):
+        powers = np.exp(logits - logits.max(0))
+        out[:] = powers / powers.sum(0)
+
+    patch.setattr(outputs, "softmax", wrong)
+
+
+@fault("post-processing", "multilabel")
+def sigmoid_is_applied_twice(patch):
+    right = outputs.sigmoid
+
+    def wrong(logits, out):
+        right(logits, out)
+        right(out.copy(), out)
+
+    patch.setattr(outputs, "sigmoid", wrong)
+
+
+@fault("post-processing", "multilabel")
+def label_starts_at_a_probability_of_two_fifths(patch):
+    patch.setattr(outputs, "labels", lambda task, logits: (logits >= np.log(0.4 / 0.6)).astype(np.int64))
+
+
+@fault("post-processing", "sage")
+def label_is_the_least_likely_class(patch):
+    patch.setattr(outputs, "labels", lambda task, logits: logits.argmin(axis=1))
+
+
+@fault("post-processing", "embedding")
+def embedding_columns_are_shifted(patch):
+    after(patch, model.Model, "_embedding", lambda rows, *_: np.roll(rows, 1, axis=1))
+
+
+@fault("post-processing", "link")
+def sides_of_a_pair_are_swapped(patch):
+    right = model.Model.logits
+    patch.setattr(model.Model, "logits", lambda self, *states: right(self, *states[::-1]))

@@ -1,0 +1,333 @@
+"""Faults that a programmer could write, each planted by replacing a function of the code that serves.
+
+A plant takes pytest's `monkeypatch`. Compiled kernels are replaced where Python calls them.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+from hopline.packaging import arguments, lower, pack, packager, proxy, split, trace
+from hopline.packaging.dense import base, gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
+
+FAULTS = {}
+
+
+def fault(family, planted_in, *, runtime="onnx"):
+    """Register a plant: the family of faults, the model of the test that runs the faulty code."""
+
+    def register(plant):
+        FAULTS[plant.__name__] = (family, plant, planted_in, runtime)
+        return plant
+
+    return register
+
+
+def after(patch, owner, name, change):
+    """Have `change(result, *args)` answer in place of what `owner.name(*args)` answers."""
+    right = getattr(owner, name)
+
+    def wrong(*args, **kwargs):
+        result = right(*args, **kwargs)
+        return change(result, *args, **kwargs)
+
+    patch.setattr(owner, name, wrong)
+
+
+# --- what the arguments of forward receive: the same code calls the module that is compared with ---
+
+
+def change_argument(patch, role, change):
+    """Have `change(value)` be what arguments of this role receive."""
+    right = arguments.Binding._value
+
+    def wrong(self, name, asked, *rest):
+        value = right(self, name, asked, *rest)
+        return change(value) if asked == role else value
+
+    patch.setattr(arguments.Binding, "_value", wrong)
+
+
+def rotated(values):
+    """Each key with the value of the next one."""
+    return dict(zip(values, [*list(values.values())[1:], *list(values.values())[:1]], strict=True))
+
+
+@fault("arguments", "attributed_types")
+def edge_attributes_are_those_of_another_edge_type(patch):
+    change_argument(patch, "edge_attr", rotated)
+
+
+@fault("arguments", "equal_types")
+def features_are_those_of_another_node_type(patch):
+    change_argument(patch, "features", rotated)
+
+
+@fault("arguments", "sage")
+def edge_index_is_reversed(patch):
+    change_argument(patch, "edge_index", lambda edges: edges.flip(0))
+
+
+@fault("arguments", "rgcn")
+def relations_of_the_module_are_numbered_from_the_last(patch):
+    def wrong(slots, *_):
+        return slots | {"edge_type:*": 2 - slots["edge_type:*"]}
+
+    after(patch, arguments.Binding, "slots", wrong)
+
+
+# --- tracing ---
+
+
+@fault("tracing", "in_place")
+def change_in_place_is_dropped(patch):
+    patch.setattr(trace, "without_changes", lambda module, describe: None)
+
+
+@fault("tracing", "item_set")
+def assignment_to_columns_is_dropped(patch):
+    patch.setattr("hopline.packaging.functional.set_item", lambda tensor, index, value: tensor.clone())
+
+
+@fault("tracing", "branch")
+def branch_on_a_width_goes_the_other_way(patch):
+    after(patch, proxy.RunningTracer, "to_bool", lambda decided, *_: not decided)
+
+
+@fault("tracing", "batch_norm")
+def module_is_traced_in_training_mode(patch):
+    patch.setattr(packager, "frozen_copy", lambda module: copy.deepcopy(module).train())
+
+
+@fault("tracing", "adjacency")
+def weights_of_an_adjacency_are_lost(patch):
+    patch.setattr(trace._Tracer, "_with_weights", lambda self, conv, args, kwargs: kwargs)
+
+
+@fault("tracing", "stacked")
+def stack_over_columns_is_reduced_over_the_wrong_dimension(patch):
+    def wrong(module):
+        for node in module.graph.nodes:
+            if node.target is torch.stack:
+                node.kwargs = {"dim": 1}
+                for user in list(node.users):
+                    user.kwargs = {"dim": 2}
+
+    patch.setattr(trace, "_stack_by_column", wrong)
+
+
+# --- dense convolutions ---
+
+
+@fault("dense", "graph_conv")
+def mean_instead_of_sum(patch):
+    patch.setitem(base._REDUCTIONS, base.aggr.SumAggregation, "mean")
+
+
+@fault("dense", "sage")
+def bias_is_dropped(patch):
+    patch.setattr(sage, "as_linear", lambda module: base.linear(module.weight))
+
+
+@fault("dense", "sage")
+def root_weight_is_dropped(patch):
+    after(patch, sage.DenseSAGE, "forward", lambda _, self, near, own=None: self.neighbour(near))
+
+
+@fault("dense", "gcn")
+def added_self_loop_is_lost(patch):
+    after(
+        patch,
+        gcn,
+        "Need",
+        lambda need, *_, **__: base.Need("reduce", need.edge_type, "source", "gcn_noself"),
+    )
+
+
+@fault("dense", "graph_conv")
+def edge_weight_is_ignored(patch):
+    after(
+        patch,
+        lower,
+        "ConvCall",
+        lambda call, **_: base.ConvCall(**(fields(call) | {"has_edge_weight": False})),
+    )
+
+
+@fault("dense", "gat")
+def attention_runs_over_the_padding(patch):
+    right = gat.attend
+    patch.setattr(gat, "attend", lambda s, v, mask, *loop: right(s, v, torch.ones_like(mask), *loop))
+
+
+@fault("dense", "gat")
+def heads_are_added_instead_of_averaged(patch):
+    def wrong(out, self, *_):
+        return out if self.concat else self.heads * (out - self.bias) + self.bias
+
+    after(patch, gat.DenseGAT, "forward", wrong)
+
+
+@fault("dense", "gat")
+def attention_vector_of_another_head(patch):
+    right = gat._fold
+    patch.setattr(gat, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
+
+
+@fault("dense", "gatv2")
+def existing_self_loops_are_counted_twice(patch):
+    right = gatv2.attend
+
+    def wrong(scores, values, mask, loop_scores, loop_values):
+        return right(scores, values, mask, loop_scores, 2 * loop_values)
+
+    patch.setattr(gatv2, "attend", wrong)
+
+
+@fault("dense", "transformer")
+def attention_is_not_scaled(patch):
+    patch.setattr(transformer, "math", types.SimpleNamespace(sqrt=lambda _: 1.0))
+
+
+@fault("dense", "gin")
+def epsilon_is_forgotten(patch):
+    after(patch, gin.DenseGIN, "forward", lambda _, self, near, own=None: self.nn(near + own))
+
+
+@fault("dense", "gine")
+def messages_of_padding_are_added(patch):
+    right = gine.total
+    patch.setattr(
+        gine, "total", lambda rows, mask: right(rows + (~mask).unsqueeze(-1).float(), mask | True)
+    )
+
+
+@fault("dense", "rgcn")
+def relations_are_in_another_order(patch):
+    after(patch, rgcn, "relation_weights", lambda weights, _: weights.flip(0))
+
+
+@fault("dense", "hetero")
+def conv_reads_another_edge_type_of_the_same_source(patch):
+    def wrong(key, self):
+        return {"paper__cites__paper": "author__writes__paper"}.get(key, key)
+
+    right = base.ConvCall.edge_type.fget
+    patch.setattr(base.ConvCall, "edge_type", property(lambda self: wrong(right(self), self)))
+
+
+@fault("dense", "graph_conv")
+def own_rows_are_multiplied_by_the_neighbours_weight(patch):
+    after(
+        patch, graph.DenseGraphConv, "__init__", lambda _, self, call: setattr(self, "own", self.neighbour)
+    )
+
+
+# --- cutting into stages ---
+
+
+@fault("stages", "lifted")
+def own_columns_start_at_the_first(patch):
+    patch.setattr(split._Builder, "_range", lambda self, place, start, stop: (0, stop - start))
+
+
+@fault("stages", "skip")
+def skip_connection_is_read_from_the_wrong_level(patch):
+    def wrong(_, self):
+        if len(self.env) > 1:
+            one, other = list(self.env)[:2]
+            self.env[one], self.env[other] = self.env[other], self.env[one]
+
+    after(patch, split._Builder, "_load_own", wrong)
+
+
+@fault("stages", "skip")
+def values_of_a_state_lie_in_reverse_order(patch):
+    right = split.Splitter.columns
+
+    def wrong(self, place, node):
+        start, stop = right(self, place, node)
+        return self.total(place) - stop, self.total(place) - start
+
+    patch.setattr(split.Splitter, "columns", wrong)
+
+
+# --- ONNX files ---
+
+
+def change_weights(patch, change, name):
+    """Have `change(array)` take the place of each matrix of the file called `name`."""
+
+    def wrong(_, module, inputs, widths, path):
+        if path.name != name:
+            return
+        written = onnx.load(path)
+        for tensor in written.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            if array.ndim == 2:
+                tensor.CopyFrom(numpy_helper.from_array(change(array.copy()), tensor.name))
+        onnx.save(written, path)
+
+    after(patch, packager, "export_stage", wrong)
+
+
+@fault("files", "sage")
+def weights_are_rounded_to_bfloat16(patch):
+    change_weights(patch, lambda w: torch.from_numpy(w).bfloat16().float().numpy(), "1.node.onnx")
+
+
+@fault("files", "sage")
+def one_weight_is_off_by_a_thousandth(patch):
+    def wrong(weight):
+        weight.flat[3] += 1e-3
+        return weight
+
+    change_weights(patch, wrong, "2.node.onnx")
+
+
+@fault("files", "sage")
+def weight_of_a_gemm_is_transposed(patch):
+    def wrong(found, *_):
+        return found if found is None else (np.ascontiguousarray(found[0].T), found[1])
+
+    after(patch, pack, "_linear", wrong)
+
+
+@fault("files", "sage")
+def bias_of_a_packed_gemm_is_dropped(patch):
+    right = pack._replace
+    patch.setattr(
+        pack,
+        "_replace",
+        lambda graph, names, old, root, weight, _: right(graph, names, old, root, weight, None),
+    )
+
+
+@fault("files", "sage")
+def packed_inputs_are_in_another_order(patch):
+    right = pack._merge
+    patch.setattr(pack, "_merge", lambda graph, names: right(graph, names[::-1]))
+
+
+# --- the module's own activation ---
+
+
+@fault("activation", "sigmoid")
+def activation_of_the_module_is_applied_again(patch):
+    patch.setattr(packager, "logits_below", lambda traced, output, task: output)
+
+
+@fault("activation", "sigmoid", runtime="torch")
+def inverse_of_the_activation_is_left_out(patch):
+    patch.setattr(packager, "ToLogits", lambda task: torch.nn.Identity())
+
+
+def fields(struct):
+    """A dataclass with slots as a dict."""
+    return {name: getattr(struct, name) for name in type(struct).__dataclass_fields__}
