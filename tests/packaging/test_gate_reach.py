@@ -1,0 +1,105 @@
+"""What a sample of a graph may not show: far features, large degrees, node numbers, code added to a conv."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.utils import degree
+
+import hopline
+from hopline.errors import NotServable, PackagingError
+from tests.packaging.graphs import homogeneous
+
+
+class Two(nn.Module):
+    def __init__(self, before=None, first=None):
+        super().__init__()
+        self.first, self.last = first or pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3)
+        self.before = before
+
+    def forward(self, x, edge_index):
+        if self.before is not None:
+            x = self.before(x, edge_index)
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+def package(model, repository, graph=None, fanouts=2, **options):
+    graph = graph or homogeneous()
+    return hopline.package(
+        model, graph, repository, name="m", fanouts=[-1] * fanouts, task="multiclass", **options
+    )
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x, _: torch.where((x > 50).any(), x * 0.5, x),
+        lambda x, _: x * (1 + x.abs().max().clamp(min=50) / 50),
+        lambda x, e: x * (1 + degree(e[1], x.size(0)).max().clamp(min=100) / 100),
+        lambda x, _: x + (torch.arange(x.size(0)) > 5000).float()[:, None],
+    ],
+    ids=["any beyond", "maximum beyond", "largest degree", "numbers beyond"],
+)
+def test_what_far_nodes_decide_is_refused(before, tmp_path):
+    with pytest.raises(NotServable):
+        package(Two(before), tmp_path)
+
+
+def test_degrees_at_the_rim_need_a_hop_more_even_if_they_matter_for_hubs_only(tmp_path):
+    model = Two(lambda x, e: x * (degree(e[1], x.size(0)) < 20)[:, None])
+    with pytest.raises(NotServable, match="Give 3 fanouts"):
+        package(model, tmp_path)
+    assert package(model, tmp_path, fanouts=3).spec.runtime == "torch"
+
+
+def hooked(kind):
+    conv = pyg.SAGEConv(6, 8)
+    clamp = lambda *given: given[-1].clamp(max=1e4) if torch.is_tensor(given[-1]) else None  # noqa: E731
+    match kind:
+        case "forward":
+            conv.register_forward_hook(clamp)
+        case "message":
+            conv.register_message_forward_hook(clamp)
+        case "inner":
+            conv.lin_l.register_forward_hook(clamp)
+        case "replaced":
+            conv.message = lambda x_j: x_j.clamp(max=1e4)
+        case "another layer":
+            conv.lin_l = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(-1e4, 1e4))
+    return conv
+
+
+@pytest.mark.parametrize("kind", ["forward", "message", "inner", "replaced", "another layer"])
+def test_what_was_added_to_a_conv_is_never_lost(kind, tmp_path):
+    """It acts on values that no check reaches, so only its being there can tell."""
+    try:
+        report = package(Two(first=hooked(kind)), tmp_path)
+    except PackagingError:
+        return
+    assert report.spec.runtime == "torch"
+    assert "not as PyG made it" in report.spec.why_whole
+
+
+def test_weight_norm_is_part_of_the_weights(tmp_path):
+    conv = pyg.SAGEConv(6, 8)
+    nn.utils.parametrizations.weight_norm(conv.lin_l)
+    report = package(Two(first=conv), tmp_path)
+    assert report.spec.parity["max_abs_diff"] < 1e-4
+
+
+def test_functions_are_compared_on_both_sides_of_zero(tmp_path):
+    """All real features are positive; a served graph may have others."""
+    graph = homogeneous()
+    positive = hopline.Graph.from_edges(
+        [graph.edges["node__to__node"].indices, _targets(graph)], abs(graph.nodes["node"].features) + 0.5
+    )
+    model = Two(lambda x, _: torch.atan2(x, x - 0.1))
+    report = package(model, tmp_path, positive)
+    assert report.spec.parity["max_abs_diff"] < 1e-4
+
+
+def _targets(graph):
+    indptr = graph.edges["node__to__node"].indptr
+    return torch.repeat_interleave(
+        torch.arange(len(indptr) - 1), torch.diff(torch.from_numpy(indptr.copy()))
+    ).numpy()
