@@ -1,4 +1,4 @@
-"""What a sample of a graph may not show: far features, large degrees, node numbers, code added to a conv."""
+"""What a sample of a graph may not show: far features, degrees, node numbers, code added to a conv."""
 
 import pytest
 import torch
