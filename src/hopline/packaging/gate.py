@@ -18,18 +18,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
-from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
-from hopline.packaging.reference import Pairs, Reference, Rows, as_rows
+from hopline.packaging.reference import Rows
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a
@@ -188,7 +187,7 @@ def _labels(task: str, probabilities: Tensor) -> AnyArray:
     """Labels as float64, NaN where two answers are too close for a float32 model to tell apart."""
     if task == "multiclass":
         best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
-        close = (best.values[:, 0] - best.values[:, -1]) < _MARGIN
+        close = ~((best.values[:, 0] - best.values[:, -1]) >= _MARGIN)  # NaN too
         return np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
     close = (probabilities - 0.5).abs() < _MARGIN
     return np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
