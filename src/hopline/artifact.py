@@ -36,7 +36,9 @@ of 4). Reductions over the sampled neighbours j of i:
     gcn     symmetric normalisation with true degrees, self-loop included (Kipf & Welling,
             arXiv 1609.02907): h_i w_ii/d_i + (n_i/count_i) sum_j w_ij h_j / sqrt(d_i d_j), where
             d_i = w_ii + sum of all in-edge weights; existing self-loops replace the added one
-    gcn_noself  the same without adding self-loops (d_i = sum of in-edge weights; 0 where d_i = 0)
+    gcn_noself  the same without adding self-loops (d_i = sum of in-edge weights)
+
+1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as of PyG's `gcn_norm`.
 
 w is 1 unless `weighted`.
 """

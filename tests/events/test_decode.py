@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -278,7 +279,7 @@ BAD_JSON = [
     ("no time", {**BUY, "time": None}, "no_time", "needs a time"),
     ("no weight", {**BUY, "weight": None}, "no_weight", "needs a weight"),
     ("no attributes", {**BUY, "attr": None}, "no_attr", "needs attr"),
-    ("negative weight", {**BUY, "weight": -1}, "not_finite", ">= 0"),
+    ("negative weight", {**BUY, "weight": -1}, "negative_weight", "built without negative weights"),
     ("weight too large for 32 bits", {**BUY, "weight": 1e39}, "not_finite", "32-bit"),
     ("feature too large for 32 bits", {**SET, "features": [1e39, 0, 0]}, "not_finite", "32-bit"),
     ("no features", {"op": "add_node", "node_type": "user", "node": "x"}, "bad_shape", "3 numbers"),
@@ -316,6 +317,14 @@ def test_a_bad_event_is_refused_by_itself_and_says_why(event, code, reason):
             if code == "malformed" and "64-bit" not in refused.reason and "1970" not in refused.reason
             else "x"
         )
+
+
+def test_a_negative_weight_is_taken_where_weights_may_be_negative():
+    buys = msgspec.structs.replace(SHOP.edge_types["user__buys__item"], signed_weight=True)
+    schema = GraphSchema(SHOP.node_types, {buys.key: buys})
+    found = decode({**BUY, "weight": -2.5}, schema=schema)
+    assert not found.refused
+    assert found.changes.edges[buys.key].weight.tolist() == [-2.5]
 
 
 TABLE = {"op": ["add_edge"] * 2, "src": [1, 2], "dst": [3, 4]}

@@ -112,11 +112,9 @@ def test_edges_of_wrong_shape_or_dtype(edges, match):
     refused(match, edges, num_nodes=5)
 
 
-def test_negative_and_nan_weights():
-    refused(
-        "2 weights are negative; the first is -1.0 at edge 1", [[0] * 3, [0] * 3], edge_weight=[0, -1, -2]
-    )
-    refused("1 values in 1 rows are NaN", [[0], [0]], edge_weight=[np.nan])
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite(weight):
+    refused("1 values in 1 rows are NaN or infinite", [[0], [0]], edge_weight=[weight])
 
 
 def test_columns_have_one_row_for_each_edge():

@@ -94,7 +94,7 @@ def test_weights_are_off_by_half_a_step_and_none_above_0_vanishes(largest, count
     rng = np.random.default_rng(seed)
     weight = (rng.random(count) ** 6 * largest).astype(np.float32)
     weight[rng.random(count) < 0.1] = 0
-    packed = PackedWeights.pack(weight)
+    packed = PackedWeights.pack(weight, signed=False)
     scale = packed.scale[0]
     read = np.asarray(packed).astype(np.float64)
     np.testing.assert_array_equal(read, packed.codes * scale)  # exact in float32
@@ -108,14 +108,14 @@ def test_weights_are_off_by_half_a_step_and_none_above_0_vanishes(largest, count
 
 def test_running_sums_are_exact():
     weight = np.random.default_rng(1).random(5000).astype(np.float32)
-    packed = PackedWeights.pack(weight)
+    packed = PackedWeights.pack(weight, signed=False)
     sums = np.cumsum(np.asarray(packed), dtype=np.float64)
     np.testing.assert_array_equal(sums, np.cumsum(packed.codes.astype(np.int64)) * packed.scale[0])
 
 
 def test_too_large_weights_are_refused():
     with pytest.raises(GraphError, match="1e\\+38 is the most"):
-        PackedWeights.pack(np.array([3e38], np.float32))
+        PackedWeights.pack(np.array([3e38], np.float32), signed=False)
 
 
 @pytest.mark.parametrize("graph", [power_law_graph(200, 3000, 4, times=True, weights=True, edge_attr_dim=2),

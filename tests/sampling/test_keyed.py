@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.reference import sample_positions
@@ -164,3 +165,35 @@ def test_a_mode_that_the_graph_cannot_serve_is_refused(mode, message):
     plain = Graph.from_edges([[0], [1]], np.zeros((2, 1), np.float32))
     with pytest.raises(ValueError, match=message):
         sampler_of(plain, 5, mode)
+
+
+def signed(g: Graph) -> Graph:
+    """The same edges; half of the weights are negative."""
+    edges = g.edges[EDGE]
+    weight = edges.weight * np.where(np.arange(edges.num_edges) % 2, -1, 1)
+    ends = np.stack([edges.indices, np.repeat(np.arange(40), np.diff(edges.indptr))])
+    return Graph.from_edges(ends, num_nodes=40, edge_time=edges.time, edge_weight=weight)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 50),
+    fanout=st.sampled_from([-1, 0, 2, 10]),
+    mode=st.sampled_from(["uniform", "recent"]),
+    as_of=st.none() | st.integers(-5, 60),
+)
+def test_negative_weights_do_not_change_what_is_drawn_without_weights(seed, fanout, mode, as_of):
+    plain, g = graph(seed), signed(graph(seed))
+    key = int(sampler_of(g, fanout, mode).key)
+    expected = [
+        sample_positions(plain.edges[EDGE], v, fanout, mode, key, as_of).tolist() for v in range(40)
+    ]
+    for each in (g, g.compressed()):
+        assert positions_of(sampler_of(each, fanout, mode), np.arange(40), as_of) == expected
+
+
+def test_edges_with_negative_weights_are_not_sampled_by_weight():
+    g = signed(graph(0))
+    for each in (g, g.compressed()):
+        with pytest.raises(ArtifactError, match="weights >= 0; those of node__to__node may be negative"):
+            sampler_of(each, 3, "weighted")

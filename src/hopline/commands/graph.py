@@ -83,6 +83,13 @@ def build(
         ),
     ] = None,
     weight: Annotated[list[str] | None, typer.Option(help="Column of the edge weights.")] = None,
+    signed_weights: Annotated[
+        bool,
+        typer.Option(
+            "--signed-weights",
+            help="Live updates may bring negative weights. Said by the file itself where it has some.",
+        ),
+    ] = False,
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add the reverse of every edge.")
     ] = False,
@@ -150,6 +157,7 @@ def build(
             {"src": src, "dst": dst, "time": time, "time_unit": time_unit, "weight": weight},
             attr or (),
             undirected,
+            signed_weights,
         )
         graph = Graph.from_parquet(
             node_files or None,
@@ -206,6 +214,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "time_unit": edge.time_unit,
             "time_range": adjacency.time_range,
             "has_weight": edge.has_weight,
+            "signed_weight": edge.signed_weight,
             "has_self_loops": adjacency.has_self_loops,
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
         }

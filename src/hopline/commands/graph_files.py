@@ -65,11 +65,13 @@ class FileOptions:
         columns: Mapping[str, Sequence[str] | None],
         attr: Sequence[str],
         undirected: bool,
+        signed_weights: bool,
     ) -> dict[EdgeType, EdgeFile]:
         """Edge type -> file.
 
         Args:
             columns: what of `EdgeFile` is one text -> what the options say.
+            undirected, signed_weights: of all files.
         Raises: GraphError: an edge type that is none, or more than one column where there is one.
         """
         paths = _by_type(files, ":".join(EDGE_TYPE))
@@ -94,6 +96,7 @@ class FileOptions:
                 self.rounded,
                 self.text,
                 self.missing,
+                signed_weights,
             )
         return found
 

@@ -52,9 +52,9 @@ _MAX_EDGES = 1 << 18
     BASE_AT, NUM_BASE, BASE_DIM, MEAN, COLUMN, WIDTH, PLACE, INPUT_AT, INPUT_DIM, OUTPUT_AT,
     OWN_SCALE_AT, OWN_OFFSET_AT, BASE_SCALE_AT, BASE_OFFSET_AT,
     NUM_IDS, NUM_COMPUTE,
-    DATA_AT, ID_BITS, SCALE_AT, LONG_BOUNDS_AT,
+    DATA_AT, ID_BITS, SCALE_AT, ZERO_CODE, LONG_BOUNDS_AT,
     NUM_PLACES,
-) = range(80)  # fmt: skip
+) = range(81)  # fmt: skip
 
 
 @njit(inline="always")
@@ -74,7 +74,7 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
     time = _ints(f[TIME_AT], f[NUM_TIMES])
     if packed is not None:  # decided when it is compiled: neither form carries the other's code
         scale = carray(pointer(f[SCALE_AT]), (1,), np.float64)[0]
-        weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale)
+        weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale, f[ZERO_CODE])
         edges = nodes.shape[0] * f[FANOUT]
         return sample(
             (f[INDPTR_AT], f[LONG_BOUNDS_AT]), records,
@@ -401,11 +401,11 @@ class Chain:
             INPUT_AT: stage.inputs[0], INPUT_DIM: stage.inputs[0].shape[1], OUTPUT_AT: stage.output,
         }  # fmt: skip
         if sampler.packed:
-            codes, sums, scale = weight
+            codes, sums, scale, zero = weight
             values |= {
                 INDPTR_AT: indptr[0], LONG_BOUNDS_AT: indptr[1],
                 INDICES_AT: indices[0], DATA_AT: indices[1], ID_BITS: indices[2], WEIGHT_AT: codes,
-                CUMWEIGHT_AT: sums, SCALE_AT: np.array([scale]),
+                CUMWEIGHT_AT: sums, SCALE_AT: np.array([scale]), ZERO_CODE: zero,
             }  # fmt: skip
         else:
             values |= {

@@ -63,11 +63,13 @@ def parse_inline(
     nodes: Sequence[InlineNode],
     max_neighbors: int,
     reads_attr: Collection[str],
+    by_weight: bool = False,
 ) -> InlineNodes:
     """Check inline nodes against the graph.
 
     Args:
         reads_attr: edge types whose attributes the model reads; others may be left out.
+        by_weight: neighbours are sampled by weight, so that none may be negative.
 
     Raises:
         BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
@@ -110,7 +112,7 @@ def parse_inline(
         edges[key] = InlineEdges(
             offsets,
             neighbors,
-            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0)[:, 0]
+            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, by_weight)[:, 0]
             if adjacency.weight is not None
             else NO_FLOATS,
             _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
@@ -324,6 +326,7 @@ def _edge_values(
     lists: list[list[ExternalId]],
     what: str,
     dim: int,
+    unsigned: bool = False,
 ) -> FloatArray:
     """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required."""
     pieces = []
@@ -344,9 +347,11 @@ def _edge_values(
             raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
         if array.shape != shape:
             raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; {list(shape)} is right")
-        if not np.isfinite(array).all() or (not dim and (array < 0).any()):
+        if not np.isfinite(array).all():
+            raise BadRequest(f"inline[{i}].{what}: values must be finite")
+        if unsigned and (array < 0).any():
             raise BadRequest(
-                f"inline[{i}].{what}: values must be finite" + ("" if dim else " and not negative")
+                f"inline[{i}].{what}: values must not be negative: the model samples by weight"
             )
         pieces.append(array.reshape(count, max(dim, 1)))
     return np.concatenate(pieces)

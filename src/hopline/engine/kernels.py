@@ -274,10 +274,11 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
         count = offsets[i + 1] - offsets[i]
         # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
         scale = np.float32(num_eligible[i]) / np.float32(count) if count > 0 else np.float32(0.0)
-        own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] > 0 else np.float32(0.0)
+        # Of a negative degree NaN, as in PyG: its root is none.
+        own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] != 0 else np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
             other = degree_neighbor[e]
-            k = scale * own / np.sqrt(other) if other > 0 else np.float32(0.0)
+            k = scale * own / np.sqrt(other) if other != 0 else own * np.float32(0.0)
             if weight.shape[0] > 0:
                 k *= weight[e]
             if add_loops and is_self[e]:

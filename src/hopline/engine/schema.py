@@ -24,6 +24,8 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
             f"model {spec.name}/{spec.version}: graph_schema in model.json cannot be read: {error}"
         ) from None
     differences = expected.differences(graph.schema)
+    if spec.sampling == "weighted":
+        differences += graph.schema.signed(spec.fanouts)
     if differences:
         listed = "; ".join(differences)
         raise SchemaMismatch(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.graph.edge_times import UNITS, likely_range
 from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
+from hopline.graph.live.check import NOT_SIGNED
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -37,7 +38,7 @@ def edge_changes(
 
     weight: FloatArray | None = None
     if schema.has_weight:
-        weight = _weight(rows, adds, what, refusals)
+        weight = _weight(rows, adds, schema, refusals)
     elif rows.weight is not None:
         _foreign(_of(rows.weight, adds), numbers, f"{what} has no weights; this event has one", refusals)
 
@@ -138,8 +139,10 @@ def _same_unit(time: Column, unit: str, numbers: IdArray, what: str, refusals: R
             )
 
 
-def _weight(rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusals) -> FloatArray:
-    numbers, column = rows.numbers, rows.weight
+def _weight(
+    rows: EdgeRows, adds: NDArray[np.bool_], schema: EdgeTypeSchema, refusals: Refusals
+) -> FloatArray:
+    numbers, column, what = rows.numbers, rows.weight, f"edge type {schema.key!r}"
     if column is None:
         refusals.add_all(numbers[adds], "no_weight", f"{what}: an added edge needs a weight")
         return np.zeros(len(numbers), np.float32)
@@ -147,12 +150,10 @@ def _weight(rows: EdgeRows, adds: NDArray[np.bool_], what: str, refusals: Refusa
     with np.errstate(over="ignore"):
         weight = column.values.astype(np.float32)
     _finite(weight, adds, numbers, f"{what}: weight", refusals)
-    for row in np.flatnonzero(adds & (weight < 0)).tolist():
-        refusals.add(
-            int(numbers[row]),
-            "not_finite",
-            f"{what}: weight {weight[row]} is negative; weights are finite and >= 0",
-        )
+    if not schema.signed_weight:
+        for row in np.flatnonzero(adds & (weight < 0)).tolist():
+            reason = f"edge weight {weight[row]} of {NOT_SIGNED.format(schema.key)}"
+            refusals.add(int(numbers[row]), "negative_weight", reason)
     return weight
 
 

@@ -95,6 +95,7 @@ def build(
             has_time=part.time is not None,
             has_weight=part.weight is not None,
             time_unit=time_unit,
+            signed_weight=part.signed_weight,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
@@ -306,6 +307,7 @@ def _adjacency(
         has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
+        signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),
     )
     progress(stage, 1.0)
     return part

@@ -4,9 +4,10 @@ Neighbours are packed without loss, 64 to a block or, where that is hardly large
 the largest takes (`codec_kernels.py`); the block or the bits are all that is read to know one of them,
 wherever lists begin and end. Where lists begin is the sum of at most 16 degrees. Weights become codes of
 8 bits and one scale for the edge type: a weight is off by at most half of `scale`, which is the largest
-weight over 255, and one that was above 0 stays so. The scale has 14 significant bits, so that every
-weight is exact in float32 and every running sum in float64: sampling by weight draws what it would draw
-from plain arrays of these weights.
+weight over 255, and one that was above 0 stays so. Where weights may be negative, code 128 is 0, the scale
+is the largest magnitude over 127, and every weight keeps its sign. Integers that are codes as they are keep
+their values. The scale has 14 significant bits, so that every weight is exact in float32 and every running
+sum in float64: sampling by weight draws what it would draw from plain arrays of these weights.
 
 Times and attributes of edges are not compressed.
 """
@@ -28,9 +29,12 @@ from hopline.graph import csc
 from hopline.graph.columns import read_only
 from hopline.graph.parts import Adjacency
 from hopline.graph.progress import Progress, silent
+from hopline.graph.schema import EdgeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _LARGEST_CODE = 255
+#: The code of 0 where weights may be negative: others are as far from it as they are large.
+_SIGNED_ZERO = 128
 _SCALE_BITS = 14
 #: Above it, a code times the scale could be beyond float32.
 _LARGEST_WEIGHT = 1e38
@@ -222,48 +226,57 @@ class PackedWeights(_Column):
     """Weights as codes of 8 bits.
 
     Attributes:
-        codes: uint8 [E]. scale: float64 [1]; a weight is its code times it.
+        codes: uint8 [E]. scale: float64 [1]. zero: the code of 0; a weight is (code - zero) scale.
         sums: int64, the sum of all codes before each block of 1,024, and before the last one's end.
         kernel: as of `PackedIds`; the same for weights and for their running sums.
     """
 
-    __slots__ = ("codes", "kernel", "scale", "sums")
+    __slots__ = ("codes", "kernel", "scale", "sums", "zero")
     dtype = np.dtype(np.float32)
 
-    def __init__(self, codes: AnyArray, sums: IdArray, scale: AnyArray) -> None:
+    def __init__(self, codes: AnyArray, sums: IdArray, scale: AnyArray, signed: bool) -> None:
         self.codes, self.sums, self.scale = codes, sums, scale
-        self.kernel = (int(codes.ctypes.data), int(sums.ctypes.data), float(scale[0]))
+        self.zero = _SIGNED_ZERO if signed else 0
+        self.kernel = (int(codes.ctypes.data), int(sums.ctypes.data), float(scale[0]), self.zero)
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def at(self, positions: IdArray) -> FloatArray:
         """float32 [n]."""
-        weights: FloatArray = (self.codes[positions] * self.scale[0]).astype(np.float32)
+        steps = self.codes[positions].astype(np.int64) - self.zero
+        weights: FloatArray = (steps * self.scale[0]).astype(np.float32)
         return weights
 
     @classmethod
-    def pack(cls, weight: FloatArray) -> PackedWeights:
-        """Round float32 [E] weights, >= 0, to codes.
+    def pack(cls, weight: FloatArray, signed: bool) -> PackedWeights:
+        """Round float32 [E] weights to codes.
 
-        Raises: GraphError: a weight above 1e38.
+        Args:
+            signed: some may be negative.
+
+        Raises: GraphError: a weight above 1e38 or below -1e38.
         """
-        largest = float(weight.max()) if len(weight) else 0.0
+        largest = float(max(weight.max(), -weight.min())) if len(weight) else 0.0
         if largest > _LARGEST_WEIGHT:
             raise GraphError(
                 f"edge weights up to {largest:g} cannot be compressed; {_LARGEST_WEIGHT:g} is the most: "
                 "scale them, which changes nothing where only their ratios count"
             )
-        scale = _short(largest / _LARGEST_CODE)
-        codes = np.empty(len(weight), np.uint8)
+        most = _LARGEST_CODE - _SIGNED_ZERO if signed else _LARGEST_CODE
         step = 1 << 20
-        for a in range(0, len(weight), step):
-            part = np.rint(weight[a : a + step].astype(np.float64) / scale)
-            part[(part == 0) & (weight[a : a + step] > 0)] = 1
-            codes[a : a + step] = part
+        parts = [weight[a : a + step] for a in range(0, len(weight), step)]
+        whole = largest <= most and all((part == np.rint(part)).all() for part in parts)
+        scale = 1.0 if whole else _short(largest / most)
+        codes = np.empty(len(weight), np.uint8)
+        for number, part in enumerate(parts):
+            steps = np.rint(part.astype(np.float64) / scale)
+            vanished = steps == 0
+            steps[vanished] = np.sign(part[vanished])
+            codes[number * step :][: len(part)] = steps + (_SIGNED_ZERO if signed else 0)
         sums = np.empty(num_sums(len(codes)), np.int64)
         kernels.code_sums(codes, sums)
-        return cls(read_only(codes), read_only(sums), read_only(np.array([scale])))
+        return cls(read_only(codes), read_only(sums), read_only(np.array([scale])), signed)
 
 
 class RunningWeights(_Column):
@@ -337,7 +350,7 @@ def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent
     indptr = PackedBounds.pack(adjacency.indptr)
     weight = sums = None
     if adjacency.weight is not None:
-        weight = PackedWeights.pack(adjacency.weight)
+        weight = PackedWeights.pack(adjacency.weight, adjacency.signed_weight)
         sums = RunningWeights(weight, indptr)
     progress(stage, 1.0)
     packed: Any = {"indptr": indptr, "indices": indices, "weight": weight, "cumweight": sums}
@@ -389,7 +402,7 @@ def columns_of(
     num_edges: int,
     num_sources: int,
     num_destinations: int,
-    has_weight: bool,
+    schema: EdgeTypeSchema,
     where: Path,
 ) -> dict[str, Any]:
     """`indptr`, `indices`, `weight` and `cumweight` of an `Adjacency` from `stored`.
@@ -404,7 +417,7 @@ def columns_of(
     wrong = _wrong_bounds(groups, longs, num_destinations) or _wrong_ids(offsets, data, num_edges, bits)
     indptr = PackedBounds(groups, longs, num_destinations + 1)
     columns: dict[str, Any] = {"weight": None, "cumweight": None}
-    if has_weight and not wrong:
+    if schema.has_weight and not wrong:
         codes, scale, sums = arrays["weight_codes"], arrays["weight_scale"], arrays["weight_sums"]
         shapes = (codes.shape, scale.shape, sums.shape)
         if shapes != ((num_edges,), (1,), (num_sums(num_edges),)):
@@ -416,7 +429,7 @@ def columns_of(
         elif not (math.isfinite(scale[0]) and scale[0] > 0):
             wrong = f"weight_scale is {scale[0]}, not above 0"
         else:
-            columns["weight"] = PackedWeights(codes, sums, scale)
+            columns["weight"] = PackedWeights(codes, sums, scale, schema.signed_weight)
             columns["cumweight"] = RunningWeights(columns["weight"], indptr)
     if wrong:
         raise GraphError(f"{where} is damaged: {wrong}; copy or build the graph again")

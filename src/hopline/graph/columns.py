@@ -104,17 +104,9 @@ def _not_numbers(value: Any) -> str:
 def weights(value: Any, what: str, rows: int) -> FloatArray:
     """Edge weights float32 [rows], read-only.
 
-    Raises: GraphError: a number of rows other than `rows`, NaN, infinite or negative weights.
+    Raises: GraphError: a number of rows other than `rows`, NaN or infinite weights.
     """
-    column = vector(value, what, rows)
-    result = matrix(column, what, rows=rows).reshape(-1)
-    negative = np.flatnonzero(result < 0)
-    if len(negative):
-        raise GraphError(
-            f"{what}: {len(negative)} weights are negative; the first is {result[negative[0]]} at edge "
-            f"{negative[0]}. Weights must be >= 0; give signed numbers as edge attributes instead"
-        )
-    return result
+    return matrix(vector(value, what, rows), what, rows=rows).reshape(-1)
 
 
 def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Numba chooses by type, when it compiles: code for plain arrays is what it would be without this file.
 Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
-sums, scale), with addresses 0 where there are no weights. Whoever calls keeps the arrays alive.
+sums, scale, code of 0), with addresses 0 where there are no weights. Whoever calls keeps the arrays alive.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def weight_up_to(sums: Any, start: Any, position: Any) -> Any:
 
 
 def first_beyond(sums: Any, start: Any, n: Any, bound: Any) -> Any:
-    """Which of the `n` weights of the list from `start` on brings their sum above `bound`; n for none."""
+    """Which of the `n` weights of the list from `start` on brings their sum above `bound`; n for none.
+
+    Needs sums that ascend: no weight may be negative.
+    """
 
 
 def _is_packed(what: Any) -> bool:
@@ -131,7 +134,9 @@ def _has_weights(weights):  # type: ignore[no-untyped-def]
 @overload(weight_at, jit_options=_INLINE)
 def _weight_at(weights, position):  # type: ignore[no-untyped-def]
     if _is_packed(weights):
-        return lambda weights, position: np.float32(load_byte(weights[0] + position) * weights[2])
+        return lambda weights, position: np.float32(
+            (load_byte(weights[0] + position) - weights[3]) * weights[2]
+        )
     return lambda weights, position: weights[position]
 
 
@@ -141,11 +146,13 @@ def _weight_up_to(sums, start, position):  # type: ignore[no-untyped-def]
         return lambda sums, start, position: sums[position]
 
     def of_codes(sums, start, position):  # type: ignore[no-untyped-def]
-        codes_at, sums_at, scale = sums
+        codes_at, sums_at, scale, zero = sums
         end = position + 1
+        of_zeros = zero * (end - start)
         if end - start <= FEW:
-            return scale * np.float64(sum_of_bytes(codes_at + start, codes_at + end))
-        return scale * np.float64(code_sum(codes_at, sums_at, end) - code_sum(codes_at, sums_at, start))
+            return scale * np.float64(sum_of_bytes(codes_at + start, codes_at + end) - of_zeros)
+        total = code_sum(codes_at, sums_at, end) - code_sum(codes_at, sums_at, start)
+        return scale * np.float64(total - of_zeros)
 
     return of_codes
 
@@ -167,7 +174,7 @@ def _first_beyond(sums, start, n, bound):  # type: ignore[no-untyped-def]
         return search
 
     def search_blocks(sums, start, n, bound):  # type: ignore[no-untyped-def]
-        codes_at, sums_at, scale = sums
+        codes_at, sums_at, scale, _ = sums  # of unsigned weights: their code of 0 is 0
         end = start + n
         at, total = start, np.int64(0)
         if n > FEW:

@@ -63,7 +63,7 @@ class EdgeFile:
         src, dst: columns of the ends; in a text file without a header the first two columns have these
             names too.
         attr, time, weight: columns of the attributes, the time and the weight.
-        undirected, time_unit: as in `EdgeTable`.
+        undirected, time_unit, signed_weight: as in `EdgeTable`.
         rounded, text, missing: as in `NodeFile`.
     """
 
@@ -78,6 +78,7 @@ class EdgeFile:
     rounded: Sequence[str] = ()
     text: TextFormat = field(default_factory=TextFormat)
     missing: Missing = field(default_factory=Missing)
+    signed_weight: bool = False
 
 
 def read_tables(
@@ -171,6 +172,7 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
         attr_names=file.attr,
         undirected=file.undirected,
         time_unit=file.time_unit,
+        signed_weight=file.signed_weight,
     )
 
 
@@ -188,6 +190,7 @@ def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
         weight=arrays.get("edge_weight"),
         undirected=file.undirected,
         time_unit=file.time_unit,
+        signed_weight=file.signed_weight,
     )
 
 

@@ -51,12 +51,14 @@ class Adjacency:
             `indptr` and the weights are unpacked as they are indexed.
         time: int64 [E] or None.
         attr: float32 [E, d_e] or None.
-        weight: float32 [E], >= 0, or None.
+        weight: float32 [E] or None.
         cumweight: float64 [E], inclusive running sum of `weight` within each destination's list; None
             without weights.
         has_self_loops: a node is its own in-neighbour; always False where the node types differ.
         max_degree: the largest in-degree.
         stored_time_range: what `time_range` answers, where it is known without a look at `time`.
+        signed_weight: weights may be negative, so that `cumweight` does not ascend: it has the sums of
+            lists, and nothing can be drawn with it.
     """
 
     src: str
@@ -71,6 +73,7 @@ class Adjacency:
     has_self_loops: bool
     max_degree: int
     stored_time_range: tuple[int, int] | None = None
+    signed_weight: bool = False
 
     @property
     def key(self) -> str:

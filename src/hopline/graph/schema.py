@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Literal
 from urllib.parse import quote
 
@@ -52,6 +53,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         has_weight: edges carry a weight.
         time_unit: what the times count since 1970: "s", "ms", "us" or "ns"; empty where that is unknown.
             All edge types of a graph that have a unit have the same one.
+        signed_weight: weights may be negative. Edges are not sampled by such weights.
     """
 
     src: str
@@ -62,6 +64,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     has_time: bool = False
     has_weight: bool = False
     time_unit: str = ""
+    signed_weight: bool = False
 
     @property
     def key(self) -> str:
@@ -86,12 +89,23 @@ class GraphSchema(msgspec.Struct, frozen=True):
         for edge in plain["edge_types"].values():
             if not edge["time_unit"]:  # graphs and models of before there were units keep their hashes
                 del edge["time_unit"]
+            if not edge["signed_weight"]:  # as above, of before weights could be negative
+                del edge["signed_weight"]
         return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def time_unit(self) -> str:
         """The unit of all edge times, "" where it is unknown or there are none."""
         return next((edge.time_unit for edge in self.edge_types.values() if edge.time_unit), "")
+
+    def signed(self, keys: Iterable[str]) -> list[str]:
+        """Name each edge type among `keys` by whose weights edges cannot be sampled, since some may be
+        negative: one sentence for each; empty where there is none."""
+        return [
+            f"edge type {key!r} has negative weights, or may have them; sampling 'weighted' needs weights >= 0"
+            for key in sorted(keys)
+            if key in self.edge_types and self.edge_types[key].signed_weight
+        ]
 
     def differences(self, other: GraphSchema) -> list[str]:
         """Name everything in a graph's schema that a model packaged for this one cannot use.

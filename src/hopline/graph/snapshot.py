@@ -59,6 +59,7 @@ class Graph:
         edge_time: Any = None,
         edge_weight: Any = None,
         time_unit: str = "",
+        signed_weight: bool = False,
         by_row: bool = False,
         feature_names: Sequence[str] = (),
         attr_names: Sequence[str] = (),
@@ -77,7 +78,7 @@ class Graph:
             num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1, which
                 is refused where it is far larger than the number of edges, as of ids it is.
             ids: N distinct ids, all integers or all strings.
-            edge_attr, edge_time, edge_weight, time_unit, by_row: as in `EdgeTable`.
+            edge_attr, edge_time, edge_weight, time_unit, signed_weight, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
             undirected: add the reverse of every edge; nothing, where every edge has it already.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
@@ -87,7 +88,15 @@ class Graph:
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
         table = EdgeTable(
-            edges, edge_attr, edge_time, edge_weight, attr_names, by_row, undirected, time_unit
+            edges,
+            edge_attr,
+            edge_time,
+            edge_weight,
+            attr_names,
+            by_row,
+            undirected,
+            time_unit,
+            signed_weight,
         )
         return cls.from_tables(
             {NODE_TYPE: nodes}, {EDGE_TYPE: table}, feature_dtype=feature_dtype, progress=progress

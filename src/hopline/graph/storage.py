@@ -36,7 +36,8 @@ from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import AnyArray
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
-FORMAT_VERSION = 4
+#: 5: weights may be negative.
+FORMAT_VERSION = 5
 #: The oldest one whose packed edges are read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -148,6 +149,8 @@ def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
     packed = any(codec.is_compressed(part) for part in edges.values())
+    if any(part.signed_weight for part in edges.values()):
+        return 5
     return 4 if schema.time_unit else 3 if packed else 2 if kinds & narrow.CODES.keys() else 1
 
 
@@ -250,7 +253,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
                     f"{where}: its edges are packed as format {manifest.format} had it, which this Hopline "
                     "does not read; build the graph again"
                 )
-            columns = codec.columns_of(below, *counts, schema.has_weight, where)
+            columns = codec.columns_of(below, *counts, schema, where)
         else:
             names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
             columns = {"weight": None, "cumweight": None} | {name: below[name] for name in names}
@@ -264,6 +267,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             has_self_loops=known.has_self_loops,
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
+            signed_weight=schema.signed_weight,
         )
     return edges
 

@@ -55,6 +55,7 @@ def induced_tables(
             attr_names=schema.edge_types[key].attr_names,
             by_row=True,
             time_unit=schema.edge_types[key].time_unit,
+            signed_weight=schema.edge_types[key].signed_weight,
         )
     return node_tables, edge_tables
 

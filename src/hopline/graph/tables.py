@@ -42,13 +42,15 @@ class EdgeTable:
             numbers where it has none); a member of the pair may be `Encoded`.
         attr: [E, d_e] numbers; an [E] vector is one column.
         time: [E] integers in one unit of the caller's choice, or NumPy datetimes.
-        weight: [E] numbers >= 0.
+        weight: [E] finite numbers.
         attr_names: d_e names, or empty.
         by_row: `edges` are row numbers even where the node types have ids.
         undirected: add the reverse of every edge that is no self-loop, with the same columns. Nothing is
             added where all edges have theirs already; where only some have it, they are refused.
         time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are brought to it. Empty means
             unknown, for datetimes their own unit.
+        signed_weight: weights may be negative, though these are not: a live graph then takes edges with
+            negative weights. Where one of `weight` is negative, they may be without it.
     """
 
     edges: Any
@@ -59,6 +61,7 @@ class EdgeTable:
     by_row: bool = False
     undirected: bool = False
     time_unit: str = ""
+    signed_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

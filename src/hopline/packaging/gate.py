@@ -237,7 +237,7 @@ def _labels(task: str, probabilities: Tensor) -> AnyArray:
     """Labels as float64, NaN where two answers are too close for a float32 model to tell apart."""
     if task == "multiclass":
         best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
-        close = (best.values[:, 0] - best.values[:, -1]) < _MARGIN
+        close = ~((best.values[:, 0] - best.values[:, -1]) >= _MARGIN)  # NaN too
         return np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
     close = (probabilities - 0.5).abs() < _MARGIN
     return np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())

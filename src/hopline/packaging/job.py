@@ -39,7 +39,7 @@ from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
-from hopline.packaging.settings import Fanouts, num_hops, resolve_fanouts
+from hopline.packaging.settings import Fanouts, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.whole import SLOTS_FILE, write_whole
@@ -203,6 +203,7 @@ class Job:
                 folder, spec, self.model, self.binding, self.check, self.targets[0], self.node_head, reason,
                 inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
             )  # fmt: skip
+            check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
             self.progress("whole", 1.0)
             spec = self.judge(folder, spec)
@@ -269,6 +270,7 @@ class Job:
         splitter = Splitter(traced, lower(traced, self.binding), finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
+        check_signs(spec.sampling, self.graph.schema, edge_types)
         spec = msgspec.structs.replace(
             spec,
             num_layers=splitter.num_layers,

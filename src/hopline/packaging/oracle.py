@@ -217,8 +217,8 @@ def _gcn(
         src, dst, weight = src[~loops], dst[~loops], weight[~loops]
     degree = loop_weight.copy()
     np.add.at(degree, dst, weight)
-    with np.errstate(divide="ignore"):
-        scale = np.where(degree > 0, degree**-0.5, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where(degree != 0, degree**-0.5, 0.0)  # NaN where it is negative, as in PyG
     np.add.at(total, dst, rows[src] * (weight * scale[src] * scale[dst])[:, None])
     if own is not None:
         total += own * (loop_weight * scale * scale)[:, None]

@@ -72,3 +72,17 @@ def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSche
         raise PackagingError("sampling 'weighted' needs edge weights, which no edge type of the graph has")
     if max_degree is not None and max_degree < 1:
         raise PackagingError(f"max_degree must be at least 1; got {max_degree}")
+
+
+def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[str]) -> None:
+    """Check that edges that are sampled by weight have none below 0.
+
+    Args:
+        edge_types: keys of the edge types that the model reads.
+
+    Raises:
+        PackagingError: naming each edge type with such weights.
+    """
+    signed = schema.signed(edge_types) if sampling == "weighted" else []
+    if signed:
+        raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' takes any)")

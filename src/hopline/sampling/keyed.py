@@ -291,7 +291,7 @@ class Sampler:
     Args:
         adjacency: the edge type's in-neighbour lists.
         fanout: neighbours for each node; -1 means all.
-        mode: "uniform", "recent" (needs edge times) or "weighted" (needs edge weights).
+        mode: "uniform", "recent" (needs edge times) or "weighted" (needs edge weights, all >= 0).
         key: from `layer_key`.
         max_degree: hard cap for fanout -1 and above; None means no cap.
 
@@ -299,7 +299,8 @@ class Sampler:
         packed: the lists are compressed.
 
     Raises:
-        ArtifactError: the mode needs times or weights that the adjacency lacks.
+        ArtifactError: the mode needs times or weights that the adjacency lacks, or weights that are not
+            negative.
     """
 
     def __init__(
@@ -316,6 +317,10 @@ class Sampler:
             raise ArtifactError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
         if mode == "weighted" and adjacency.cumweight is None:
             raise ArtifactError(f"sampling 'weighted' needs edge weights, which {adjacency.key} lacks")
+        if mode == "weighted" and adjacency.signed_weight:
+            raise ArtifactError(
+                f"sampling 'weighted' needs weights >= 0; those of {adjacency.key} may be negative"
+            )
         if max_degree is not None:
             fanout = max_degree if fanout < 0 else min(fanout, max_degree)
         self.adjacency = adjacency
@@ -378,7 +383,7 @@ class Sampler:
 
 
 #: As kernels take packed weights, see `edge_data.py`.
-_NO_PACKED_WEIGHTS = (0, 0, 0.0)
+_NO_PACKED_WEIGHTS = (0, 0, 0.0, 0)
 
 
 def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:

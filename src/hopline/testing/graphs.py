@@ -10,7 +10,7 @@ import numpy as np
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import IdArray
 
-_EDGE = re.compile(r"^(?P<src>[^>@*]+)>(?P<dst>[^>@*]+)(@(?P<time>-?\d+))?(\*(?P<weight>[\d.]+))?$")
+_EDGE = re.compile(r"^(?P<src>[^>@*]+)>(?P<dst>[^>@*]+)(@(?P<time>-?\d+))?(\*(?P<weight>-?[\d.]+))?$")
 
 
 def power_law_edges(num_nodes: int, num_edges: int, seed: int = 0, *, exponent: float = 3.0) -> IdArray:

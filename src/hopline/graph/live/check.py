@@ -25,6 +25,11 @@ _NO_INTS = np.empty(0, np.int64)
 _NOTHING = np.empty((0, 0), np.float32)
 #: Edges and added nodes that are named in a message.
 _SHOWN = 40
+#: Why a negative weight is refused.
+NOT_SIGNED = (
+    "{!r} is negative, and the graph was built without negative weights; build it with "
+    "--signed-weights (EdgeTable.signed_weight) to take them"
+)
 
 Reject = Callable[[NDArray[np.bool_], AnyArray, str, Callable[[int], str]], None]
 
@@ -267,13 +272,18 @@ def _check_edges(
             reject(adds, order, "no_weight", lambda _: f"edges of {key!r} have weights; give `weight`")
         else:
             weight = np.ascontiguousarray(edges.weight, np.float32)
-            bad = adds & ~(np.isfinite(weight) & (weight >= 0))
+            finite = np.isfinite(weight)
             reject(
-                bad,
+                adds & ~finite,
                 order,
                 "not_finite",
-                lambda at: f"weight {weight[at]} of {key!r} is not finite and >= 0",
+                lambda at: f"weight {weight[at]} of {key!r} is not finite",
             )
+            if not schema.signed_weight:
+                reject(
+                    adds & (weight < 0), order, "negative_weight",
+                    lambda at: f"weight {weight[at]} of {NOT_SIGNED.format(key)}",
+                )  # fmt: skip
     attr = _NOTHING
     if schema.attr_dim:
         if edges.attr is None:

@@ -72,7 +72,9 @@ def _node_table(node: NodeTypeSchema) -> NodeTable:
 def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
     ends = np.arange(_NODES)
     time, weight, attr = _columns(edge, _NODES)
-    return EdgeTable((ends, ends[::-1].copy()), attr, time, weight, by_row=True)
+    return EdgeTable(
+        (ends, ends[::-1].copy()), attr, time, weight, by_row=True, signed_weight=edge.signed_weight
+    )
 
 
 def _batches(schema: GraphSchema) -> Iterator[Changes]:

@@ -106,6 +106,7 @@ class LiveAdjacency:
         indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
         clock: whose version holds.
         has_self_loops: whether there may be some.
+        signed_weight: whether weights may be negative, now or later.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class LiveAdjacency:
         self.cumweight = own.cumweight if room.has_weight else None
         self.attr = own.attr if room.attr_dim else None
         self.has_self_loops = room.src == room.dst
+        self.signed_weight = reader.schema.edge_types[key].signed_weight
 
     @property
     def key(self) -> str:
@@ -344,4 +346,5 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
         cumweight=copied(edge.cumweight),
         has_self_loops=loops,
         max_degree=longest,
+        signed_weight=edge.signed_weight,
     )
