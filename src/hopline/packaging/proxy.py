@@ -9,6 +9,7 @@ Changes in place are noted with the values that they change; `functional.py` tak
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,13 @@ class ValueProxy(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # isinstance(x, Tensor) in the user's code
+        asking = sys._getframe(1)
+        # torch's own code hands what it takes for a tensor to C, which does not look again
+        if (
+            asking.f_globals.get("__name__", "").split(".")[0] == "torch"
+            and asking.f_code.co_name != "is_tensor"
+        ):
+            return ValueProxy
         value = value_of(object.__getattribute__(self, "node"))
         return type(value) if isinstance(value, Tensor | tuple | list) else ValueProxy
 
