@@ -213,7 +213,7 @@ ONE = np.array([0])
          "no_time", "give `time`"),
         (EdgeChanges(["u0"], np.array([1000]), np.array([False]), ONE, ONE), "no_weight", "give `weight`"),
         (EdgeChanges(["u0"], np.array([1000]), np.array([False]), ONE, ONE, None, -np.ones(1, np.float32)),
-         "negative_weight", "weight -1.0 of 'user__buys__item' is negative, and the graph was built without"),
+         "negative_weight", "weight -1.0 of 'user__buys__item' is negative, and the graph was built"),
         (EdgeChanges(["u0"], np.array([1000]), np.array([True]), ONE, np.array([10**9])), "no_edge", "no"),
         (NodeChanges(["u0"], np.array([True]), USER_ROW, ONE), "node_exists", "set its features"),
         (NodeChanges(["new"], np.array([False]), USER_ROW, ONE), "unknown_node", "'new'"),
