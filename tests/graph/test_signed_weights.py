@@ -1,6 +1,7 @@
 """Weights may be negative: they are kept as they are, and a graph says that it has them."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def ratings(seed=0, *, whole=True, num_nodes=50, num_edges=600):
 def sums_of_lists(edges):
     """The running sums of each list, one list after the other."""
     weight, indptr = np.asarray(edges.weight, np.float64), np.asarray(edges.indptr)
-    lists = [np.cumsum(weight[a:b]) for a, b in zip(indptr[:-1], indptr[1:], strict=True)]
+    lists = [np.cumsum(weight[a:b]) for a, b in pairwise(indptr)]
     return np.concatenate(lists)
 
 

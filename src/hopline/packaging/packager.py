@@ -264,17 +264,6 @@ class Job:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
         check_task(self.task, self.rows.shape[1], classes)
-        without = int((~np.isfinite(self.rows)).any(axis=1).sum())
-        if without:
-            self.notes.append(
-                f"{without} of {len(self.rows)} answers of the model on the check's graph are NaN or infinite, "
-                "and are served as they are"
-                + (
-                    ": GCN's normalisation is NaN where a node's weights add up to less than 0"
-                    if any(edge.signed_weight for edge in self.graph.schema.edge_types.values())
-                    else ""
-                )
-            )
         check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         if not self.pooled:
             check_sizes(self.reference, self.probe, self.pairs, self.rows)
