@@ -43,6 +43,15 @@ def test_build_then_info(tables):
     assert described["node_types"]["node"]["id_kind"] == "string"
 
 
+def test_weights_of_files_may_be_negative_or_be_said_to_become_so(tmp_path):
+    for weight, said in ((-1, []), (1, ["--signed-weights"])):
+        (tmp_path / "e.csv").write_text(f"src,dst,w\na,b,{weight}\n")
+        options = ("--weight", "w", *said, "--out", tmp_path / "g", "--overwrite")
+        assert run("build", tmp_path / "e.csv", *options).exit_code == 0
+        described = json.loads(run("info", tmp_path / "g", "--json").stdout)
+        assert described["edge_types"]["node__to__node"]["signed_weight"] is True
+
+
 def test_build_of_several_types(tmp_path):
     np.save(tmp_path / "u.npy", np.ones((3, 2)))
     np.save(tmp_path / "i.npy", np.ones((2, 1)))

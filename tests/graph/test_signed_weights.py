@@ -84,7 +84,7 @@ def test_a_subgraph_stays_signed_though_none_of_its_weights_is_negative():
 def test_schema_names_edge_types_that_cannot_be_sampled_by_weight():
     schema = ratings().schema
     (named,) = schema.signed([EDGE, "other"])
-    assert "edge type 'node__to__node' has negative weights" in named
+    assert "weights of edge type 'node__to__node' may be negative" in named
     assert schema.signed(["other"]) == drawn("a>b@1*1").schema.signed([EDGE]) == []
 
 

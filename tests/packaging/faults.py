@@ -13,7 +13,7 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from hopline.packaging import arguments, lower, pack, packager, proxy, split, trace
+from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, trace
 from hopline.packaging.dense import base, gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
 
 FAULTS = {}
@@ -274,7 +274,7 @@ def change_weights(patch, change, name):
                 tensor.CopyFrom(numpy_helper.from_array(change(array.copy()), tensor.name))
         onnx.save(written, path)
 
-    after(patch, packager, "export_stage", wrong)
+    after(patch, job, "export_stage", wrong)
 
 
 @fault("files", "sage")
@@ -320,12 +320,12 @@ def packed_inputs_are_in_another_order(patch):
 
 @fault("activation", "sigmoid")
 def activation_of_the_module_is_applied_again(patch):
-    patch.setattr(packager, "logits_below", lambda traced, output, task: output)
+    patch.setattr(job, "logits_below", lambda traced, output, task: output)
 
 
 @fault("activation", "sigmoid", runtime="torch")
 def inverse_of_the_activation_is_left_out(patch):
-    patch.setattr(packager, "ToLogits", lambda task: torch.nn.Identity())
+    patch.setattr(job, "ToLogits", lambda task: torch.nn.Identity())
 
 
 def fields(struct):

@@ -19,7 +19,7 @@ from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import PackagingError
-from hopline.packaging import package, packager
+from hopline.packaging import job, package
 from hopline.packaging.check_graph import CheckGraph
 from hopline.types import ScoreRequest
 from tests.packaging import engine_faults  # noqa: F401  # adds its own
@@ -221,7 +221,7 @@ def written(folder, name, runtime):
 
 def keep_files(patch, model, files):
     """Write what the exporter, which takes most of the time, has written before for the same model."""
-    right = packager.export_stage
+    right = job.export_stage
 
     def export(module, inputs, widths, path):
         if (model, path.name) in files:
@@ -231,7 +231,7 @@ def keep_files(patch, model, files):
             right(module, inputs, widths, path)
             files[model, path.name] = path.read_bytes()
 
-    patch.setattr(packager, "export_stage", export)
+    patch.setattr(job, "export_stage", export)
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,17 @@ def hooked(kind):
             conv.lin_l.register_forward_hook(clamp)
         case "replaced":
             conv.message = lambda x_j: x_j.clamp(max=1e4)
+        case "patched layer":
+            true = conv.lin_l.forward
+            conv.lin_l.forward = lambda x: true(x).clamp(max=1e4)
         case "another layer":
             conv.lin_l = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(-1e4, 1e4))
     return conv
 
 
-@pytest.mark.parametrize("kind", ["forward", "message", "inner", "replaced", "another layer"])
+@pytest.mark.parametrize(
+    "kind", ["forward", "message", "inner", "replaced", "patched layer", "another layer"]
+)
 def test_what_was_added_to_a_conv_is_never_lost(kind, tmp_path):
     """It acts on values that no check reaches, so only its being there can tell."""
     try:
@@ -103,3 +108,31 @@ def _targets(graph):
     return torch.repeat_interleave(
         torch.arange(len(indptr) - 1), torch.diff(torch.from_numpy(indptr.copy()))
     ).numpy()
+
+
+def test_a_class_that_was_patched_is_not_what_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(pyg.SAGEConv, "message", lambda self, x_j: x_j.clamp(max=1e4))
+    report = package(Two(), tmp_path)
+    assert report.spec.runtime == "torch"
+    assert "its message was replaced" in report.spec.why_whole
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x, _: torch.pow(x, 2),
+        lambda x, _: torch.where(x > 0.5, x, 0.0),
+        lambda x, _: torch.remainder(x, 3.0),
+        lambda x, _: x * torch.isin(x.round(), 1.0),
+        lambda x, _: x * 2 if torch.is_tensor(x) and isinstance(x, torch.Tensor) else x,
+    ],
+    ids=["pow", "where", "remainder", "isin", "isinstance"],
+)
+def test_calls_that_torch_reads_in_c_are_traced(before, tmp_path):
+    """A traced value that calls itself a tensor ends the process in these."""
+    assert package(Two(before), tmp_path).spec.runtime == "onnx"
+
+
+def test_a_program_for_a_bounded_number_of_rows_is_refused(tmp_path):
+    with pytest.raises(PackagingError, match="at most 512 nodes"):
+        package(Two(lambda x, _: torch.cat([part * 2 for part in x.split(512)])), tmp_path)

@@ -102,8 +102,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
         """Name each edge type among `keys` by whose weights edges cannot be sampled, since some may be
         negative: one sentence for each; empty where there is none."""
         return [
-            f"edge type {key!r} has negative weights, or may have them; sampling 'weighted' needs "
-            "weights >= 0"
+            f"weights of edge type {key!r} may be negative; sampling 'weighted' needs weights >= 0"
             for key in sorted(keys)
             if key in self.edge_types and self.edge_types[key].signed_weight
         ]

@@ -12,7 +12,7 @@ import numpy as np
 from torch import fx, nn
 
 from hopline.artifact import Head, ModelSpec, Stage
-from hopline.errors import NotServable, PackagingError
+from hopline.errors import NotServable, PackagingError, ParityError
 from hopline.graph.progress import Progress
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
@@ -85,6 +85,7 @@ class Job:
     are_probabilities: bool = False
     pooled: bool = False
     embedding: Rows | None = None
+    whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
         """Have the user's module answer on a real graph and on the probe.
@@ -97,7 +98,7 @@ class Job:
         self.check = CheckGraph.of(self.graph, check_nodes)
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         hops = num_hops(self.fanouts)
-        max_degree = max((edges.max_degree for edges in self.graph.edges.values()), default=0)
+        max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
         self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree)
         try:
             self.pooled = self.reference.is_pooled(self.check)
@@ -188,6 +189,9 @@ class Job:
         why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)
         if not why:
             return reason
+        if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
+            # it has fewer convolutions than that, and would be refused in stages for the number of fanouts
+            why += ", runtime='torch'"
         return NotServable(f"the model cannot be served node by node: {why}. What was seen: {reason}")
 
     def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
@@ -197,6 +201,7 @@ class Job:
             NotServable, ParityError, PackagingError: as `package`.
         """
         self.figures.clear()
+        self.whole_because = reason
         self.progress("whole", 0.0)
         try:
             spec = write_whole(

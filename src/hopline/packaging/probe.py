@@ -34,12 +34,14 @@ class Probe:
         check: the same as plain arrays.
         real: the real part alone.
         hops: that strangers' chains are longer than.
+        asked: places of strangers that are asked for, counted from the first stranger of a type.
     """
 
     graph: Graph
     check: CheckGraph
     real: CheckGraph
     hops: int
+    asked: IdArray
 
     @classmethod
     def of(
@@ -66,13 +68,17 @@ class Probe:
         if wide:
             check = beside(check, widened(strangers(real, hops, rng), rng))
         graph = graph_of(check, timed)
-        return cls(graph, CheckGraph.of(graph), real, hops)
+        core = _core(hops)
+        first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
+        beginnings = (0, first - core - _HUB_EDGES) if wide else (0,)
+        asked = np.concatenate([at + np.arange(core) for at in beginnings])
+        return cls(graph, CheckGraph.of(graph), real, hops, asked)
 
     def seeds(self, node_type: str, most: int) -> IdArray:
         """Nodes to ask for: real ones from the least to the largest in-degree, and strangers.
 
         Args:
-            most: of each of these two.
+            most: real nodes.
 
         Returns: distinct rows, int64.
         """
@@ -83,9 +89,7 @@ class Probe:
                 degree += np.diff(edges.indptr)
         order = np.argsort(degree, kind="stable")
         picks = np.unique(np.linspace(0, num_real - 1, min(most, num_real)).astype(np.int64))
-        drawn = np.arange(num_real, self.check.num_nodes(node_type))
-        kept = np.unique(np.linspace(0, len(drawn) - 1, min(len(drawn), most)).astype(np.int64))
-        return np.concatenate([order[picks], drawn[kept]])
+        return np.concatenate([order[picks], num_real + self.asked])
 
 
 def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
@@ -114,12 +118,21 @@ def strangers(real: CheckGraph, hops: int, rng: np.random.Generator, max_degree:
         hops: chains have more than twice as many steps.
         max_degree: in-neighbours of the hub, within bounds.
     """
-    steps = 2 * hops + 4
+    steps = _steps(hops)
     crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
-    count = steps * _WIDTH + _ISOLATED + 1 + crowd
+    count = _core(hops) + crowd
     features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
     edges = {key: _drawn(part, steps, crowd, rng) for key, part in real.edges.items()}
     return CheckGraph(features, edges)
+
+
+def _steps(hops: int) -> int:
+    return 2 * hops + 4
+
+
+def _core(hops: int) -> int:
+    """Strangers of a type but for those that only point to the hub."""
+    return _steps(hops) * _WIDTH + _ISOLATED + 1
 
 
 def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) -> CheckGraph:
@@ -127,7 +140,7 @@ def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) ->
     features = {}
     for name, rows in graph.features.items():
         whole = (rows == np.rint(rows)).all(axis=0)
-        scale = rng.choice(np.array([-factor, -1.0, 1.0, factor], np.float32), rows.shape)
+        scale = rng.choice(np.array([-factor, -1.0, 0.0, 1.0, factor], np.float32), rows.shape)
         features[name] = np.where(whole[None, :], rows, rows * scale)
     return CheckGraph(features, graph.edges)
 

@@ -20,7 +20,7 @@ from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, Messag
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.functional import without_changes
-from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, is_container
+from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, is_container
 from hopline.packaging.reference import eval_copy
 
 #: Folders whose frames are not the user's source.
@@ -183,7 +183,7 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
     root = _Root(model, binding)
     tracer = _Tracer({name: value.clone() for name, value in slots.items()})
     try:
-        with torch.no_grad():
+        with torch.no_grad(), as_their_values():
             graph = tracer.trace(root)
     except PackagingError:
         raise

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.utils._sympy.numbers import int_oo
 from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
@@ -26,6 +27,8 @@ from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
 
 FILE = "whole.pt2"
+#: A program that takes fewer rows than this is bound to a number in the model's code.
+_MOST_ROWS = 1 << 20
 SLOTS_FILE = "whole.json"
 
 
@@ -129,6 +132,16 @@ class _Used(dict[str, Tensor]):
         return super().__getitem__(key)
 
 
+def _check_sizes(program: Any) -> None:
+    """Raises: PackagingError: the program takes no more than some number of nodes or edges."""
+    for bounds in program.range_constraints.values():
+        if bounds.upper != int_oo and int(bounds.upper) < _MOST_ROWS:
+            raise PackagingError(
+                f"the model works for at most {int(bounds.upper)} nodes or edges at a time, as "
+                "torch.export found: a slice, split or branch by a fixed number of rows. Take it out"
+            )
+
+
 def write_whole(
     folder: Path,
     spec: ModelSpec,
@@ -181,6 +194,7 @@ def write_whole(
             f"the model can be packaged neither split nor whole. Split: {reason}. Whole: torch.export "
             f"refuses it: {type(error).__name__}: {first}"
         ) from error
+    _check_sizes(program)
     (folder / SLOTS_FILE).write_bytes(
         msgspec.json.encode(
             {

@@ -96,8 +96,8 @@ class Rejected:
     Attributes:
         order: its position in the batch.
         code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "no_time",
-            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of what is not there),
-            "bad_id" or "full".
+            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of what is not there), "bad_id"
+            or "full".
         reason: what was wrong and what would be right.
     """
 

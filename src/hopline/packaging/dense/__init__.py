@@ -53,11 +53,17 @@ def _changed(conv: nn.Module) -> str:
         ]
         if hooks:
             return f"{name or 'it'} has hooks"
-    own = [name for name in vars(conv) if name in _METHODS]
-    if own:
-        return f"its {own[0]} was replaced"
+        if "forward" in vars(part):
+            return f"the forward of {name or 'it'} was replaced"
+    for name in _METHODS:
+        method = getattr(type(conv), name, None)
+        ours = name not in vars(conv) and str(getattr(method, "__module__", "")).startswith(
+            "torch_geometric"
+        )
+        if method is not None and not ours:
+            return f"its {name} was replaced"
     for name, part in conv.named_children():
-        if name.startswith("lin") and type(part) not in (nn.Linear, pyg.Linear):
+        if name.startswith(("lin", "res")) and type(part) not in (nn.Linear, pyg.Linear):
             return f"its {name} is {type(part).__name__}"
     return ""
 
