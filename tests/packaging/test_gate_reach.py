@@ -111,8 +111,9 @@ def _targets(graph):
 
 
 def test_a_class_that_was_patched_is_not_what_it_was(tmp_path, monkeypatch):
+    model = Two()
     monkeypatch.setattr(pyg.SAGEConv, "message", lambda self, x_j: x_j.clamp(max=1e4))
-    report = package(Two(), tmp_path)
+    report = package(model, tmp_path)
     assert report.spec.runtime == "torch"
     assert "its message was replaced" in report.spec.why_whole
 

@@ -335,7 +335,7 @@ def test_link_heads_score_pairs_of_two_types(tmp_path):
 def test_a_large_graph_is_checked_on_a_sample(tmp_path):
     graph = homogeneous(num_nodes=3000, num_edges=20000)
     report = package(pyg.SAGEConv(6, 3), graph, tmp_path, check_nodes=200)
-    assert 200 < report.spec.parity["check_nodes"]["node"] < 400
+    assert 200 < report.spec.parity["check_nodes"]["node"] < 1000
     assert report.spec.parity["check_edges"]["node__to__node"] > 0
 
 
