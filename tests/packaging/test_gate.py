@@ -78,6 +78,18 @@ class Dropped(Two):
         return F.dropout(h.relu(), 0.5)
 
 
+class OneHot(Two):
+    """It has as many columns as the largest code of the graph, 37, needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(38, 6)
+
+    def forward(self, x, edge_index):
+        codes = (x.abs() * 10).long().clamp(max=40).max(dim=1).values
+        return super().forward(self.lin(F.one_hot(codes).float()), edge_index)
+
+
 class BySize(Two):
     def middle(self, h):
         return h.relu() if h.size(0) < 5000 else h.tanh()
@@ -98,6 +110,7 @@ class BySize(Two):
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
         (Two(last=pyg.SAGEConv(8, 3, aggr="lstm")), 2, "order in which edges are listed"),
         (BySize(), 2, "how many nodes or edges there are"),
+        (OneHot(), 2, "one_hot.*give the number"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )

@@ -161,6 +161,11 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
 
 
 def _one_size(error: PackagingError) -> str:
+    if "shapes cannot be multiplied" in str(error):
+        return (
+            f"a width in it depends on which nodes there are ({error}), as of one_hot(x) without "
+            "num_classes: give the number"
+        )
     return (
         f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each "
         "node its number as a feature column and look its embedding up by that column, self.emb(x[:, "

@@ -78,12 +78,9 @@ class Reference:
                 warnings.simplefilter("ignore", UserWarning)  # of torch, about sparse tensors of PyG's own
                 out = self.binding.call(module, slots, sparse=True)
         except Exception as error:  # user code
-            hint = ""
-            if "Long" in str(error) and "Float" in str(error):
-                hint = "; features are float32: look codes up by x[:, 0].long()"
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
-                f"{described(slots)}{hint}"
+                f"{described(slots)}{dtype_hint(error)}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
@@ -192,6 +189,18 @@ def described(slots: dict[str, Tensor]) -> str:
         for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
         if role in ("features", "edge_attr", "edge_weight")
     )
+
+
+def dtype_hint(error: Exception) -> str:
+    """What to write where a model fails for the dtype that it gets; "" for other failures."""
+    text = str(error)
+    if "Long" in text and "Float" in text:
+        return "; features are float32: look codes up by x[:, 0].long()"
+    if "dtype" in text and ("Double" in text or "Half" in text):
+        return (
+            "; models are served in float32: write x.to(self.lin.weight.dtype), not x.double() or x.half()"
+        )
+    return ""
 
 
 def eval_copy(module: nn.Module) -> nn.Module:
