@@ -159,7 +159,11 @@ class Job:
         elif not self.is_link:
             rows = rows[sides[0]]
         embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
-        return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding)
+        rounding = None
+        if not self.pooled:
+            rounding = self.reference.rounding(self.probe.check, self.pairs, self.rows)
+            rounding = rounding if self.is_link else rounding[sides[0]]
+        return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
 
     def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Compare what a server would answer with the module.

@@ -104,6 +104,25 @@ class Reference:
             raise PackagingError(f"the model must answer one tensor of rows; it gave {type(out).__name__}")
         return out
 
+    def rounding(self, graph: CheckGraph, pairs: Pairs | None, rows: Rows) -> NDArray[np.float64]:
+        """How far the module's own answers are off those that it gives in float64, float64 [n].
+
+        Args:
+            rows: its answers on `graph`.
+
+        Returns: for each row the largest of its columns; 0 where the module does not run in float64.
+        """
+        exact = copy.copy(self)
+        exact.module = copy.deepcopy(self.module).double()
+        exact.head = copy.deepcopy(self.head).double() if isinstance(self.head, nn.Module) else self.head
+        exact._dtype = torch.float64
+        try:
+            other = exact.answers(graph, pairs)
+        except PackagingError:
+            return np.zeros(len(rows))
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(np.abs(other - rows), posinf=0.0).max(axis=1, initial=0.0)
+
     def is_pooled(self, graph: CheckGraph) -> bool:
         """Whether the answer is one row for the graph, not a row for each node."""
         states = self.states(graph)
