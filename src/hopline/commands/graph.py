@@ -104,7 +104,7 @@ def build(
     delimiter: Annotated[
         str | None,
         typer.Option(
-            help="Between the cells of text files; default: told from the first lines; ' ': blanks."
+            help="Between the cells of text files; default: detected from the first lines; ' ': blanks."
         ),
     ] = None,
     encoding: Annotated[str, typer.Option(help="Of text files, such as latin-1.")] = "utf-8",

@@ -2,7 +2,7 @@
 
 Numba chooses by type, when it compiles: code for plain arrays is what it would be without this file.
 Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
-sums, scale, code of 0), with addresses 0 where there are no weights. Whoever calls keeps the arrays alive.
+sums, scale, code of 0), with addresses 0 where there are no weights. The caller keeps the arrays alive.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Integers and booleans must be held exactly: they may be codes, whose last bit matters. Of float64 columns
 the same is asked where all values are integers. Else the rounding must be negligible beside what the
 column tells: seconds since 1970 are rounded by up to 64, which is all of the difference between two
-events of one minute; 0.1 is rounded too, and nobody minds.
+events of one minute; 0.1 is rounded too, which does no harm.
 """
 
 from __future__ import annotations

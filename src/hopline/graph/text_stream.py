@@ -1,6 +1,6 @@
 """Delimited text files as one plain form: unpacked, UTF-8, without a header, comments or runs of blanks.
 
-pyarrow reads what comes out. Compression is told by the first bytes, and a damaged or truncated archive
+pyarrow reads what comes out. Compression is detected by the first bytes, and a damaged or truncated archive
 is refused. `records` reads the same file slowly, to say in which line something stands.
 """
 

@@ -21,7 +21,7 @@ def both_directions(
         columns: of the edges, [E] or [E, d]; None for those that there are not.
         what: for error messages.
     Returns: False where no edge has its reverse.
-    Raises: GraphError: some edges have it, or all but with other columns: nobody can tell whether the
+    Raises: GraphError: some edges have it, or all but with other columns: it is unclear whether the
         others are missing or meant.
     """
     keep = np.flatnonzero(src != dst)

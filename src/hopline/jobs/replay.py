@@ -28,7 +28,7 @@ BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
 #: Requests that differ most, which the report names.
 _NAMED = 10
 _PROGRESS_EVERY = 64
-#: A model that refuses is waited for until it has answered nobody for so long.
+#: A model that refuses is waited for until it has given no answer for so long.
 _PATIENCE_S = 30.0
 #: Bounds of one wait, in seconds, whatever the refusal says.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 5.0
@@ -223,7 +223,7 @@ class _Replay:
     async def _ask(self, request: ScoreRequest) -> ScoreResult:
         """Ask until there is an answer, while the model answers others.
 
-        Raises: HoplineError: it is no matter of waiting, or the model answers nobody for a while.
+        Raises: HoplineError: it is no matter of waiting, or the model gives no answer for a while.
         """
         while True:
             try:

@@ -15,7 +15,7 @@ _FILE = "log.id"
 
 
 def made_id(folder: Path) -> str:
-    """The id of a folder's log, made by whoever asks first; "" where it cannot be written."""
+    """The id of a folder's log, made by the first caller; "" where it cannot be written."""
     with contextlib.suppress(OSError):
         if not id_of(folder):
             draft = folder / f".{_FILE}.{secrets.token_hex(4)}"
