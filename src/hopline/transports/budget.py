@@ -1,0 +1,36 @@
+"""Memory that requests may hold while they arrive: one bound for all connections of a process."""
+
+from __future__ import annotations
+
+
+class Budget:
+    """Bytes of large requests that are not answered yet, over all connections.
+
+    A request reserves what it announces, or what has arrived of it, before the bytes are stored. A request
+    that finds no room is refused at once (503, RESOURCE_EXHAUSTED): waiting for room could not end, since
+    every sender might hold a part and need the rest.
+
+    Args:
+        limit: bytes.
+
+    Attributes:
+        used: bytes that are reserved now.
+    """
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, num_bytes: int) -> bool:
+        """Reserve bytes; False where there is no room, and nothing is reserved."""
+        if self.used + num_bytes > self.limit:
+            return False
+        self.used += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Release bytes that `take` reserved."""
+        self.used -= num_bytes
+        assert self.used >= 0
