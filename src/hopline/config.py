@@ -35,6 +35,12 @@ class ServerConfig:
     )
     workers: int = setting(1, "processes that share the ports", minimum=1, maximum=1024)
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
+    max_pending_bytes: int = setting(
+        0,
+        "memory for request bodies above 64 KiB that are not answered yet, of all connections of a worker;"
+        " what finds no room is refused with 503. 0 is four times server.max_body_bytes",
+        minimum=0,
+    )
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this", minimum=0)
     read_timeout_s: float = setting(30.0, "a request must have arrived whole by then", minimum=0.1)
     spin_us: float = setting(

@@ -22,6 +22,7 @@ from hopline.config import Config, needed_folder
 from hopline.ingress.exposure import check_exposure
 from hopline.sockets import hold_new_connections, join, reserve, tls_context, url_host
 from hopline.time_slice import SHORT_S, want_slices
+from hopline.transports.budget import Budget
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
@@ -144,6 +145,9 @@ class Server:
         self._endpoint: HttpEndpoint | None = None
         self._grpc_endpoint: GrpcEndpoint | None = None
         self._gate: Gatekeeper | None = None
+        server = config.server
+        #: For the large requests of all listeners together.
+        self._budget = Budget(server.max_pending_bytes or 4 * server.max_body_bytes)
         self._queue: QueueServer | None = None
 
     async def serve(self) -> int:
@@ -220,6 +224,7 @@ class Server:
             screen=None if self._gate is None else self._http_app.screen,
             spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
             is_pressed=getattr(self._service, "is_pressed", lambda: False),
+            budget=self._budget,
         )
         loop = asyncio.get_running_loop()
         self._endpoint.tick(loop.time())

@@ -62,9 +62,9 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[Host]:
+async def listening(max_body_bytes: int = 200_000) -> AsyncIterator[Host]:
     """A host that takes connections."""
-    made = Host(load_config(overrides={"server.max_body_bytes": 200_000}))
+    made = Host(load_config(overrides={"server.max_body_bytes": max_body_bytes}))
     await made.service.start()
     server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]

@@ -180,15 +180,3 @@ async def test_100_continue_comes_after_the_answers_before_it(host: Host) -> Non
     connection.send(body)
     assert (await connection.answer())[0] == 200
     connection.close()
-
-
-async def test_a_body_behind_a_request_that_is_refused_is_not_kept(host: Host) -> None:
-    connection = await host.connect()
-    connection.send(post(b'{"nodes":[1],"as_of":100}', b"slow"))
-    connection.send(asking(headers=b"host: x\r\ntransfer-encoding: chunked\r\n", body=b""))
-    for _ in range(40):
-        connection.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
-        await connection.writer.drain()
-    status, headers, _ = await connection.answer()
-    assert (status, headers["connection"]) == (200, "close")
-    assert await connection.closed()

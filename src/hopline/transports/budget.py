@@ -6,9 +6,10 @@ from __future__ import annotations
 class Budget:
     """Bytes of large requests that are not answered yet, over all connections.
 
-    A request reserves what it announces, or what has arrived of it, before the bytes are stored. A request
-    that finds no room is refused at once (503, RESOURCE_EXHAUSTED): waiting for room could not end, since
-    every sender might hold a part and need the rest.
+    A request reserves what arrives of it before the bytes are stored; an announced length reserves nothing,
+    or a few bytes could block all large requests. A request that finds no room is refused at once (503,
+    RESOURCE_EXHAUSTED): waiting for room could not end, since every sender might hold a part and need the
+    rest.
 
     Args:
         limit: bytes.
@@ -23,9 +24,13 @@ class Budget:
         self.limit = limit
         self.used = 0
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether `take` would reserve so many bytes now."""
+        return self.used + num_bytes <= self.limit
+
     def take(self, num_bytes: int) -> bool:
         """Reserve bytes; False where there is no room, and nothing is reserved."""
-        if self.used + num_bytes > self.limit:
+        if not self.has_room(num_bytes):
             return False
         self.used += num_bytes
         return True

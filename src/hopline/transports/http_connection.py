@@ -8,11 +8,18 @@ anything to wait for, and closing the connection cancels that future.
 Parsing is llhttp's (httptools). Handled here: keep-alive, pipelining in order, `Expect: 100-continue`,
 HEAD, limits on heads and bodies (while they stream), slow senders, half-closed senders, back-pressure,
 draining.
+
+What one connection holds is bounded: one request's body (`server.max_body_bytes`), and of what is sent
+behind a request that is being answered `_MAX_BEHIND_BYTES` and what the event loop reads at a time. What
+it does to the loop is bounded too: after `_MAX_STARTED` requests the others of this turn come first.
+
+This file is long because every event of a connection changes one state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -30,6 +37,15 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 #: Pipelined requests that wait on one connection before reading pauses.
 MAX_PIPELINED = 16
+#: Bytes of requests that are sent behind one that is being answered, before reading pauses.
+_MAX_BEHIND_BYTES = 64 * 1024
+#: Requests of one connection that are started in one turn of the loop.
+_MAX_STARTED = 16
+#: Bytes that the parser gets at a time, unless it reads a body of known length: some 70 of the shortest
+#: requests.
+_PIECE_BYTES = 2048
+#: A chunked body's framing may be as long as the body and this: chunks of one byte are six bytes each.
+_MAX_FRAMING_BYTES = 1 << 20
 #: Below this, copying head and body into one buffer is cheaper than two writes.
 _JOIN_BYTES = 64 * 1024
 
@@ -37,8 +53,8 @@ _KEEP = b"connection: keep-alive\r\n"
 #: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
 #: once would reset the connection and the client would never read why.
 _LINGER_S = 5.0
-#: Bodies above this are looked at before they are read, where clients have to say who they are.
-_SCREENED_BYTES = 64 * 1024
+#: Bodies above this need room in the budget, and are read only from clients who may send them.
+_SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: A client that closed looks like one that only sends no more, until something is written to it. An answer
 #: that takes longer than this many seconds is preceded by `_NUM_PROBES` interim responses, which clients
@@ -61,6 +77,10 @@ class HttpConnection(asyncio.Protocol):
         self._pending: Pending | None = None
         self._current: Request | None = None
         self._waiting: deque[Request] = deque()
+        self._waiting_bytes = 0
+        #: Bytes that came and that the parser has not read, since others come first.
+        self._unread = b""
+        self._will_read_on = False
         self._since = endpoint.now
         self._blocked = False
         self._paused = False
@@ -74,11 +94,15 @@ class HttpConnection(asyncio.Protocol):
         self._linger_until = 0.0
         #: Whether the last answer was a refusal: what it sends next waits for the others.
         self._is_late = False
+        #: Requests that were started since this connection had its turn.
+        self._num_started = 0
         #: The request that the parser finished last, while it is fed.
         self._last: Request | None = None
         #: A request that offers an upgrade, until its body has come; the parser takes that for something
         #: of the other protocol.
         self._held: Request | None = None
+        self._held_body = io.BytesIO()
+        self._reserved = 0
         self._new_message()
 
     def _new_message(self) -> None:
@@ -88,8 +112,12 @@ class HttpConnection(asyncio.Protocol):
         self._headers_done = False
         self._head_bytes: int = 0
         self._body: bytes = b""
-        self._pieces: list[bytes] = []
+        #: A body of several pieces; gives its bytes without copying them.
+        self._pieces: io.BytesIO | None = None
         self._body_bytes: int = 0
+        #: Of a body with a length, what has not come yet.
+        self._missing_bytes: int = 0
+        self._wire_bytes: int = 0
         self._slow_since: float = 0.0
         #: Whether the client waits for 100 Continue, which is due after the answers before it.
         self._owes_continue = False
@@ -110,7 +138,14 @@ class HttpConnection(asyncio.Protocol):
         self._closed = True
         self._endpoint.connections.discard(self)
         self._endpoint.lane.leave(self)
+        self._unread = b""
+        self._release(self._reserved)
+        for request in (self._held, self._current, *self._waiting):
+            if request is not None:
+                self._release(request.reserved_bytes)
         self._waiting.clear()
+        self._held = self._current = None
+        self._reserved = 0
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
@@ -129,11 +164,11 @@ class HttpConnection(asyncio.Protocol):
         if self._is_late:
             endpoint.lane.hold(self, data)
             return
-        if self._held is not None:
-            self._take_held(data)
+        if self._unread:
+            self._unread += data
+            self.pause_reading()
             return
-        whole = self._between
-        if whole:
+        if self._between:
             end = data.find(b"\r\n\r\n") + 4
             known = endpoint.known_heads.get(data[:end])
             if (
@@ -146,10 +181,63 @@ class HttpConnection(asyncio.Protocol):
                     Request(known.method, known.target, known.headers, data[end:], known.connection)
                 )
                 return
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        """Feed the parser piece by piece, as long as it is this connection's turn."""
+        whole = self._between
         self._last = None
+        size = len(data)
+        self._num_started = position = 0
+        while position < size and not self._closed and not self._is_deaf:
+            if self._num_started >= _MAX_STARTED or self._is_full:
+                whole = False
+                self._unread = data[position:]
+                self.pause_reading()
+                if not self._is_full:
+                    self._read_on_soon()
+                break
+            end = position + max(_PIECE_BYTES, min(self._missing_bytes, size - position))
+            self._parse(data[position:end])
+            position = end
+        if whole and self._between and self._last is not None:
+            self._endpoint.learn(data, self._last)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether enough waits behind a request that is being answered."""
+        return (self._current is not None or self._blocked) and (
+            len(self._waiting) >= MAX_PIPELINED
+            or self._waiting_bytes + self._body_bytes > _MAX_BEHIND_BYTES
+        )
+
+    def _read_on_soon(self) -> None:
+        if not self._will_read_on:
+            self._will_read_on = True
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read what came before and was not read."""
+        self._will_read_on = False
+        data, self._unread = self._unread, b""
+        if self._closed or self._is_deaf:
+            return
+        if self._is_late:
+            self._endpoint.lane.hold(self, data)
+            return
+        self._read(data)
+        self._start_waiting()
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser."""
+        if self._held is not None:
+            self._take_held(data)
+            return
+        starts = self._between
         # A finished message resets the count and pieces of bodies are taken off, so what stays here belongs
         # to an unfinished head, to a chunk's extensions or to trailers.
         self._head_bytes += len(data)
+        self._wire_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -161,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserInvalidMethodError as error:
-            method = unknown_method(data) if whole and self._last is None else ""
+            method = unknown_method(data) if starts and self._last is None else ""
             if method:
                 self._refuse(501, f"method {method!r} is not known here; methods are in capital letters")
             else:
@@ -172,8 +260,8 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes = 0  # empty lines between requests
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head("trailers or chunk extensions" if self._headers_done else "the request head")
-        if whole and self._between and self._last is not None:
-            endpoint.learn(data, self._last)
+        elif self._wire_bytes > 2 * self._body_bytes + MAX_HEAD_BYTES + _MAX_FRAMING_BYTES:
+            self._refuse(400, "the chunks of the body are too small: their framing is longer than they are")
 
     def take_late(self, data: bytes) -> None:
         """Read what waited in the lane, and go on reading."""
@@ -253,8 +341,11 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(*refusal)
             return
         length = headers.get(b"content-length")
-        if length is not None and int(length) > self._endpoint.max_body_bytes:
+        num_bytes = self._missing_bytes = 0 if length is None else int(length)
+        if num_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
+        elif num_bytes > _SMALL_BYTES and not self._endpoint.budget.has_room(num_bytes):
+            self._refuse_for_memory()
         elif self._is_screened(length):
             return
         elif b"expect" in headers and version != "1.0":
@@ -272,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
         screen, headers = self._endpoint.screen, self._headers
         if screen is None:
             return False
-        if int(length) <= _SCREENED_BYTES if length is not None else b"transfer-encoding" not in headers:
+        if int(length) <= _SMALL_BYTES if length is not None else b"transfer-encoding" not in headers:
             return False
         refusal = screen(Request(self._parser.get_method(), self._target, headers))
         if refusal is None:
@@ -284,18 +375,35 @@ class HttpConnection(asyncio.Protocol):
         """A piece of the body."""
         if self._closed or self._is_deaf:
             return
-        self._head_bytes -= len(body)
-        if not self._body:
-            self._body = body
-            if len(body) <= self._endpoint.max_body_bytes:
-                return
-        elif not self._pieces:
-            self._pieces = [self._body, body]
-        else:
-            self._pieces.append(body)
-        self._body_bytes = (self._body_bytes or len(self._body)) + (len(body) if self._pieces else 0)
+        num_bytes = len(body)
+        self._head_bytes -= num_bytes
+        self._missing_bytes -= num_bytes
+        self._body_bytes += num_bytes
         if self._body_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
+        elif self._reserve(self._body_bytes):
+            if not self._body:
+                self._body = body
+            else:
+                if self._pieces is None:
+                    self._pieces = io.BytesIO()
+                    self._pieces.write(self._body)
+                self._pieces.write(body)
+
+    def _reserve(self, num_bytes: int) -> bool:
+        """Have room for so many bytes of a body, or refuse it: small ones need none."""
+        missing = num_bytes - self._reserved
+        if num_bytes <= _SMALL_BYTES or missing <= 0:
+            return True
+        if not self._endpoint.budget.take(missing):
+            self._refuse_for_memory()
+            return False
+        self._reserved = num_bytes
+        return True
+
+    def _release(self, num_bytes: int) -> None:
+        if num_bytes:
+            self._endpoint.budget.give_back(num_bytes)
 
     def on_chunk_header(self) -> None:
         """A chunk's size and extensions are read."""
@@ -310,13 +418,14 @@ class HttpConnection(asyncio.Protocol):
             parser.get_method(),
             self._target,
             self._headers,
-            b"".join(self._pieces) if self._pieces else self._body,
+            self._body if self._pieces is None else self._pieces.getvalue(),
             LAST
             if not parser.should_keep_alive()
             else _KEEP
             if parser.get_http_version() == "1.0"
             else b"",
         )
+        request.reserved_bytes, self._reserved = self._reserved, 0
         offers_upgrade = parser.should_upgrade() and int(self._headers.get(b"content-length", b"0")) > 0
         self._new_message()
         if offers_upgrade:
@@ -330,10 +439,10 @@ class HttpConnection(asyncio.Protocol):
         """More of the body of a request that offers an upgrade."""
         held = self._held
         assert held is not None
-        held.body += data
         length = int(held.headers[b"content-length"])
-        if len(held.body) >= length:
-            held.body = held.body[:length]
+        self._held_body.write(data[: length - self._held_body.tell()])
+        if self._held_body.tell() == length:
+            held.body, self._held_body = self._held_body.getvalue(), io.BytesIO()
             self._held = None
             self._take(held)
 
@@ -341,7 +450,8 @@ class HttpConnection(asyncio.Protocol):
         """Answer a request, at its turn."""
         if self._current is not None or self._blocked:
             self._waiting.append(request)
-            if len(self._waiting) >= MAX_PIPELINED:
+            self._waiting_bytes += len(request.body)
+            if self._is_full:
                 self.pause_reading()
         else:
             self._start(request)
@@ -349,6 +459,7 @@ class HttpConnection(asyncio.Protocol):
     # Answering
 
     def _start(self, request: Request) -> None:
+        self._num_started += 1
         answer = self._handler(request)
         if type(answer) is Response:
             self._send(request, answer)
@@ -379,14 +490,22 @@ class HttpConnection(asyncio.Protocol):
     def _start_waiting(self) -> None:
         """Go on with pipelined requests, in order, as far as the client reads their answers."""
         while self._waiting and self._current is None and not self._blocked and not self._closed:
-            self._start(self._waiting.popleft())
-        if self._paused and not self._blocked and not self._closed and len(self._waiting) < MAX_PIPELINED:
-            self._paused = False
-            self._transport.resume_reading()
+            request = self._waiting.popleft()
+            self._waiting_bytes -= len(request.body)
+            self._start(request)
+        if self._paused and not self._blocked and not self._closed and not self._is_full:
+            if self._unread:
+                self._read_on_soon()
+            else:
+                self._paused = False
+                self._transport.resume_reading()
         self._continue()
 
     def _send(self, request: Request, response: Response) -> None:
         self._is_late = response.status in REFUSALS
+        if request.reserved_bytes:
+            self._release(request.reserved_bytes)
+            request.reserved_bytes = 0
         connection = LAST if self._endpoint.closing else request.connection
         body = response.body
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
@@ -412,6 +531,11 @@ class HttpConnection(asyncio.Protocol):
         limit = self._endpoint.max_body_bytes
         self._refuse(413, f"the body is larger than {limit} bytes (server.max_body_bytes)")
 
+    def _refuse_for_memory(self) -> None:
+        self._refuse(
+            503, "requests that are not answered yet fill the memory for them (server.max_pending_bytes)"
+        )
+
     def _refuse_head(self, what: str = "the request head") -> None:
         self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of {what}")
 
@@ -422,6 +546,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_with(self, refusal: Response) -> None:
         """The same with a response that is made."""
+        self._release(self._reserved)
+        self._reserved = 0
+        self._pieces, self._body = None, b""
         if self._current is not None or self._waiting:
             self._is_deaf = True
             self._owes_continue = False
@@ -445,8 +572,13 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._current is None and not self._waiting and self not in self._endpoint.lane
+        """Whether no request is being answered, or waits to be read."""
+        return (
+            self._current is None
+            and not self._waiting
+            and not self._unread
+            and self not in self._endpoint.lane
+        )
 
     def check_time(self, now: float) -> None:
         """Close a connection that is idle, or sends its request too slowly."""

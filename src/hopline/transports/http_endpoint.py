@@ -6,6 +6,7 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import TypeAlias
 
+from hopline.transports.budget import Budget
 from hopline.transports.http_connection import HttpConnection
 from hopline.transports.http_lane import LateLane
 from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
@@ -37,6 +38,7 @@ class HttpEndpoint:
         screen: looks at the heads of large requests; None lets all of them come.
         spin_s: see `Spinner`.
         is_pressed: see `LateLane`.
+        budget: for bodies above 64 KiB; None is room for four of the largest.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class HttpEndpoint:
         screen: Screen | None = None,
         spin_s: float = 0.0,
         is_pressed: Callable[[], bool] = lambda: False,
+        budget: Budget | None = None,
     ) -> None:
         self.handler = handler
         self.refusal = refusal
@@ -57,6 +60,7 @@ class HttpEndpoint:
         self.keep_alive_timeout_s = keep_alive_timeout_s
         self.read_timeout_s = read_timeout_s
         self.screen = screen
+        self.budget = budget or Budget(4 * max_body_bytes)
         self.connections: set[HttpConnection] = set()
         self.lane = LateLane(is_pressed)
         self.spinner = Spinner(spin_s)

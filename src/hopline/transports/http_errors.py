@@ -82,6 +82,7 @@ TRANSPORT_CODES = {
     417: "expectation_failed",
     431: "request_too_large",
     501: "not_implemented",
+    503: "overloaded",
     505: "http_version_not_supported",
 }
 

@@ -21,10 +21,11 @@ class Request:
         body: all of it.
         connection: the header line that its answer has to carry: none, keep-alive (asked for by
             HTTP/1.0) or close.
+        reserved_bytes: of the listener's budget, until it is answered.
         client: who asks; set where clients have to say so, and absent elsewhere, which costs nothing.
     """
 
-    __slots__ = ("body", "client", "connection", "headers", "method", "target")
+    __slots__ = ("body", "client", "connection", "headers", "method", "reserved_bytes", "target")
 
     client: object
 
@@ -41,6 +42,7 @@ class Request:
         self.headers = headers
         self.body = body
         self.connection = connection
+        self.reserved_bytes = 0
 
 
 class KnownHead(NamedTuple):

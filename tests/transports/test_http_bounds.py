@@ -1,0 +1,172 @@
+"""What one connection, and all of them together, can make a worker hold, and for how long the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from hopline.transports.budget import Budget
+from hopline.transports.http_messages import Pending, Request, Response
+from tests.transports.http_rig import SCORE, Host, eventually, listening, post
+
+WAITING = b'{"nodes":[1],"as_of":100000}'
+CHUNKED = b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+def allocations() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "many"])
+async def test_what_is_sent_behind_a_request_that_is_being_answered_waits_outside(
+    host: Host, framing: str, allocations: None
+) -> None:
+    connection = await host.connect()
+    connection.send(post(WAITING, b"slow"))
+    await eventually(lambda: host.service.num_waiting == 1)
+    before = tracemalloc.get_traced_memory()[0]
+    num_bytes = 16 << 20
+    piece = b"x" * 65536
+    if framing == "length":
+        parts = [CHUNKED.replace(b"transfer-encoding: chunked", b"content-length: 200000"), piece * 256]
+    elif framing == "chunked":
+        parts = [CHUNKED, (b"10000\r\n" + piece + b"\r\n") * 256]
+    else:
+        parts = [post(piece) * 256]
+    transport = connection.writer.transport
+    for part in parts:
+        transport.write(part)
+    held = transport.get_write_buffer_size
+    await eventually(lambda: held() < num_bytes)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    client = held()
+    after = tracemalloc.get_traced_memory()[0]
+    transport.abort()
+    # The rest is in the kernel, or still with the client.
+    assert client > num_bytes // 4
+    assert after - before - client - num_bytes < 1 << 20
+    assert host.endpoint.budget.used < 1 << 19
+
+
+async def test_a_body_behind_a_request_is_refused_at_its_turn(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(b'{"nodes":[1],"as_of":100}', b"slow"))
+    connection.send(CHUNKED + (b"2710\r\n" + b"x" * 10_000 + b"\r\n") * 40)
+    first, second = [await connection.answer() for _ in range(2)]
+    assert (first[0], second[0], second[1]["connection"]) == (200, 413, "close")
+    assert await connection.closed()
+
+
+async def test_large_bodies_behind_each_other_are_answered_in_order(host: Host) -> None:
+    connection = await host.connect()
+    connection.send(post(b'{"nodes":[1],"as_of":30}', b"slow", b"x-request-id: r0\r\n"))
+    padded = b'{"nodes":[1]%b}' % (b" " * 150_000)
+    for number in range(1, 20):
+        connection.send(post(padded, headers=b"x-request-id: r%d\r\n" % number))
+    answers = [await connection.answer() for _ in range(20)]
+    assert [(status, headers["x-request-id"]) for status, headers, _ in answers] == [
+        (200, f"r{number}") for number in range(20)
+    ]
+    assert not host.endpoint.budget.used
+    connection.close()
+
+
+async def test_a_burst_on_one_connection_does_not_delay_the_others(host: Host) -> None:
+    paths: list[bytes] = []
+    handler = host.endpoint.handler
+
+    def counted(request: Request) -> Response | Pending:
+        paths.append(request.target)
+        return handler(request)
+
+    host.endpoint.handler = counted
+    burst, other = await host.connect(), await host.connect()
+    burst.send(b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n" * 5_000)
+    await eventually(lambda: paths)
+    other.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await other.answer())[0] == 200
+    assert paths.index(b"/healthz") < 1_000
+    for _ in range(5_000):
+        assert (await burst.answer())[0] == 404
+
+
+async def test_chunks_of_one_byte_are_refused_before_they_cost_much() -> None:
+    async with listening(4 << 20) as host:
+        connection = await host.connect()
+        connection.send(CHUNKED)
+        chunks = b"1\r\nx\r\n" * 100_000
+        for _ in range(8):
+            connection.send(chunks)
+        status, headers, body = await connection.answer()
+        assert (status, headers["connection"]) == (400, "close")
+        assert b"framing" in body
+
+
+async def test_a_body_in_chunks_of_one_byte_is_read(host: Host) -> None:
+    connection = await host.connect()
+    body = SCORE + b" " * 5_000
+    connection.send(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+    assert (await connection.answer())[0] == 200
+
+
+async def test_a_large_body_may_follow_an_offer_to_upgrade(host: Host) -> None:
+    connection = await host.connect()
+    body = SCORE + b" " * 190_000
+    connection.send(post(body, headers=b"connection: upgrade\r\nupgrade: h2c\r\n"))
+    assert (await connection.answer())[0] == 200
+    assert not host.endpoint.budget.used
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_bodies_of_all_connections_share_one_budget(host: Host, framing: str) -> None:
+    host.endpoint.budget = budget = Budget(300_000)
+    body = SCORE + b" " * 150_000
+    whole = post(body)
+    if framing == "chunked":
+        whole = CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    cut = len(whole) - 10
+    first, second = await host.connect(), await host.connect()
+    first.send(whole[:cut])
+    await eventually(lambda: budget.used > 100_000)
+    second.send(whole)
+    status, _, text = await second.answer()
+    assert status == 503
+    assert b"server.max_pending_bytes" in text
+    small = await host.connect()
+    small.send(post(SCORE))
+    assert (await small.answer())[0] == 200
+    first.send(whole[cut:])
+    assert (await first.answer())[0] == 200
+    assert budget.used == 0
+    third = await host.connect()
+    third.send(whole[:cut])
+    await eventually(lambda: budget.used > 100_000)
+    third.close()
+    await eventually(lambda: budget.used == 0)
+
+
+async def test_nothing_of_a_closed_connection_stays(host: Host) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        connection = await host.connect()
+        connection.send(post(WAITING, b"slow") + post(b"x" * 100_000)[:60_000])
+        await eventually(lambda: host.service.num_waiting == 1)
+        server_side = weakref.ref(next(iter(host.endpoint.connections)))
+        connection.close()
+        for now in (2.0, 4.0, 6.0, 8.0):
+            host.endpoint.tick(host.endpoint.now + now)
+            await asyncio.sleep(0.01)
+        await eventually(lambda: not host.endpoint.connections)
+        await eventually(lambda: server_side() is None)
+    finally:
+        gc.enable()
