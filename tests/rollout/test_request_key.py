@@ -1,5 +1,6 @@
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,3 +119,38 @@ def test_described_nodes_are_content():
 @pytest.mark.parametrize("nodes", [[2**70], ["\ud800"], [object()], range(3)])
 def test_what_has_no_key_is_told(nodes):
     assert content_key(ScoreRequest("m", nodes)) is None
+
+
+#: Fields that do not change what one version of a model answers, and why.
+NOT_CONTENT = {
+    "model": "a cache belongs to one version of one model",
+    "version": "a cache belongs to one version of one model",
+    "deadline": "how long the caller waits",
+    "request_id": "names the request in logs",
+    "attributes": "chose the version",
+    "key": "chose the version",
+    "priority": "the place in the queue",
+    "client": "who asks; what one may not ask was refused before",
+    "traceparent": "names the request in traces",
+    "is_copy": "nobody gets the answer",
+}
+#: Of each other field, a value that asks for something else than `PLAIN` does.
+PLAIN = ScoreRequest("m", [1, 2], deadline=5.0)
+OTHERS = {
+    "nodes": [2, 1],
+    "inline": [InlineNode(features=[1.0])],
+    "pairs": ([1], [2]),
+    "outputs": ("label",),
+    "as_of": 7,
+    "on_missing": "null",
+    "degraded": "refuse",
+    "columns": {"amount": [1.0]},
+}
+
+
+@pytest.mark.parametrize("field", ScoreRequest.__struct_fields__)
+def test_each_field_is_part_of_the_key_or_says_why_not(field):
+    """A field that the key forgot would be answered with another request's answer."""
+    assert (field in OTHERS) != (field in NOT_CONTENT), f"say in this test what {field!r} means for the key"
+    if field in OTHERS:
+        assert content_key(msgspec.structs.replace(PLAIN, **{field: OTHERS[field]})) != content_key(PLAIN)
