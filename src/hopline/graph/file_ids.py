@@ -53,7 +53,7 @@ def bring_together(
     strings = _is_strings(known) if name in nodes else any(map(_is_strings, ends.values()))
     for (edge_type, place), end in ends.items():
         if strings and not _is_strings(end) and _is_text(files[edge_type].path):
-            ends[edge_type, place] = _as_strings(end)
+            ends[edge_type, place] = _as_strings(end, files[edge_type].path)
         elif strings != _is_strings(end) and len(end):
             raise _mixed(name, end, files[edge_type].path)
     if name not in nodes:
@@ -89,8 +89,16 @@ def _check_written_as_ids(end: Any) -> None:
 
 
 def _end(table: EdgeTable, place: int) -> Any:
+    """One end of all edges: integers, or `Encoded` strings."""
     end = table.edges[place]
-    return end if isinstance(end, Encoded) else as_array(end, "edges")
+    if isinstance(end, Encoded):
+        return end
+    array = as_array(end, "edges")
+    if array.dtype.kind == "U":
+        return _as_strings(array, "an array")
+    if array.dtype.kind not in "iu" and len(array):
+        raise GraphError(f"an edge file holds ids of dtype {array.dtype}; an id is an integer or a string")
+    return array
 
 
 def _is_strings(ids: Any) -> bool:
@@ -104,9 +112,10 @@ def _is_text(path: Any) -> bool:
 
 
 def _mixed(name: str, end: Any, path: Any) -> GraphError:
+    what = path if isinstance(path, str | Path) else f"the {type(path).__name__}"
     if not isinstance(end, Encoded):
         return GraphError(
-            f"node type {name!r} has string ids, and the edges of {path} hold integers, such as {end[0]}; "
+            f"node type {name!r} has string ids, and the edges of {what} hold integers, such as {end[0]}; "
             "give both files ids of one kind"
         )
     odd = {code for code, text in enumerate(end.distinct) if not _INTEGER.fullmatch(str(text))}
@@ -122,6 +131,6 @@ def _distinct(ends: list[Any], strings: bool) -> Any:
     return np.unique(np.concatenate([np.asarray(as_array(end, "edges"), np.int64) for end in ends]))
 
 
-def _as_strings(end: Any) -> Encoded:
+def _as_strings(end: Any, what: object) -> Encoded:
     distinct, codes = np.unique(end, return_inverse=True)
-    return Encoded(list(map(str, distinct.tolist())), codes)
+    return Encoded(list(map(str, distinct.tolist())), codes, lambda row: f"{what}, row {row}")
