@@ -93,9 +93,8 @@ def as_array(value: Any, what: str) -> AnyArray:
     Raises: GraphError: it has no rectangular shape; a masked array hides some of its values.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise GraphError(
-            f"{what}: {np.ma.count_masked(value)} values are masked; fill them (`.filled(0)`), or drop them"
-        )
+        hidden = int(np.ma.getmaskarray(value).sum())
+        raise GraphError(f"{what}: {hidden} values are masked; fill them (`.filled(0)`), or drop them")
     if isinstance(value, Encoded):
         return np.asarray(value.distinct)[value.codes]
     if hasattr(value, "toarray"):  # SciPy's sparse matrices
