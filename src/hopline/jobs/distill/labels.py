@@ -81,7 +81,7 @@ def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
         value = numbers[text] if text in numbers else _integer(text)
         key = name if is_text else _integer(name)
         if value is None or key is None:
-            names_no_node = key is None or (is_text and ids.lookup([key])[0] < 0)
+            names_no_node = key is None or (is_text and ids.lookup([name])[0] < 0)
             if at == 0 and value is None and names_no_node:
                 continue  # a line of names
             if key is None:
