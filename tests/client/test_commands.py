@@ -66,6 +66,8 @@ def test_score_prints_a_table(server: RunningServer) -> None:
     assert "0.1, 0.9" in out
     code, out = invoke("score", "people", "n1", "n-1", "--on-missing", "null", "--url", server.url)
     assert "unknown" in out
+    code, out = invoke("score", "people", "[a]", "--on-missing", "null", "--url", server.url)
+    assert "[a]" in out
     code, out = invoke("score", "link", "1,2", "--pairs", "--output", "label", "--url", server.url)
     assert "1,2" in out
 

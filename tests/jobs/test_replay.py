@@ -437,3 +437,12 @@ def test_rows_of_unknown_nodes_are_shown_without_an_answer(tmp_path, run):
     (tmp_path / "predictions-x.jsonl").write_bytes(lines)
     _, out, _ = run("log", "show", tmp_path / "predictions-x.jsonl")
     assert "label [unknown, 1]" in out
+
+
+def test_string_ids_are_shown_as_they_are(tmp_path, run):
+    """The screen's library would take [a] for a style and leave it out."""
+    lines = bytearray()
+    EntryWriter(lambda: None).append(entry(1, inputs=Inputs(["a", "b"])), lines)
+    (tmp_path / "predictions-x.jsonl").write_bytes(lines)
+    _, out, _ = run("log", "show", tmp_path / "predictions-x.jsonl")
+    assert "nodes [a, b]" in out

@@ -65,7 +65,7 @@ def show(
             "" if total is None else f"{total:.2f}",
             ", ".join(entry.degraded),
         )
-    Console().print(table)
+    Console(markup=False).print(table)  # ids may have brackets
     if reader.num_torn or reader.num_bad:
         typer.echo(f"{reader.num_torn} torn ends, {reader.num_bad} lines that are no entries", err=True)
 

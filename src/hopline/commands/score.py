@@ -63,7 +63,7 @@ def score(
             result = client.score(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
-    Console().print(result_table(nodes, result))
+    Console(markup=False).print(result_table(nodes, result))  # ids may have brackets
 
 
 def result_table(names: list[str], result: ScoreResult) -> Table:
