@@ -21,6 +21,8 @@ from hopline.graph.typed_table import TYPED
 
 _LOG = logging.getLogger("hopline.graph")
 _DIGITS, _ODD = re.compile("-?[0-9]+"), re.compile(NEAR_NUMBER)
+#: A column of at least so many integers below one other cell is one of integers with a name.
+_FEWEST = 3
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
@@ -78,6 +80,13 @@ def _check_written_as_ids(end: Any) -> None:
     integers = np.array([_DIGITS.fullmatch(text) is not None for text in end.distinct])
     odd = np.array([_ODD.fullmatch(text) is not None for text in end.distinct]) & ~integers
     num_integers, num_odd = int(counts[integers].sum()), int(counts[odd].sum())
+    if num_integers == len(end) - 1 >= _FEWEST and not integers[end.codes[0]]:
+        place = end.place(0) if end.place else "edge 0"
+        raise GraphError(
+            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is no integer; if it is a "
+            "column's name, leave --no-header out, or the line; if it is an id, give a node file that lists "
+            "the ids"
+        )
     if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
         row = int(odd[end.codes].argmax())
         place = end.place(row) if end.place else f"edge {row}"
