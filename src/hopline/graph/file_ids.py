@@ -84,8 +84,8 @@ def _check_written_as_ids(end: Any) -> None:
         place = end.place(0) if end.place else "edge 0"
         raise GraphError(
             f"{place}: {end[0]!r} is the only one of {len(end)} cells that is no integer; if it is a "
-            "column's name, leave --no-header out, or the line; if it is an id, give a node file that lists "
-            "the ids"
+            "column's name, leave --no-header out, or the line; if it is an id, give a node file that "
+            "lists the ids"
         )
     if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
         row = int(odd[end.codes].argmax())
