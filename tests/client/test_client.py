@@ -177,6 +177,52 @@ def test_ids_may_be_in_anything_that_has_a_list(make: Any, server: RunningServer
         assert client.score("sage", nodes).outputs["label"].tolist() == [0, 1]
 
 
+def test_pairs_may_be_rows_of_an_array(make: Any, server: RunningServer) -> None:
+    import torch
+
+    client = make(server.url)
+    expected = client.score_pairs("link", [(1, 2), (3, 4)]).outputs["probabilities"]
+    for pairs in (
+        np.array([[1, 2], [3, 4]]),
+        torch.tensor([[1, 2], [3, 4]]),
+        list(torch.tensor([[1, 2], [3, 4]])),
+    ):
+        np.testing.assert_array_equal(client.score_pairs("link", pairs).outputs["probabilities"], expected)
+
+
+def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) -> None:
+    """JSON has no NaN; as null, a time cut would be no cut, and the removal of one edge that of all."""
+    client = make(server.url)
+    remove = {"op": "remove_edge", "src": 1, "dst": 2, "id": "a"}
+    for call, text in (
+        (lambda: client.score("sage", [1], as_of=float("nan")), "as_of is NaN"),
+        (lambda: client.score("sage", [1], as_of=np.float64("nan")), "as_of is NaN"),
+        (lambda: client.score("sage", [1], timeout=float("nan")), "timeout is NaN"),
+        (lambda: client.send_events([remove, remove | {"time": float("nan")}]), "event 1: time is NaN"),
+        (lambda: client.send_events([remove | {"id": np.float64("nan")}]), "event 0: id is NaN"),
+        (lambda: client.score("sage", [object()]), "cannot be written as JSON"),
+    ):
+        with pytest.raises(errors.BadRequest, match=text):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("127.0.0.1:8700", "begins with http://, as http://127.0.0.1:8700"),
+        ("localhost:8700", "begins with http://, as http://localhost:8700"),
+        ("grpc://localhost:8701", "begins with http://, as http://localhost:8701"),
+        ("http://", "names no host"),
+        ("http://[::1", "no address of a server"),
+        ("", "no address of a server"),
+    ],
+)
+def test_an_address_without_scheme_or_host_is_refused(url: str, text: str) -> None:
+    for client in (hopline.Client, hopline.AsyncClient):
+        with pytest.raises(errors.BadRequest, match=text):
+            client(url)
+
+
 def test_models_and_readiness(make: Any, server: RunningServer) -> None:
     client = make(server.url)
     infos = {info.name: info for info in client.models()}

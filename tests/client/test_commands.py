@@ -66,6 +66,8 @@ def test_score_prints_a_table(server: RunningServer) -> None:
     assert "0.1, 0.9" in out
     code, out = invoke("score", "people", "n1", "n-1", "--on-missing", "null", "--url", server.url)
     assert "unknown" in out
+    code, out = invoke("score", "people", "[a]", "--on-missing", "null", "--url", server.url)
+    assert "[a]" in out
     code, out = invoke("score", "link", "1,2", "--pairs", "--output", "label", "--url", server.url)
     assert "1,2" in out
 
@@ -73,5 +75,9 @@ def test_score_prints_a_table(server: RunningServer) -> None:
 def test_score_says_what_is_wrong(server: RunningServer) -> None:
     with pytest.raises(BadRequest, match="'x' is not an integer"):
         invoke("score", "sage", "x", "--url", server.url)
+    with pytest.raises(BadRequest, match="'4_1' is not an integer"):
+        invoke("score", "sage", "4_1", "--url", server.url)
+    with pytest.raises(BadRequest, match="begins with http://, as http://127"):
+        invoke("score", "sage", "1", "--url", "127.0.0.1:8700")
     with pytest.raises(BadRequest, match="not source,destination"):
         invoke("score", "link", "1", "--pairs", "--url", server.url)

@@ -69,6 +69,14 @@ def test_nan_and_inf_in_features_are_counted_and_the_first_is_placed():
     )
 
 
+def test_masked_values_are_not_read_through_the_mask():
+    hidden = np.ma.masked_equal([[1.0], [5.0]], 5.0)
+    refused(r"features .*: 1 values are masked; fill them", [[0], [1]], hidden)
+    refused("times .*: 1 values are masked", [[0], [1]], edge_time=np.ma.masked_equal([7], 7))
+    graph = Graph.from_edges([[0], [1]], np.ma.masked_equal([[1.0], [5.0]], 9.0))
+    assert graph.node().features.tolist() == [[1.0], [5.0]]
+
+
 def test_features_too_large_for_their_dtype():
     refused(r"1 values in 1 rows do not fit into float32 .*1e\+300 in row 0", [[0], [1]], [[1e300], [0]])
     refused("do not fit into float16", [[0], [1]], [[1e6], [0]], feature_dtype="float16")

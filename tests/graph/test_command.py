@@ -43,6 +43,13 @@ def test_build_then_info(tables):
     assert described["node_types"]["node"]["id_kind"] == "string"
 
 
+def test_names_with_brackets_are_shown_as_they_are(tmp_path):
+    (tmp_path / "e.csv").write_text("src,dst\na,b\n")
+    built = run("build", f"user[eu]:buys:item={tmp_path / 'e.csv'}", "--out", tmp_path / "g")
+    assert built.exit_code == 0, built.output
+    assert "user[eu]__buys__item" in built.stdout
+
+
 def test_weights_of_files_may_be_negative_or_be_said_to_become_so(tmp_path):
     for weight, said in ((-1, []), (1, ["--signed-weights"])):
         (tmp_path / "e.csv").write_text(f"src,dst,w\na,b,{weight}\n")

@@ -1,13 +1,16 @@
 import importlib
 import sys
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hopline.errors import GraphError
 from hopline.graph import EdgeFile, Graph, NodeFile
+from hopline.graph.cells import Missing
 
 NODES = {
     "account": ["x", "y", "z"],
@@ -232,3 +235,148 @@ def test_the_package_imports_neither_torch_nor_pyarrow():
         "import hopline.graph, sys; sys.exit(any(m in sys.modules for m in ('torch', 'pyarrow', 'pandas')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+EDGE_TYPE = ("user", "rates", "movie")
+
+
+def test_a_node_file_of_a_type_that_no_edge_file_has_is_refused(tmp_path):
+    """A type that is misspelt would leave the right one without its features."""
+    write_csv(tmp_path / "e.csv", {"src": ["a"], "dst": ["b"]})
+    write_csv(tmp_path / "n.csv", {"id": ["a"], "f": [1]})
+    edges = {EDGE_TYPE: EdgeFile(tmp_path / "e.csv")}
+    match = r"n\.csv: no edge file has its node type, 'usr'; the edges join 'movie', 'user'"
+    refused(match, {"usr": NodeFile(tmp_path / "n.csv", id="id")}, edges)
+    with pytest.raises(GraphError, match=r"n\.csv says how many nodes of type 'user' there are"):
+        Graph.from_parquet(
+            {"user": NodeFile(tmp_path / "n.csv")},
+            edges,
+            ids_are_rows=True,
+            num_nodes={"user": 5, "movie": 9},
+        )
+
+
+@pytest.mark.parametrize("name", ["", " ", "Unnamed: 0", "__index_level_0__"])
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_the_index_of_a_data_frame_is_no_feature(tmp_path, ending, name, caplog):
+    write_csv(tmp_path / "e.csv", {"src": ["a"], "dst": ["b"]})
+    WRITERS[ending](tmp_path / f"n{ending}", {name: [0, 1], "id": ["a", "b"], "f": [5, 6]})
+    edges = EdgeFile(tmp_path / "e.csv")
+    graph = Graph.from_parquet(NodeFile(tmp_path / f"n{ending}", id="id"), edges)
+    assert graph.schema.node_types["node"].feature_names == ("f",)
+    assert f"left out: {name.strip() or 'a column without a name'} (a row number)" in caplog.text
+    if name.strip():
+        chosen = Graph.from_parquet(NodeFile(tmp_path / f"n{ending}", id="id", features=[name]), edges)
+        assert chosen.schema.node_types["node"].feature_names == (name,)
+
+
+def test_pandas_writes_an_index_that_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"id": ["a", "b"], "f": [5.0, 6.0]}, index=[7, 9])
+    frame.to_csv(tmp_path / "n.csv")
+    frame.to_parquet(tmp_path / "n.parquet")
+    pd.read_csv(tmp_path / "n.csv").to_csv(tmp_path / "again.csv")
+    edges = EdgeFile(pa.table({"src": ["a"], "dst": ["b"]}))
+    for name in ("n.csv", "n.parquet", "again.csv"):
+        graph = Graph.from_parquet(NodeFile(tmp_path / name, id="id"), edges)
+        assert graph.schema.node_types["node"].feature_names == ("f",), name
+
+
+def test_one_name_is_the_name_of_one_column():
+    """Python takes a string for a list of its letters, which here would be columns, too."""
+    nodes = pa.table({"id": ["a", "b"], "x": [1, 2], "y": [3, 4], "xy": [5, 6]})
+    edges = pa.table({"src": ["a"], "dst": ["b"], "w": [1], "t": [2], "wt": [3]})
+    graph = Graph.from_parquet(NodeFile(nodes, id="id", features="xy"), EdgeFile(edges, attr="wt"))
+    assert graph.node().features.tolist() == [[5], [6]]
+    assert graph.edge().attr.tolist() == [[3]]
+    rest = Graph.from_parquet(NodeFile(nodes, id="id", exclude="xy"), EdgeFile(edges))
+    assert rest.schema.node_types["node"].feature_names == ("x", "y")
+    assert Missing(na="N/A").na == ("N/A",)
+
+
+def test_features_that_are_named_twice_or_excluded_are_refused():
+    nodes = pa.table({"id": ["a", "b"], "x": [1, 2]})
+    edges = EdgeFile(pa.table({"src": ["a"], "dst": ["b"]}))
+    refused("feature 'x' is named twice", NodeFile(nodes, id="id", features=["x", "x"]), edges)
+    excluded = NodeFile(nodes, id="id", features=["x"], exclude=["x"])
+    refused("'x' is named as a feature, and excluded", excluded, edges)
+
+
+def test_columns_that_are_named_are_taken_from_arrays_or_refused(tmp_path):
+    np.savez(tmp_path / "e.npz", edges=[[5], [6]], w=[2.5], at=[3], a=[1.0], b=[4.0])
+    np.savez(tmp_path / "n.npz", features=[[1.0], [2.0]], key=[6, 5])
+    np.save(tmp_path / "e.npy", [[0], [1]])
+    np.save(tmp_path / "n.npy", [[1.0], [2.0]])
+    nodes = NodeFile(tmp_path / "n.npz", id="key")
+    edges = EdgeFile(tmp_path / "e.npz", weight="w", time="at", attr=["b", "a"])
+    edge = Graph.from_parquet(nodes, edges).edge()
+    assert (edge.weight.tolist(), edge.time.tolist(), edge.attr.tolist()) == ([2.5], [3], [[4.0, 1.0]])
+    refused("no array 'v'; it holds edges, w", nodes, EdgeFile(tmp_path / "e.npz", weight="v"))
+    refused("no array 'w'; it holds edges", None, EdgeFile(tmp_path / "e.npy", weight="w"))
+    refused("src and dst name columns", None, EdgeFile(tmp_path / "e.npy", src="a"))
+    refused("no column 'id' of ids", NodeFile(tmp_path / "n.npy", id="id"), EdgeFile(tmp_path / "e.npy"))
+    refused(
+        "features names columns", NodeFile(tmp_path / "n.npy", features=["f"]), EdgeFile(tmp_path / "e.npy")
+    )
+
+
+def test_arrays_of_strings_are_ids_and_other_types_are_refused(tmp_path):
+    np.save(tmp_path / "e.npy", [["b", "c"], ["a", "b"]])
+    graph = Graph.from_parquet(None, EdgeFile(tmp_path / "e.npy"))
+    assert graph.node().ids.external(np.arange(3)) == ["a", "b", "c"]
+    for values in ([[0.5, 1.0], [1.0, 2.0]], [[b"a", b"b"], [b"b", b"c"]]):
+        np.save(tmp_path / "e.npy", values)
+        refused("an id is an integer or a string", None, EdgeFile(tmp_path / "e.npy"))
+
+
+@pytest.mark.parametrize(
+    ("values", "fill", "expected"),
+    [
+        (pa.array([True, None]), -1, [1, -1]),
+        (pa.array([200, None], pa.uint8()), -1, [200, -1]),
+        (pa.array([7, None], pa.int8()), 1000, [7, 1000]),
+        (pa.array([7, None], pa.uint64()), -1, [7, -1]),
+        (pa.array([7, None], pa.int64()), 0.5, [7, 0.5]),
+        (pa.nulls(2), 3, [3, 3]),
+    ],
+)
+def test_missing_values_are_filled_with_any_number(values, fill, expected):
+    nodes = NodeFile(pa.table({"id": ["a", "b"], "x": values}), id="id", missing=Missing(fill=fill))
+    graph = Graph.from_parquet(nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
+    assert graph.node().features[:, 0].tolist() == expected
+
+
+def test_a_filling_that_would_change_other_values_is_refused():
+    values = pa.array([2**53 + 1, None])
+    nodes = NodeFile(pa.table({"id": ["a", "b"], "x": values}), id="id", missing=Missing(fill=0.5))
+    refused("0.5 cannot stand beside", nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
+
+
+def test_numbers_beyond_a_floats_integers_are_named_as_such():
+    large = pa.table({"src": [9007199254740994.0], "dst": [1.0]})
+    refused("too large to stand for one integer as double", None, EdgeFile(large))
+
+
+def test_periods_of_pandas_are_no_numbers(caplog):
+    frame = pd.DataFrame(
+        {"src": ["a", "b"], "dst": ["b", "c"], "t": pd.period_range("2020-01", periods=2, freq="M")}
+    )
+    refused("column 't' must hold integers or dates", None, EdgeFile(frame, time="t"))
+    nodes = frame.rename(columns={"src": "id"})[["id", "t"]]
+    graph = Graph.from_parquet(NodeFile(nodes, id="id"), EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
+    assert graph.schema.node_types["node"].feature_dim == 0
+    assert "left out: t (" in caplog.text
+
+
+def test_folders_and_frames_are_named_in_errors(tmp_path):
+    for folder in (tmp_path, Path(".")):
+        refused("is a folder; give one file", None, EdgeFile(folder))
+    frame = pd.DataFrame({"src": [1], "dst": [2]})
+    nodes = NodeFile(pd.DataFrame({"id": ["1", "2"], "x": [1, 2]}), id="id")
+    refused("the edges of the DataFrame hold integers", nodes, EdgeFile(frame))
+
+
+def test_an_unknown_id_of_a_text_file_is_named_with_the_file(tmp_path):
+    write_csv(tmp_path / "n.csv", {"id": ["007", "x"], "f": [1, 2]})
+    write_csv(tmp_path / "e.csv", {"src": [7], "dst": [7]})
+    nodes = NodeFile(tmp_path / "n.csv", id="id")
+    refused(r"no such id; .*e\.csv, row 0 has '7'", nodes, EdgeFile(tmp_path / "e.csv"))

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
 from hopline.graph import Graph, IdIndex
+from hopline.graph.id_values import integer_id
 from hopline.graph.ids import IntIds, RangeIds, StringIds
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -29,6 +30,17 @@ def test_string_lookup_equals_a_dict(ids, others):
     wanted = ids + others
     assert index.lookup(wanted).tolist() == [rows.get(value, -1) for value in wanted]
     assert index.external(np.arange(len(ids))) == ids
+
+
+@given(INT64)
+def test_an_integer_id_has_one_way_to_be_written(value):
+    assert integer_id(str(value)) == value
+
+
+@pytest.mark.parametrize("text", ["1_0", "010", "+1", " 1", "1.0", "1e1", "-0x1", "٣", "-", ""])
+def test_other_ways_to_write_a_number_are_no_id(text):
+    with pytest.raises(ValueError, match="is no integer id"):
+        integer_id(text)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 1000, 1024, 1025])

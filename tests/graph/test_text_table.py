@@ -360,3 +360,24 @@ def test_numbers_are_read_to_the_last_bit(tmp_path, values):
     nodes = "id,f\n" + "".join(f"{at},{value!r}\n" for at, value in enumerate(values))
     graph = read(tmp_path, "src,dst\n0,1\n", nodes=nodes)
     assert graph.node().features[:, 0].tolist() == values
+
+
+def test_a_header_that_is_read_as_an_edge_is_refused(tmp_path):
+    content = "from,to\n1,2\n2,3\n3,1\n"
+    with pytest.raises(
+        GraphError,
+        match=r"line 1, column '0': 'from' is the only one of 4 cells that is no integer.*--no-header",
+    ):
+        read(tmp_path, content, text=NO_HEADER)
+    assert edges_of(read(tmp_path, content, src="from", dst="to")) == [(1, 2), (2, 3), (3, 1)]
+    nodes = "id,x\nfrom,1\nto,1\n1,1\n2,1\n3,1\n"
+    listed = read(tmp_path, content, text=NO_HEADER, nodes=nodes)
+    assert ("from", "to") in edges_of(listed)
+
+
+def test_a_matrix_market_file_is_refused(tmp_path):
+    """Its first line of numbers is the size of the matrix, no edge."""
+    content = "%%MatrixMarket matrix coordinate pattern symmetric\n%\n3 3 2\n2 1\n3 1\n"
+    for comment in (None, "%"):
+        with pytest.raises(GraphError, match=r"is a Matrix Market file.*scipy\.io\.mmread"):
+            read(tmp_path, content, "e.txt", text=TextFormat(header=False, comment=comment))

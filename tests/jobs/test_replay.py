@@ -21,7 +21,7 @@ from hopline.errors import (
 from hopline.jobs.comparison import compare
 from hopline.jobs.replay import BOUNDS, replay
 from hopline.jobs.targets import ServiceTarget
-from hopline.records.entry import Entry
+from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs
 from hopline.records.reader import LogReader
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
@@ -428,3 +428,21 @@ def test_the_last_entries_are_shown(log, run):
     lines = out.splitlines()
     assert len(lines) == 5
     assert json.loads(lines[-1])["outcome"] == "node_not_found"
+
+
+def test_rows_of_unknown_nodes_are_shown_without_an_answer(tmp_path, run):
+    lines = bytearray()
+    outputs = {"label": np.array([0, 1])}
+    EntryWriter(lambda: None).append(entry(1, outputs=outputs, missing=(0,)), lines)
+    (tmp_path / "predictions-x.jsonl").write_bytes(lines)
+    _, out, _ = run("log", "show", tmp_path / "predictions-x.jsonl")
+    assert "label [unknown, 1]" in out
+
+
+def test_string_ids_are_shown_as_they_are(tmp_path, run):
+    """The screen's library would take [a] for a style and leave it out."""
+    lines = bytearray()
+    EntryWriter(lambda: None).append(entry(1, inputs=Inputs(["a", "b"])), lines)
+    (tmp_path / "predictions-x.jsonl").write_bytes(lines)
+    _, out, _ = run("log", "show", tmp_path / "predictions-x.jsonl")
+    assert "nodes [a, b]" in out

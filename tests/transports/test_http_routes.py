@@ -47,6 +47,30 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert httpx.post(f"{server.url}/healthz").status_code == 405
 
 
+INFER = {"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [1]}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/v1/models/sage/score?as_of=5", "as_of", {"nodes": [1]}),
+        ("/v1/models/sage/score?a=1&version=9", "version", {"nodes": [1]}),
+        ("/v1/models/sage/score?on%5Fmissing=", "on_missing", {"nodes": [1]}),
+        ("/v2/models/sage/infer?timeout=5", "timeout", INFER),
+        ("/v2/repository/models/sage/unload?version=1", "version", {}),
+    ],
+)
+def test_what_belongs_into_the_body_is_refused_in_the_address(
+    server: RunningServer, path: str, field: str, body: dict[str, Any]
+) -> None:
+    for _ in range(2):  # a target is remembered
+        response = httpx.post(f"{server.url}{path}", json=body)
+        assert (response.status_code, response.headers["hopline-error"]) == (400, "bad_request")
+        assert f"'{field}' is in the address, where it is not read" in response.text
+    other = f"{server.url}/v1/models/sage/score?code=x&api-version=2"
+    assert httpx.post(other, json={"nodes": [1]}).status_code == 200
+
+
 def test_request_ids_come_back(server: RunningServer) -> None:
     url = f"{server.url}/v1/models/sage/score"
     response = httpx.post(url, json={"nodes": [1]}, headers={"x-request-id": "mine-1"})

@@ -51,7 +51,7 @@ class AsyncClient:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx.AsyncClient(base_url=url, verify=verify, headers=headers)
+        self._http = httpx.AsyncClient(base_url=wire.address(url), verify=verify, headers=headers)
 
     async def score(
         self,

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import msgspec
 
-from hopline.client.wire import read_error
+from hopline.client.wire import encode, read_error
 from hopline.errors import DeadlineExceeded, Overloaded, Unavailable
 
 #: Wait before the second attempt where the server names none, doubled each time, in seconds.
@@ -61,7 +60,7 @@ class Exchange:
         content = None
         if self._body is not None:
             headers["content-type"] = "application/json"
-            content = msgspec.json.encode(self._body)
+            content = encode(self._body)
         return {"headers": headers, "content": content, "timeout": left}
 
     def broken(self, error: httpx.TransportError) -> float:
@@ -73,8 +72,6 @@ class Exchange:
         """
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s") from error
-        if isinstance(error, httpx.UnsupportedProtocol):
-            raise error
         return self._next_wait(Unavailable(f"the server cannot be reached: {error}"), None)
 
     def answered(self, response: httpx.Response) -> float | None:

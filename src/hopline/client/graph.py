@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hopline import errors
-from hopline.client.wire import plain
+from hopline.client.wire import encode, number, plain
 
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
@@ -74,11 +74,15 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
 
     Args:
         events: objects; or bytes, which go as they are and may not be sent twice.
+    Raises: BadRequest: a field is NaN, as a missing value of a data frame, or nothing that JSON has.
     """
     if isinstance(events, bytes):
         return msgspec.Raw(events), False
-    listed = [plain(event) for event in events]
-    return msgspec.Raw(msgspec.json.encode(listed)), all(each.get("id") is not None for each in listed)
+    listed = [
+        {key: number(value, f"event {place}: {key}") for key, value in plain(event).items()}
+        for place, event in enumerate(events)
+    ]
+    return msgspec.Raw(encode(listed)), all(each.get("id") is not None for each in listed)
 
 
 def read_outcome(content: bytes) -> EventsOutcome:

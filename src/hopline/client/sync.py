@@ -57,7 +57,7 @@ class Client:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx.Client(base_url=url, verify=verify, headers=headers)
+        self._http = httpx.Client(base_url=wire.address(url), verify=verify, headers=headers)
 
     def score(
         self,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any, Literal, TypedDict, Unpack
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import numpy as np
@@ -88,6 +88,33 @@ def credentials(api_key: str | None, token: str | None) -> dict[str, str]:
     return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
+def address(url: str) -> str:
+    """The URL of a server, checked.
+
+    Raises: BadRequest: it does not begin with http:// or https://, or names no host.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise errors.BadRequest(f"{url!r} is no address of a server: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        rest = url.rpartition("://")[2]
+        raise errors.BadRequest(
+            f"{url!r} is no address of a server: it begins with http://, as http://{rest}"
+        )
+    if not parts.hostname:
+        raise errors.BadRequest(f"{url!r} is no address of a server: it names no host")
+    return url
+
+
+def encode(body: Any) -> bytes:
+    """A body as JSON. Raises: BadRequest: it holds what JSON does not have."""
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise errors.BadRequest(f"the request cannot be written as JSON: {error}") from None
+
+
 def score_path(model: str) -> str:
     """Where a model is asked."""
     return f"/v1/models/{quote(model, safe='')}/score"
@@ -140,7 +167,7 @@ def pairs_body(
 ) -> dict[str, Any]:
     """Body for link scores."""
     return {
-        "pairs": [_pair(pair) for pair in _listed(pairs, "pairs", "pairs")],
+        "pairs": [_pair(pair) for pair in _listed(_as_list(pairs), "pairs", "pairs")],
         **_options(options),
     }
 
@@ -232,15 +259,19 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
         body["as_of"] = _moment(body["as_of"])
     timeout = body.pop("timeout", None)
     if timeout is not None:
-        body["timeout_ms"] = timeout * 1000
+        body["timeout_ms"] = number(timeout, "timeout") * 1000
     if "outputs" in body:
         body["outputs"] = _listed(body["outputs"], "outputs", "names")
     return body
 
 
 def _ids(ids: ExternalIds) -> list[Any]:
-    values = ids.tolist() if hasattr(ids, "tolist") else ids  # arrays, tensors, columns of data frames
-    return list(map(_id, _listed(values, "nodes", "ids")))
+    return list(map(_id, _listed(_as_list(ids), "nodes", "ids")))
+
+
+def _as_list(values: Any) -> Any:
+    """Arrays, tensors and columns of data frames as lists; other values as they are."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _listed(values: Any, what: str, items: str) -> list[Any]:
@@ -254,17 +285,27 @@ def _listed(values: Any, what: str, items: str) -> list[Any]:
 
 
 def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
-    ends = _listed(pair, "each pair", "two ids")
+    ends = _listed(_as_list(pair), "each pair", "two ids")
     if len(ends) != 2:
         raise errors.BadRequest(f"each pair is (source, destination); got {pair!r}")
     return [_id(ends[0]), _id(ends[1])]
 
 
 def _moment(as_of: Any) -> Any:
-    """A time as JSON has it."""
+    """A time as JSON has it. Raises: BadRequest: it is NaN."""
     if isinstance(as_of, date):  # datetimes are dates
         return as_of.isoformat()
-    return str(as_of) if isinstance(as_of, np.datetime64) else _id(as_of)
+    return str(as_of) if isinstance(as_of, np.datetime64) else number(_id(as_of), "as_of")
+
+
+def number(value: Any, what: str) -> Any:
+    """The value as it is: NaN would become null, which a server reads as absent.
+
+    Raises: BadRequest: it is NaN.
+    """
+    if isinstance(value, float) and value != value:
+        raise errors.BadRequest(f"{what} is NaN; give a value, or leave {what} out")
+    return value
 
 
 def _id(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hopline.config import config_table, load_config, process_env, show_config
@@ -36,6 +37,7 @@ def show(
     table = Table("setting", "value", "type", "what it does", caption=_CAPTION)
     for row in config_table():
         value = values[row.path]
-        shown = f"[bold]{value}[/bold]" if value != row.default else str(value)
-        table.add_row(row.path, shown, row.type, row.help)
+        text = escape(str(value))
+        shown = f"[bold]{text}[/bold]" if value != row.default else text
+        table.add_row(row.path, shown, escape(row.type), escape(row.help))
     Console().print(table)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -245,7 +246,7 @@ def _time(graph: Graph) -> dict[str, Any] | None:
 def _show(described: dict[str, Any]) -> None:
     console = Console()
     console.print(
-        f"[bold]{described['path']}[/bold]  version {described['version']}  "
+        f"[bold]{escape(described['path'])}[/bold]  version {described['version']}  "
         f"{described['num_nodes']:,} nodes  {described['num_edges']:,} edges  "
         f"{described['num_bytes'] / 1e6:,.1f} MB"
     )
@@ -295,7 +296,7 @@ def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[An
         column.no_wrap = True
         column.justify = "right"
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     console.print(table)
 
 

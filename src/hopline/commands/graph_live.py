@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -89,7 +90,7 @@ def status(
         typer.echo(msgspec.json.encode(state))
         return
     Console().print(
-        f"[bold]{url}[/]  version {state.graph_version}  as of {state.age_ms / 1e3:,.1f} s ago  "
+        f"[bold]{escape(url)}[/]  version {state.graph_version}  as of {state.age_ms / 1e3:,.1f} s ago  "
         f"writer {'up' if state.writer == 'up' else '[red]' + state.writer + '[/]'}",
         highlight=False,
     )
@@ -97,7 +98,7 @@ def status(
     table.columns[1].justify = "right"
     for name, count in itertools.chain(state.nodes.items(), state.edges.items()):
         table.add_row(name, f"{count:,}")
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 class _Sums:

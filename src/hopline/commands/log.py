@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +47,10 @@ def show(
     for entry in entries:
         time = datetime.fromtimestamp(entry.time, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]
         answer = (
-            ", ".join(f"{name} {_short(array.tolist())}" for name, array in entry.outputs.items())
+            ", ".join(
+                f"{name} {_short(_answered(array.tolist(), entry.missing))}"
+                for name, array in entry.outputs.items()
+            )
             if entry.outcome == "ok"
             else entry.outcome
         )
@@ -61,9 +65,14 @@ def show(
             "" if total is None else f"{total:.2f}",
             ", ".join(entry.degraded),
         )
-    Console().print(table)
+    Console(markup=False).print(table)  # ids may have brackets
     if reader.num_torn or reader.num_bad:
         typer.echo(f"{reader.num_torn} torn ends, {reader.num_bad} lines that are no entries", err=True)
+
+
+def _answered(rows: list[Any], missing: Sequence[int]) -> list[Any]:
+    """The rows, "unknown" in the place of those of unknown nodes, which hold no answer."""
+    return ["unknown" if row in missing else value for row, value in enumerate(rows)]
 
 
 def _asked(inputs: dict[str, Any]) -> str:

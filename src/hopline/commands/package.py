@@ -306,7 +306,7 @@ def _show(report: PackageReport) -> None:
         )
     console.print(table)
     for note in report.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)
     difference = report.spec.parity["max_abs_diff"]
     console.print(
         f"[bold]{report.path}[/bold]  {report.num_bytes:,} bytes  largest difference from PyG "

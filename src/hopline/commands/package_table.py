@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hopline.errors import PackagingError
@@ -81,17 +82,20 @@ def show(report: TableReport) -> None:
     console = Console()
     table = Table("column", "type", "null", "default", "values", box=None, pad_edge=False)
     for column in report.spec.columns:
-        default = "" if column.default is None else str(column.default)
+        default = "" if column.default is None else escape(str(column.default))
         values = f"{len(column.values)} known" if column.values else "any"
-        table.add_row(column.name, column.dtype, "yes" if column.nullable else "no", default, values)
+        table.add_row(
+            escape(column.name), column.dtype, "yes" if column.nullable else "no", default, values
+        )
     console.print(table)
     for note in report.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {escape(note)}")
     agreement = report.agreement
     for place in agreement.worst:
-        console.print(f"differs most: {place}")
+        console.print(f"differs most: {escape(str(place))}")
+    largest = max(agreement.max_abs_diff, agreement.max_abs_diff_edges)
     console.print(
-        f"[bold]{report.path}[/bold]  {report.num_bytes:,} bytes  {agreement.num_rows} rows and "
-        f"{agreement.num_edge_rows} at the edges: largest difference from the estimator "
-        f"{max(agreement.max_abs_diff, agreement.max_abs_diff_edges):.1e}  {report.seconds:.1f} s"
+        f"[bold]{escape(str(report.path))}[/bold]  {report.num_bytes:,} bytes  "
+        f"{agreement.num_rows} rows and {agreement.num_edge_rows} at the edges: "
+        f"largest difference from the estimator {largest:.1e}  {report.seconds:.1f} s"
     )

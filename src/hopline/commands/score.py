@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hopline.commands.connection import ApiKey, Token
 from hopline.errors import BadRequest
+from hopline.graph.id_values import integer_id
 from hopline.types import ScoreResult
 
 _MAX_COLUMNS = 8
@@ -41,16 +42,16 @@ def score(
 
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
-    cut = int(as_of) if as_of is not None and as_of.strip().lstrip("-").isdecimal() else as_of
+    cut = None if as_of is None else _moment(as_of.strip())
     missing = cast(Literal["error", "null"], on_missing)
     if token is not None:
         api_key = None  # of the environment
     with Client(url, timeout=timeout, api_key=api_key, token=token) as client:
         # Ids on a command line are text; the model says whether it has numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
-        as_id = int if info is not None and info.id_kind == "int" else str
+        is_int = info is not None and info.id_kind == "int"
         if pairs:
-            items: list[Any] = [tuple(_id(part, as_id) for part in node.split(",")) for node in nodes]
+            items: list[Any] = [tuple(_id(part, is_int) for part in node.split(",")) for node in nodes]
             for node, pair in zip(nodes, items, strict=True):
                 if len(pair) != 2:
                     raise BadRequest(f"{node!r} is not source,destination")
@@ -58,11 +59,11 @@ def score(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
         else:
-            items = [_id(node, as_id) for node in nodes]
+            items = [_id(node, is_int) for node in nodes]
             result = client.score(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
-    Console().print(result_table(nodes, result))
+    Console(markup=False).print(result_table(nodes, result))  # ids may have brackets
 
 
 def result_table(names: list[str], result: ScoreResult) -> Table:
@@ -93,8 +94,15 @@ def _cell(value: Any) -> str:
     return f"{shown}, … ({len(value)})" if len(value) > _MAX_COLUMNS else shown
 
 
-def _id(text: str, as_id: type[int] | type[str]) -> int | str:
+def _moment(text: str) -> int | str:
     try:
-        return as_id(text)
+        return integer_id(text)
+    except ValueError:
+        return text
+
+
+def _id(text: str, is_int: bool) -> int | str:
+    try:
+        return integer_id(text) if is_int else text
     except ValueError:
         raise BadRequest(f"{text!r} is not an integer, and the model's node ids are") from None

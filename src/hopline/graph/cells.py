@@ -47,6 +47,10 @@ class Missing:
     na: Sequence[str] = ()
     fill: float | Mapping[str, float] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.na, str):  # one cell, not its letters
+            object.__setattr__(self, "na", (self.na,))
+
     def fill_of(self, name: str) -> float | None:
         """The number for a column."""
         return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
@@ -225,9 +229,18 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
             absent,
             f"say what to put there (--fill 0), or leave the column out (--exclude {name})",
         )
-    if not float(fill).is_integer() or arrow("pyarrow.types").is_null(column.type):
-        column = column.cast(pa.float64())
-    return pc.if_else(absent, pa.scalar(fill).cast(column.type), column)
+    # The column's own type where the number fits, as -1 does not fit bytes or truth values.
+    integers = [column.type, pa.int64()] if float(fill).is_integer() else []
+    for kind in (*integers, pa.float64()):
+        try:
+            return pc.if_else(absent, pa.scalar(float(fill)).cast(kind), column.cast(kind))
+        except pa.ArrowInvalid:
+            pass
+    at = pc.index(absent, True).as_py()
+    raise GraphError(
+        f"{table.place(at, name)}: {fill} cannot stand beside the other values of the column, which are "
+        "integers that float64 does not hold"
+    )
 
 
 def _missing(table: FileTable, name: str, absent: Any, way_out: str) -> GraphError:
@@ -252,10 +265,15 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     bad = pc.invert(pc.fill_null(good, False))
     at = pc.index(bad, True).as_py()
     if at >= 0:
-        count = pc.sum(bad).as_py()
+        count, cell = pc.sum(bad).as_py(), column[at].as_py()
+        if abs(cell) >= limit:
+            raise GraphError(
+                f"{table.place(at, name)}: {cell} is too large to stand for one integer as {column.type}; "
+                "write such numbers as integers of 64 bits, or ids as strings"
+            )
         raise GraphError(
-            f"{table.place(at, name)}: {column[at].as_py()} is no integer (nor are {count} of "
-            f"{len(column)} cells); {what}"
+            f"{table.place(at, name)}: {cell} is no integer (nor are {count} of {len(column)} cells); "
+            f"{what}"
         )
     if arrow("pyarrow.types").is_decimal(column.type):
         return np.array([int(v) for v in column.to_pylist()], np.int64)

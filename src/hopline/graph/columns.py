@@ -111,7 +111,7 @@ def weights(value: Any, what: str, rows: int) -> FloatArray:
 
 def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ...]:
     """The names as a tuple. Raises: GraphError: not one distinct string for each column."""
-    result = tuple(names)
+    result = (names,) if isinstance(names, str) and names else tuple(names)
     if not result:
         return ()
     if not all(isinstance(name, str) for name in result):

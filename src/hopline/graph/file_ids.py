@@ -21,6 +21,8 @@ from hopline.graph.typed_table import TYPED
 
 _LOG = logging.getLogger("hopline.graph")
 _DIGITS, _ODD = re.compile("-?[0-9]+"), re.compile(NEAR_NUMBER)
+#: A column of at least so many integers below one other cell is one of integers with a name.
+_FEWEST = 3
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
@@ -53,7 +55,7 @@ def bring_together(
     strings = _is_strings(known) if name in nodes else any(map(_is_strings, ends.values()))
     for (edge_type, place), end in ends.items():
         if strings and not _is_strings(end) and _is_text(files[edge_type].path):
-            ends[edge_type, place] = _as_strings(end)
+            ends[edge_type, place] = _as_strings(end, files[edge_type].path)
         elif strings != _is_strings(end) and len(end):
             raise _mixed(name, end, files[edge_type].path)
     if name not in nodes:
@@ -78,6 +80,13 @@ def _check_written_as_ids(end: Any) -> None:
     integers = np.array([_DIGITS.fullmatch(text) is not None for text in end.distinct])
     odd = np.array([_ODD.fullmatch(text) is not None for text in end.distinct]) & ~integers
     num_integers, num_odd = int(counts[integers].sum()), int(counts[odd].sum())
+    if num_integers == len(end) - 1 >= _FEWEST and not integers[end.codes[0]]:
+        place = end.place(0) if end.place else "edge 0"
+        raise GraphError(
+            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is no integer; if it is a "
+            "column's name, leave --no-header out, or the line; if it is an id, give a node file that "
+            "lists the ids"
+        )
     if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
         row = int(odd[end.codes].argmax())
         place = end.place(row) if end.place else f"edge {row}"
@@ -89,8 +98,16 @@ def _check_written_as_ids(end: Any) -> None:
 
 
 def _end(table: EdgeTable, place: int) -> Any:
+    """One end of all edges: integers, or `Encoded` strings."""
     end = table.edges[place]
-    return end if isinstance(end, Encoded) else as_array(end, "edges")
+    if isinstance(end, Encoded):
+        return end
+    array = as_array(end, "edges")
+    if array.dtype.kind == "U":
+        return _as_strings(array, "an array")
+    if array.dtype.kind not in "iu" and len(array):
+        raise GraphError(f"an edge file holds ids of dtype {array.dtype}; an id is an integer or a string")
+    return array
 
 
 def _is_strings(ids: Any) -> bool:
@@ -104,9 +121,10 @@ def _is_text(path: Any) -> bool:
 
 
 def _mixed(name: str, end: Any, path: Any) -> GraphError:
+    what = path if isinstance(path, str | Path) else f"the {type(path).__name__}"
     if not isinstance(end, Encoded):
         return GraphError(
-            f"node type {name!r} has string ids, and the edges of {path} hold integers, such as {end[0]}; "
+            f"node type {name!r} has string ids, and the edges of {what} hold integers, such as {end[0]}; "
             "give both files ids of one kind"
         )
     odd = {code for code, text in enumerate(end.distinct) if not _INTEGER.fullmatch(str(text))}
@@ -122,6 +140,6 @@ def _distinct(ends: list[Any], strings: bool) -> Any:
     return np.unique(np.concatenate([np.asarray(as_array(end, "edges"), np.int64) for end in ends]))
 
 
-def _as_strings(end: Any) -> Encoded:
+def _as_strings(end: Any, what: object) -> Encoded:
     distinct, codes = np.unique(end, return_inverse=True)
-    return Encoded(list(map(str, distinct.tolist())), codes)
+    return Encoded(list(map(str, distinct.tolist())), codes, lambda row: f"{what}, row {row}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from hopline.types import AnyArray
 _TEXT = (".csv", ".tsv", ".txt")
 _ARRAYS = (".npy", ".npz")
 _LOG = logging.getLogger("hopline.graph")
+_OF_ONE_FILE = "a column of one file only is named as TYPE=COLUMN"
+#: Names that pandas gives to the index of a frame when it writes CSV, when it reads that, and in Parquet.
+_INDEX = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class NodeFile:
         path: text (.csv, .tsv, .txt, also packed: .gz, .bz2, .xz, .zst), .parquet, .feather or .arrow; .npy
             is the feature matrix; .npz may hold `features` (or `x`) and `ids`. Or a pandas or polars
             DataFrame or a `pyarrow.Table`.
-        id: column of the ids; None means that row numbers are the ids.
+        id: column of the ids (of .npz the array); None means that row numbers are the ids.
         features: columns of the features, in order; None means every numeric one but `id`. One column of
             lists is the whole matrix.
         exclude: columns that are no features.
@@ -52,6 +56,9 @@ class NodeFile:
     text: TextFormat = field(default_factory=TextFormat)
     missing: Missing = field(default_factory=Missing)
 
+    def __post_init__(self) -> None:
+        _one_name_is_a_list(self, "features", "exclude", "rounded")
+
 
 @dataclass(frozen=True, slots=True)
 class EdgeFile:
@@ -59,7 +66,8 @@ class EdgeFile:
 
     Attributes:
         path: as in `NodeFile`, but .npy is [2, E] or [E, 2], and .npz holds `edges` (or `edge_index`) and
-            may hold `edge_attr`, `edge_time`, `edge_weight`.
+            may hold `edge_attr`, `edge_time`, `edge_weight`, or arrays of the names of `attr`, `time`,
+            `weight`.
         src, dst: columns of the ends; in a text file without a header the first two columns have these
             names too.
         attr, time, weight: columns of the attributes, the time and the weight.
@@ -80,6 +88,16 @@ class EdgeFile:
     missing: Missing = field(default_factory=Missing)
     signed_weight: bool = False
 
+    def __post_init__(self) -> None:
+        _one_name_is_a_list(self, "attr", "rounded")
+
+
+def _one_name_is_a_list(file: Any, *fields: str) -> None:
+    """A string is the name of one column, not the names of its letters."""
+    for name in fields:
+        if isinstance(getattr(file, name), str):
+            object.__setattr__(file, name, (getattr(file, name),))
+
 
 def read_tables(
     node_files: Mapping[str, NodeFile] | None,
@@ -95,13 +113,25 @@ def read_tables(
         ids_are_rows: edges hold row numbers, also of node types without a file. Else the distinct ids that
             the edge files hold are the nodes of such a type, sorted.
         num_nodes: of node types whose ids are rows and that have no file.
-    Raises: GraphError: a file or column is absent or cannot be read.
+    Raises: GraphError: a file or column is absent or cannot be read; a node file is of a type that no edge
+        file has.
     """
+    names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
+    counts = num_nodes or {}
+    for name, node_file in (node_files or {}).items():
+        if name not in names:
+            known = ", ".join(map(repr, sorted(names)))
+            raise GraphError(
+                f"{_what(node_file.path)}: no edge file has its node type, {name!r}; the edges join {known}"
+            )
+        if name in counts:
+            raise GraphError(
+                f"{_what(node_file.path)} says how many nodes of type {name!r} there are; leave "
+                "--num-nodes out"
+            )
     nodes = {name: read_nodes(file, progress) for name, file in (node_files or {}).items()}
     edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
-    names = {name for edge_type in edges for name in (edge_type[0], edge_type[2])}
     if ids_are_rows:
-        counts = num_nodes or {}
         nodes |= {name: NodeTable(num_nodes=counts.get(name)) for name in sorted(names - nodes.keys())}
         by_row = {edge_type: file_ids.by_row(table) for edge_type, table in edges.items()}
         return nodes, by_row
@@ -118,21 +148,24 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
     """Read a node table. Raises: GraphError: it cannot be read, or a column is absent."""
     path = _checked(file.path)
     if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
-        if path.suffix.lower() == ".npy":
-            return NodeTable(_npy(path))
-        arrays = _npz(path)
-        return NodeTable(_one_of(arrays, "features", "x"), ids=arrays.get("ids"))
+        return _nodes_of_arrays(path, file)
     id_of = [file.id] if file.id else []
     table = _open(path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
     id_of = _found(table, *id_of)
-    taken = {*id_of, *_found(table, *file.exclude)}
-    names = [name for name in table.names if name not in taken]
+    excluded = _found(table, *file.exclude)
+    left_out = []
     if file.features is not None:
         names = _found(table, *file.features)
+        _check_features(table, names, excluded)
+    else:
+        names = [name for name in table.names if name not in (*id_of, *excluded)]
+        left_out = [
+            f"{name.strip() or 'a column without a name'} (a row number)" for name in names if _INDEX(name)
+        ]
+        names = [name for name in names if not _INDEX(name)]
     table.load([*names, *id_of])
     ids = cells.ids(table, id_of[0]) if id_of else None
     values: dict[str, AnyArray] = {}
-    left_out = []
     for name in names:
         value = cells.numbers(table, name, file.missing, named=file.features is not None)
         if isinstance(value, str):
@@ -176,18 +209,42 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
     )
 
 
-def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
+def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise GraphError(f"{table.what}: feature {name!r} is named twice")
+        if name in excluded:
+            raise GraphError(f"{table.what}: column {name!r} is named as a feature, and excluded")
+
+
+def _nodes_of_arrays(path: Path, file: NodeFile) -> NodeTable:
+    for what, said in (("features", file.features), ("exclude", file.exclude)):
+        if said:
+            raise GraphError(f"{path}: {what} names columns, and an array has none; {_OF_ONE_FILE}")
     if path.suffix.lower() == ".npy":
-        return EdgeTable(_two_rows(_npy(path)), undirected=file.undirected)
+        if file.id:
+            raise GraphError(f"{path}: a .npy array has no column {file.id!r} of ids; {_OF_ONE_FILE}")
+        return NodeTable(_npy(path))
     arrays = _npz(path)
+    ids = _named(path, arrays, file.id) if file.id else arrays.get("ids")
+    return NodeTable(_one_of(arrays, "features", "x"), ids=ids)
+
+
+def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
+    if (file.src, file.dst) != ("src", "dst"):
+        raise GraphError(
+            f"{path}: src and dst name columns, and an array of edges has none; {_OF_ONE_FILE}"
+        )
+    arrays = {"edges": _npy(path)} if path.suffix.lower() == ".npy" else _npz(path)
     edges = _one_of(arrays, "edges", "edge_index")
     if edges is None:
         raise GraphError(f"{path}: no array `edges` or `edge_index`; it holds {', '.join(arrays)}")
+    attr = [_named(path, arrays, name) for name in file.attr]
     return EdgeTable(
         _two_rows(edges),
-        attr=arrays.get("edge_attr"),
-        time=arrays.get("edge_time"),
-        weight=arrays.get("edge_weight"),
+        attr=np.column_stack(attr) if attr else arrays.get("edge_attr"),
+        time=_named(path, arrays, file.time) if file.time else arrays.get("edge_time"),
+        weight=_named(path, arrays, file.weight) if file.weight else arrays.get("edge_weight"),
         undirected=file.undirected,
         time_unit=file.time_unit,
         signed_weight=file.signed_weight,
@@ -199,6 +256,8 @@ def _checked(path: Any) -> Any:
     if not isinstance(path, str | Path):
         return path
     path = Path(path)
+    if path.is_dir():
+        raise GraphError(f"{path} is a folder; give one file, to which its files may be joined")
     ending = _ending(path)
     if ending not in (*_TEXT, *TYPED, *_ARRAYS):
         raise GraphError(
@@ -208,6 +267,10 @@ def _checked(path: Any) -> Any:
     if not path.is_file():
         raise GraphError(f"{path}: there is no such file")
     return path
+
+
+def _what(path: Any) -> str:
+    return str(path) if isinstance(path, str | Path) else f"the {type(path).__name__}"
 
 
 def _ending(path: Path) -> str:
@@ -229,7 +292,7 @@ def _found(table: FileTable, *names: str) -> list[str]:
     if absent:
         with_header = table.is_text and table.has_header
         hint = "; if its first line is no header, say --no-header" if with_header else ""
-        hint += "; a column of one file only is named as TYPE=COLUMN"
+        hint += f"; {_OF_ONE_FILE}"
         raise GraphError(
             f"{table.what}: no column {', '.join(map(repr, absent))}; there are "
             f"{', '.join(map(repr, table.names[:30]))}{hint}"
@@ -268,6 +331,12 @@ def _npz(path: Path) -> dict[str, AnyArray]:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise GraphError(f"{path} cannot be read as .npz arrays: {error}") from None
+
+
+def _named(path: Path, arrays: Mapping[str, AnyArray], name: str) -> AnyArray:
+    if name not in arrays:
+        raise GraphError(f"{path}: no array {name!r}; it holds {', '.join(arrays)}; {_OF_ONE_FILE}")
+    return arrays[name]
 
 
 def _one_of(arrays: Mapping[str, AnyArray], *names: str) -> AnyArray | None:

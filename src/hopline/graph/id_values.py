@@ -5,6 +5,7 @@ On the path of every request: a list of plain ints or strs is recognised without
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from hopline.errors import BadRequest
 from hopline.types import IdArray
 
 _INT, _STR = frozenset({int}), frozenset({str})
+_WRITTEN_INTEGER = re.compile("-?(0|[1-9][0-9]*)")
 
 
 def typed(external_ids: Any) -> tuple[Literal["int", "string"], Any]:
@@ -68,6 +70,18 @@ def wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
     limits = np.iinfo(np.int64)
     known = np.array([limits.min <= int(value) <= limits.max for value in values])
     return np.array([int(v) if k else 0 for v, k in zip(values, known, strict=True)], np.int64), known
+
+
+def integer_id(text: str) -> int:
+    """An integer id that is written as text, on a command line or in a file.
+
+    Python's `int` takes more: 1_0 and 010 would be read as the id 10.
+
+    Raises: ValueError: it is written in another way than 10 or -10.
+    """
+    if not _WRITTEN_INTEGER.fullmatch(text):
+        raise ValueError(f"{text!r} is no integer id")
+    return int(text)
 
 
 def as_int64(values: Any) -> IdArray | None:

@@ -90,8 +90,11 @@ def as_array(value: Any, what: str) -> AnyArray:
 
     Tensors are told by their methods, not their type: this package runs where torch is not.
 
-    Raises: GraphError: it has no rectangular shape.
+    Raises: GraphError: it has no rectangular shape; a masked array hides some of its values.
     """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        hidden = int(np.ma.getmaskarray(value).sum())
+        raise GraphError(f"{what}: {hidden} values are masked; fill them (`.filled(0)`), or drop them")
     if isinstance(value, Encoded):
         return np.asarray(value.distinct)[value.codes]
     if hasattr(value, "toarray"):  # SciPy's sparse matrices

@@ -68,6 +68,11 @@ class TextTable:
         self._text = Text(path, options.encoding, progress)
         self._delimiter = options.delimiter or ""
         first = list(islice(self._records(), _SAMPLE_RECORDS + 1000))
+        if first and first[0][1].startswith("%%MatrixMarket"):
+            raise GraphError(
+                f"{path} is a Matrix Market file, whose first numbers are a size, not an edge; read it in "
+                "Python with scipy.io.mmread and give its row and col to Graph.from_edges"
+            )
         mark = "#" if options.comment is None else options.comment
         comments = 0
         while comments < len(first) and mark and first[comments][1].startswith(mark):

@@ -93,9 +93,13 @@ def _of_frame(frame: Any, what: str) -> Any:
 
 
 def _plain(column: Any) -> Any:
-    """Without dictionaries, extension types and views."""
+    """Without dictionaries, extension types and views.
+
+    Those of pandas stay: a period is stored as an integer, which is no number of the caller's.
+    """
     pa, types = arrow("pyarrow"), arrow("pyarrow.types")
-    if isinstance(column.type, pa.BaseExtensionType):
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType) and not kind.extension_name.startswith("pandas."):
         column = column.cast(column.type.storage_type)
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

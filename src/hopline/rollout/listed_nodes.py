@@ -8,6 +8,7 @@ import numpy as np
 
 from hopline.errors import ConfigError
 from hopline.graph import IdIndex
+from hopline.graph.id_values import integer_id
 from hopline.types import IdArray
 
 
@@ -28,7 +29,9 @@ def listed_nodes(file: Path, index: IdIndex, setting: str, limit: int = 0) -> Id
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: cannot read {file}: {error}") from None
     try:
-        wanted: list[int] | list[str] = lines if index.kind == "string" else [int(line) for line in lines]
+        wanted: list[int] | list[str] = (
+            lines if index.kind == "string" else [integer_id(line) for line in lines]
+        )
     except ValueError as error:
         raise ConfigError(f"{setting}: {file}: node ids are integers here: {error}") from None
     ids = index.lookup(wanted[: limit or len(wanted)]) if wanted else np.empty(0, np.int64)

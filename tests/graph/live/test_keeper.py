@@ -13,11 +13,11 @@ from hopline.errors import Conflict, GraphError, LogDamaged, LogFull
 from hopline.graph import Graph
 from hopline.graph.live import home as home_module
 from hopline.graph.live import keeper as keeper_module
-from hopline.graph.live.changes import Changes
+from hopline.graph.live.changes import Changes, EdgeChanges
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.state import State, read_state
 from tests.graph.live.conftest import SmallDisk
-from tests.graph.live.keepers import SOURCE, Kept, base_graph, numbered
+from tests.graph.live.keepers import EDGE, SOURCE, Kept, base_graph, numbered
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,28 @@ def test_an_event_that_comes_again_changes_nothing(tmp_path: Path, graph: Graph)
     assert last.send(10, 18)[2] == [0, 1, 4, 5, 6]  # and from the snapshot
     assert last.numbers == sorted([12, *range(18)])
     last.close()
+
+
+def test_an_event_that_repeats_a_refused_one_is_no_duplicate(tmp_path: Path, graph: Graph) -> None:
+    """A duplicate is in the graph; what is told as one is not sent again."""
+    kept = Kept(tmp_path / "live", graph)
+    ends, times = np.array([99, 1, 1, 99]), np.arange(4)
+    edges = EdgeChanges(ends, np.zeros(4, int), np.zeros(4, np.bool_), np.arange(4), times)
+    batch = Changes({EDGE: edges}, {}, 4, ["a", "a", "b", "c"])
+    later = Changes({**numbered(10, 12).edges}, {}, 2, ["c", "b"])
+    first, second = kept.keeper.apply([batch, later])
+    assert (first.num_applied, list(first.duplicates)) == (1, [])
+    assert [(each.order, each.code) for each in first.rejected] == [
+        (0, "unknown_node"),
+        (1, "unknown_node"),
+        (3, "unknown_node"),
+    ]
+    assert "an event of this id before it was refused" in first.rejected[1].reason
+    assert (second.num_applied, list(second.duplicates)) == (0, [1])
+    assert [each.order for each in second.rejected] == [0]
+    assert kept.apply(later) == [(2, 1, [1])]  # sent again
+    assert kept.numbers == [2, 10]
+    kept.close()
 
 
 def test_a_snapshot_takes_the_place_of_the_log(tmp_path: Path, graph: Graph) -> None:

@@ -97,7 +97,13 @@ def test_a_table_that_is_there_is_replaced_only_at_the_end(cases, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1\n\ntwo\n", "line 3: 'two' is no integer"), ("\n", "no ids"), (None, "No such")],
+    [
+        ("1\n\ntwo\n", "line 3: 'two' is no integer"),
+        ("1_0\n", "line 1: '1_0' is no integer"),
+        ("1\n010\n", "line 2: '010' is no integer"),
+        ("\n", "no ids"),
+        (None, "No such"),
+    ],
 )
 def test_a_bad_file_of_nodes_is_named_with_the_line(tmp_path, text, message):
     path = tmp_path / "ids.txt"
@@ -110,6 +116,10 @@ def test_a_bad_file_of_nodes_is_named_with_the_line(tmp_path, text, message):
 def test_nodes_come_from_text_or_an_array(tmp_path):
     (tmp_path / "a.txt").write_text(" n1 \nn2\n")
     assert read_nodes(tmp_path / "a.txt", "string") == ["n1", "n2"]
+    (tmp_path / "a.txt").write_text("\ufeff5\r\n-6", "utf-8")
+    assert read_nodes(tmp_path / "a.txt", "int") == [5, -6]
+    (tmp_path / "a.txt").write_text("a\u2028b\nc", "utf-8")
+    assert read_nodes(tmp_path / "a.txt", "string") == ["a\u2028b", "c"]
     np.save(tmp_path / "b.npy", np.array([3, 1]))
     assert read_nodes(tmp_path / "b.npy", "int") == [3, 1]
     np.save(tmp_path / "c.npy", np.ones(2))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError, HoplineError, LogDamaged, LogFull
-from hopline.graph.live.changes import Applied, Changes, Ids
+from hopline.graph.live.changes import Applied, Changes, Ids, Rejected
 from hopline.graph.live.entry import Entry, decode_entry, encode_entry
 from hopline.graph.live.home import LiveHome
 from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions, write_positions
@@ -199,7 +199,7 @@ class Keeper:
         for one, own in zip(prepared, keys, strict=True):
             self._take_note(one.changes, one.skip, own)
         self._keep_positions(prepared, before)
-        return [one.applied for one in prepared]
+        return _without_repeated_refusals(prepared, keys)
 
     def affected(self, since: int) -> tuple[int, dict[str, Ids]]:
         """Nodes whose answers may have changed after a version: the present version, and their ids by type.
@@ -298,6 +298,40 @@ class Keeper:
 def _keys(batches: Sequence[Changes]) -> list[NDArray[np.uint64]]:
     """Hashes of event ids, none for a batch without."""
     return [hashed(changes.event_ids) for changes in batches]
+
+
+def _without_repeated_refusals(
+    prepared: Sequence[Prepared], keys: Sequence[NDArray[np.uint64]]
+) -> list[Applied]:
+    """What became of the batches: an event that repeats the id of a refused one is no duplicate.
+
+    The one before it is not in the graph, so that the sender must know that this one is not either.
+    """
+    refused: dict[bytes, str] = {}
+    outcomes = []
+    for one, own in zip(prepared, keys, strict=True):
+        applied = one.applied
+        if len(own):
+            refused |= {
+                own[each.order].tobytes(): each.code for each in applied.rejected if own[each.order].any()
+            }
+        again = [at for at in applied.duplicates if own[at].tobytes() in refused] if refused else []
+        if again:
+            rejected = [
+                Rejected(
+                    at,
+                    refused[own[at].tobytes()],
+                    "an event of this id before it was refused; send it again",
+                )
+                for at in again
+            ]
+            applied = replace(
+                applied,
+                duplicates=[at for at in applied.duplicates if at not in set(again)],
+                rejected=sorted([*applied.rejected, *rejected], key=lambda each: each.order),
+            )
+        outcomes.append(applied)
+    return outcomes
 
 
 def _through(batches: Sequence[Changes], now_ms: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.errors import BadRequest
+from hopline.graph.id_values import integer_id
 from hopline.types import ExternalIds
 
 
@@ -35,14 +36,17 @@ def _array(path: Path) -> ExternalIds:
     except ValueError as error:
         raise BadRequest(f"--nodes {path}: not an array of ids: {error}") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iuU":
-        raise BadRequest(f"--nodes {path}: {ids.dtype} {list(ids.shape)}; one dimension of ids is right")
+        raise BadRequest(
+            f"--nodes {path}: {ids.dtype} {list(ids.shape)}; integers or strings of one dimension are right"
+        )
     listed: ExternalIds = ids.tolist()
     return listed
 
 
 def _lines(path: Path, id_kind: str) -> ExternalIds:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not splitlines(): an id may hold one of Unicode's other line ends.
+        lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise BadRequest(f"--nodes {path}: not UTF-8 text: {error}") from None
     texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
@@ -51,7 +55,7 @@ def _lines(path: Path, id_kind: str) -> ExternalIds:
     ids = []
     for number, text in texts:
         try:
-            ids.append(int(text))
+            ids.append(integer_id(text))
         except ValueError:
             raise BadRequest(f"--nodes {path}, line {number}: {text!r} is no integer id") from None
     return ids

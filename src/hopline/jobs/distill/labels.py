@@ -10,6 +10,7 @@ import numpy as np
 
 from hopline.errors import BadRequest, NodeNotFound
 from hopline.graph import IdIndex
+from hopline.graph.id_values import integer_id
 from hopline.types import IdArray
 
 #: What a message lists.
@@ -66,7 +67,7 @@ def _array(path: Path, num_nodes: int) -> IdArray:
 def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
     numbers = {name: number for number, name in enumerate(classes)}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(line, row) for line, row in enumerate(csv.reader(file), 1) if row]
     except UnicodeDecodeError as error:
         raise BadRequest(f"--labels {path}: not UTF-8 text: {error}") from None
@@ -80,7 +81,8 @@ def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
         value = numbers[text] if text in numbers else _integer(text)
         key = name if is_text else _integer(name)
         if value is None or key is None:
-            if at == 0:
+            names_no_node = key is None or (is_text and ids.lookup([name])[0] < 0)
+            if at == 0 and value is None and names_no_node:
                 continue  # a line of names
             if key is None:
                 raise BadRequest(f"--labels {path}, line {line}: {name!r} is no integer id")
@@ -101,6 +103,6 @@ def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
 
 def _integer(text: str) -> int | None:
     try:
-        return int(text)
+        return integer_id(text)
     except ValueError:
         return None

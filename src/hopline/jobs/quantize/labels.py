@@ -10,6 +10,7 @@ from hopline.artifact import ModelSpec
 from hopline.engine.request_ids import not_found
 from hopline.errors import BadRequest
 from hopline.graph import Graph
+from hopline.graph.id_values import integer_id
 from hopline.types import IdArray
 
 
@@ -65,7 +66,7 @@ def _lines(path: Path, spec: ModelSpec, graph: Graph) -> IdArray:
     ids: list[str] = []
     labels: list[int] = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise BadRequest(f"--labels {path}: not UTF-8 text: {error}") from None
     for number, line in enumerate(lines, 1):
@@ -95,6 +96,6 @@ def _lines(path: Path, spec: ModelSpec, graph: Graph) -> IdArray:
 
 def _integers(path: Path, ids: list[str]) -> list[int]:
     try:
-        return [int(text) for text in ids]
+        return [integer_id(text) for text in ids]
     except ValueError as error:
         raise BadRequest(f"--labels {path}: the graph's ids are integers: {error}") from None
