@@ -104,6 +104,11 @@ class Binding:
         """One argument holds the edges of all relations."""
         return "edge_type" in self.roles.values() and not self.hetero
 
+    @property
+    def reads_sparse(self) -> bool:
+        """The model reads edges as a sparse matrix."""
+        return self.reads_adjacency or "adj_t" in self.roles.values()
+
     def call(self, module: nn.Module, slots: Any, *, sparse: bool = False) -> Any:
         """Call the model on a mapping of slots (tensors or fx proxies).
 

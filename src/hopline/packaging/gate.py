@@ -240,13 +240,19 @@ def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
 
 
 def _labels(task: str, probabilities: Tensor) -> AnyArray:
-    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart."""
+    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart.
+
+    Rows of NaN have the label -1.
+    """
+    unknown = probabilities.isnan()
     if task == "multiclass":
         best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
-        close = ~((best.values[:, 0] - best.values[:, -1]) >= _MARGIN)  # NaN too
-        return np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
+        close = (best.values[:, 0] - best.values[:, -1]) < _MARGIN
+        found = np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
+        return np.where(unknown.any(dim=1).numpy(), -1.0, found)
     close = (probabilities - 0.5).abs() < _MARGIN
-    return np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
+    found = np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
+    return np.where(unknown.numpy(), -1.0, found)
 
 
 @contextmanager

@@ -36,10 +36,11 @@ from hopline.packaging.head import (
 from hopline.packaging.locality import check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
-from hopline.packaging.probe import Probe
+from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import Fanouts, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.sparse import explain_sparse, repeated_edge
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.whole import SLOTS_FILE, write_whole
@@ -99,7 +100,7 @@ class Job:
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         hops = num_hops(self.fanouts)
         max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
-        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree)
+        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, traits=self._traits())
         try:
             self.pooled = self.reference.is_pooled(self.check)
         except PackagingError as error:
@@ -117,7 +118,9 @@ class Job:
             try:
                 self.rows = self.reference.answers(self.probe.check, self.pairs)
             except PackagingError:  # it may refuse features unlike the real ones
-                self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, wide=False)
+                self.probe = Probe.of(
+                    self.check, timed, hops, max_degree=max_degree, traits=self._traits(), wide=False
+                )
                 if self.is_link:
                     sides = gate.sides_of(self.probe, self.targets, "onnx", True)
                     self.pairs = (sides[0], sides[1])
@@ -136,6 +139,20 @@ class Job:
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
         self.progress("module", 1.0)
+
+    def _traits(self) -> dict[str, Traits]:
+        """What the whole graph has and its sample may lack; repeated edges matter to matrices only."""
+        return {
+            key: Traits(adjacency.has_self_loops, bool(self._repeated(key)))
+            for key, adjacency in self.graph.edges.items()
+        }
+
+    def _repeated(self, key: str) -> str:
+        """A repeated edge of a type that the model reads as a sparse matrix, in words; "" for none."""
+        if not self.binding.reads_sparse or key not in self.binding.relations:
+            return ""
+        edge = repeated_edge(self.graph.edges[key])
+        return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
 
     def _works_on_all(self) -> bool:
         """Whether the module, which fails on a sample of the graph, works on all of it."""
@@ -187,7 +204,12 @@ class Job:
 
     def explained(self, reason: PackagingError) -> PackagingError:
         """The same error, or why no way of serving could be right."""
-        if self.pooled:
+        if self.binding.reads_sparse:
+            repeated = "; ".join(filter(None, map(self._repeated, self.binding.relations)))
+            why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
+            if why:
+                return NotServable(f"the model cannot be served: {why}. What was seen: {reason}")
+        if self.pooled or self.is_link:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
         why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)

@@ -20,12 +20,10 @@ from torch.overrides import TorchFunctionMode
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers, widened
-from hopline.packaging.reference import Pairs, Reference, Rows
+from hopline.packaging.reference import Pairs, Reference, Rows, differ
 from hopline.packaging.trace import LIBRARIES
 from hopline.types import IdArray
 
-#: Far above float32 rounding in another order of sums, far below what a real dependence does.
-_TOLERANCE = 1e-3
 #: Nodes and edges of the largest graph that a module is run on.
 _MOST_ROWS = 100_000
 #: Hops beyond those that are packaged that are tried.
@@ -40,14 +38,14 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
     """
     with _watched() as drawn:
         again = reference.answers(probe.check, pairs)
-    if _differ(rows, again).any():
+    if differ(rows, again).any():
         where = f" ({'; '.join(drawn)})" if drawn else ""
         raise NotServable(
             f"the model's answers are random: two runs in eval mode differ{where}. For dropout that stays "
             "on write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must answer "
             "the same question the same way"
         )
-    if _differ(rows, reference.answers(reordered(probe.check), pairs)).any():
+    if differ(rows, reference.answers(reordered(probe.check), pairs)).any():
         raise NotServable(
             "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
             "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
@@ -74,7 +72,7 @@ def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: R
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
         # nodes of every copy have the same neighbourhood, and other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
-        if any(_differ(rows, after[at : at + len(rows)]).any() for at in places):
+        if any(differ(rows, after[at : at + len(rows)]).any() for at in places):
             why = _depends_on_other_nodes(reference, probe) or (
                 "its answers depend on how many nodes or edges there are: they change when the same "
                 f"graph is put beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) "
@@ -138,12 +136,12 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
             return _one_size(error)
-        if _differ(before, after).any():
+        if differ(before, after).any():
             changed.append(what)
     if not changed:
         order = {name: rng.permutation(len(rows)) for name, rows in real.features.items()}
         after = reference.answers(renumbered(real, order))
-        if not _differ(before[order[reference.targets[0]]], after).any():
+        if not differ(before[order[reference.targets[0]]], after).any():
             return ""
     if "copies" in changed or not changed:
         return (
@@ -196,7 +194,7 @@ def _looks_further(
     for seed in tried.tolist():
         for count in range(max(1, right), hops + _FURTHER + 1):
             inside = part_of(probe.check, neighborhood(probe.check, target, seed, count))
-            if not _differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
+            if not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
                 right = count
                 break
         else:
@@ -260,20 +258,6 @@ def reordered(graph: CheckGraph) -> CheckGraph:
         columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
         edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
     return CheckGraph(graph.features, edges)
-
-
-def _differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
-    """Rows that are not the same, bool [n]."""
-    if one.shape != other.shape:
-        return np.ones(len(one), np.bool_)
-    near = np.isclose(
-        one,
-        other,
-        rtol=_TOLERANCE,
-        atol=_TOLERANCE * (1e-3 + float(np.nanmean(np.abs(one)))),
-        equal_nan=True,
-    )
-    return np.asarray(~near.all(axis=1))
 
 
 class _Watch(TorchFunctionMode):

@@ -162,6 +162,8 @@ def package(
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
         except (NotSplittable, ParityError) as reason:
             if runtime == "onnx" or job.is_link:
+                if isinstance(reason, ParityError):
+                    raise job.explained(reason) from reason
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)

@@ -6,10 +6,7 @@ one row of logits; models that pool the graph ignore the seed.
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils._sympy.numbers import int_oo
-from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
@@ -25,6 +21,7 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
+from hopline.packaging.sparse import Adjacent, weights_of
 
 FILE = "whole.pt2"
 #: A program that takes fewer rows than this is bound to a number in the model's code.
@@ -61,8 +58,8 @@ class _Whole(nn.Module):
 
     def answer(self, slots: dict[str, Tensor]) -> Tensor:
         """Logits of all rows, float32 [n, c]."""
-        given = _Adjacent(slots)
-        with _weights_of(self.model, given):
+        given = Adjacent(slots)
+        with weights_of(self.model, given):
             out = self.binding.call(self.model, given)
         if isinstance(out, dict):
             out = out[self.target]
@@ -72,45 +69,6 @@ class _Whole(nn.Module):
             out = self.head(out)
         out = as_columns(out)
         return out if self.inverse is None else self.inverse(out)
-
-
-class _Adjacent(dict[str, Tensor]):
-    """The slots of a program, and `adj_t` made of them: edge indices that are tensors of their own."""
-
-    def __init__(self, slots: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.slots = slots
-
-    def __missing__(self, key: str) -> Tensor:
-        if not key.startswith("adj_t:"):
-            return self.slots[key]
-        self[key] = self.slots[key.replace("adj_t", "edge_index")].clone()
-        return self[key]
-
-
-@contextmanager
-def _weights_of(model: nn.Module, given: _Adjacent) -> Iterator[None]:
-    """Convolutions over an `adj_t` get the edge weights that it stands for."""
-
-    def hook(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
-        for name, edges in given.items():
-            weight = name.replace("adj_t", "edge_weight")
-            if weight in given.slots and any(value is edges for value in arguments.values()):
-                return args, {"edge_weight": given[weight], **kwargs}
-        return None
-
-    takes = [
-        part
-        for part in model.modules()
-        if isinstance(part, MessagePassing) and "edge_weight" in inspect.signature(part.forward).parameters
-    ]
-    handles = [part.register_forward_pre_hook(hook, with_kwargs=True) for part in takes]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _read(model: _Whole, slots: dict[str, Tensor]) -> list[str]:
