@@ -43,6 +43,7 @@ from hopline.packaging.settings import Fanouts, check_signs, num_hops, resolve_f
 from hopline.packaging.sparse import explain_sparse, repeated_edge
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
+from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import SLOTS_FILE, write_whole
 from hopline.types import AnyArray, IdArray
 
@@ -53,6 +54,8 @@ log = logging.getLogger("hopline.packaging")
 
 #: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
 _MOST_ROWS = 2_000_000
+#: Real nodes among which those are chosen that requests describe.
+_COPIED_FROM = 64
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Job:
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         are_probabilities: the module ends in the task's activation.
         pooled: it answers one row for a graph.
+        embedding: what the module gives as such, where it shows it; `embedding_layer` reads it.
     """
 
     model: nn.Module
@@ -86,6 +90,7 @@ class Job:
     are_probabilities: bool = False
     pooled: bool = False
     embedding: Rows | None = None
+    embedding_layer: str = ""
     whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
@@ -182,6 +187,30 @@ class Job:
             rounding = rounding if self.is_link else rounding[sides[0]]
         return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
 
+    def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
+        """The module's answers for nodes that requests describe, where the artifact takes such."""
+        if spec.runtime == "torch" or self.is_link:
+            return []
+        target, check = self.targets[0], self.probe.check
+        of = chosen(check, target, self.probe.seeds(target, _COPIED_FROM))
+        found = []
+        for linked in (False, True):
+            unseen = copied(check, target, of, linked=linked)
+            sides = (check.num_nodes(target) + np.arange(len(of)),)
+            rows = self.reference.answers(unseen.check)
+            rounding = self.reference.rounding(unseen.check, None, rows)
+            embedding = None
+            if self.embedding is not None:
+                every = self.reference.embedding(unseen.check, self.embedding_layer)
+                embedding = None if every is None else every[sides[0]]
+            found.append(
+                gate.Answered(
+                    self.probe, sides, rows[sides[0]], self.are_probabilities, embedding,
+                    rounding[sides[0]], unseen,
+                )
+            )  # fmt: skip
+        return found
+
     def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Compare what a server would answer with the module.
 
@@ -189,7 +218,7 @@ class Job:
             ParityError: they differ.
         """
         self.progress("compare", 0.0)
-        served = gate.judge(folder, spec, self.answered(spec.runtime))
+        served = gate.judge(folder, spec, self.answered(spec.runtime), self._unseen(spec))
         self.figures["logits"] = max(served.values())
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()),
@@ -333,7 +362,8 @@ class Job:
         below = logits_below(traced, output, self.task) if self.are_probabilities else None
         last = output if below is None else below
         state = last if self.task == "embedding" else embedding_of(traced, last)
-        self.embedding = self.reference.embedding(self.probe.check, linear_after(traced, state, output))
+        self.embedding_layer = linear_after(traced, state, output)
+        self.embedding = self.reference.embedding(self.probe.check, self.embedding_layer)
         if below is not None:
             traced.outputs[node_type] = output = below
         width = int(np.prod(traced.values[state].shape[1:]))

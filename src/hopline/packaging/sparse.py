@@ -115,9 +115,9 @@ def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None,
     weighted = any(edges.weight is not None for edges in check.edges.values())
     if not found and weighted and (agree(_unweighted(check)) or agree(_unweighted(plain))):
         found.append(
-            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and takes no "
-            "weights with a list of edges: build the graph without weights, or use a convolution that has "
-            "an edge_weight argument, as GraphConv"
+            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and takes "
+            "no weights with a list of edges: build the graph without weights, or use a convolution that "
+            "has an edge_weight argument, as GraphConv"
         )
     if not found:
         return ""
