@@ -137,6 +137,7 @@ class Job:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
         check_task(self.task, self.rows.shape[1], classes)
+        self._check_numbers()
         check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         if not self.pooled:
             check_sizes(self.reference, self.probe, self.pairs, self.rows)
@@ -144,6 +145,25 @@ class Job:
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
         self.progress("module", 1.0)
+
+    def _check_numbers(self) -> None:
+        """Raises: PackagingError: the module answers NaN for every real node (for some, a note says so)."""
+        sides = self.pairs or (np.arange(len(self.rows)),)
+        real = np.logical_and.reduce(
+            [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
+        )
+        is_nan = np.isnan(self.rows).any(axis=1) & (real if len(real) == len(self.rows) else True)
+        if not is_nan.any():
+            return
+        first = int(sides[0][is_nan.argmax()])
+        if is_nan.sum() == max(1, real.sum()):
+            weights = [n for n, p in self.reference.module.named_parameters() if p.isnan().any()]
+            why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
+            raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
+        self.notes.append(
+            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were looked at, such as node "
+            f"{first} of the sample; the label of such a row is -1"
+        )
 
     def _traits(self) -> dict[str, Traits]:
         """What the whole graph has and its sample may lack; repeated edges matter to matrices only."""
