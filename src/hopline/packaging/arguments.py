@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -24,11 +24,10 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
     from hopline.graph import GraphSchema
-
-Role = Literal["features", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"]
 
 _NAMES: dict[str, Role] = {
     "x": "features",
@@ -293,11 +292,29 @@ def bind(
                 "it "
                 f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
             )
+    said = [f"{name} as {role}" for name, role in roles.items() if name not in given]
+    said = [
+        text for text in said if _is_guess(*text.split(" as ")) and text.split(" as ")[0] not in by_order
+    ]
+    left = [
+        name for name in parameters if name not in roles and role_of(name) in ("edge_attr", "edge_weight")
+    ]
+    left = [name for name in left if name not in given and (attributed or weighted)]
+    if said:
+        notes.append(f"{called} takes {', '.join(said)}, by the names of its arguments")
+    if left:
+        notes.append(f"{called} is called without {', '.join(left)}")
     hetero = _is_hetero(roles, schema, parameters)
     binding = Binding(
         roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
         _mentions(module, "adj_t"), frozenset(flat), tuple(notes),
     )  # fmt: skip
+    if binding.relational and relations is None and not _numbered(edge_keys):
+        raise PackagingError(
+            f"{called} takes edge_type, a number for each edge, and the names of the graph's edge types do "
+            "not tell their numbers: say relations=[...] (--relation, repeated), all of "
+            f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
+        )
     if not hetero and not binding.relational and len(edge_keys) != 1:
         raise PackagingError(
             f"{called} takes one edge_index without edge types, but the graph has {len(edge_keys)}: "
@@ -322,6 +339,12 @@ _INSTEAD = {
 def role_of(name: str) -> Role | None:
     """What an argument of this name receives, None where the name does not tell."""
     return _NAMES.get(name.lower().removesuffix(_ENDING))
+
+
+def _is_guess(name: str, role: str) -> bool:
+    """Whether an argument is known by a name that is not the usual one of its role."""
+    name = name.removesuffix(_ENDING)
+    return name not in (role, "x")
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
@@ -382,6 +405,12 @@ def _unknown(called: str, name: str) -> str:
 def _natural(key: str) -> list[tuple[int, str]]:
     """Sort r2 before r10: relation numbers are positions in this order."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
+
+
+def _numbered(keys: tuple[str, ...]) -> bool:
+    """Whether edge types are told apart by numbers alone, so that their order is that of the numbers."""
+    names = [re.fullmatch(r"(.*?)(\d+)", split_key(key)[1]) for key in keys]
+    return len(keys) == 1 or (all(names) and len({found[1] for found in names if found}) == 1)
 
 
 def _missing(role: Role, attributed: tuple[str, ...], weighted: tuple[str, ...]) -> str:

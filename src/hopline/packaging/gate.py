@@ -45,6 +45,8 @@ _SEEDS = {"onnx": 512, "torch": 128}
 _ALONE = 96
 #: A served answer may be this many times as far off as float32 puts the module itself.
 _ROUNDING = 4.0
+#: But no more than this share of it: a module that is so far off in float32 differs for another reason.
+_MOST_ROUNDING = 0.01
 #: A state cache that holds all rows of a probe; only what is used of it is taken.
 _CACHE_BYTES = 1 << 40
 #: Of a node that a request describes: as many as it has.
@@ -283,7 +285,7 @@ def _ask(
     except Exception as error:  # whatever the runtime raises would reach a request
         raise ParityError(
             f"the served model fails for {_named(answered, first, spec)} {how}, where the module answers: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     results = []
     for part, outcome in zip(parts, outcomes, strict=True):
@@ -311,6 +313,8 @@ def _compare(
             f"served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
         )
     slack = np.zeros(len(part)) if answered.rounding is None else _ROUNDING * answered.rounding[part]
+    size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
+    slack = np.minimum(slack, _MOST_ROUNDING * size)
     if name == "label":
         close = np.isnan(wanted) | (slack[:, None] > TOLERANCE)  # too close to call
         wanted = np.where(close, actual, wanted)

@@ -12,7 +12,7 @@ import numpy as np
 from torch import fx, nn
 
 from hopline.artifact import Head, ModelSpec, Stage
-from hopline.errors import NotServable, PackagingError, ParityError
+from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
@@ -33,7 +33,7 @@ from hopline.packaging.head import (
     run_head,
     trailing_module,
 )
-from hopline.packaging.locality import check_repeatable, check_sizes, ego, explain
+from hopline.packaging.locality import check_again, check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe, Traits
@@ -70,6 +70,7 @@ class Job:
         are_probabilities: the module ends in the task's activation.
         pooled: it answers one row for a graph.
         embedding: what the module gives as such, where it shows it; `embedding_layer` reads it.
+        decisions: lines of its source that decide by numbers of tensors.
     """
 
     model: nn.Module
@@ -91,6 +92,7 @@ class Job:
     pooled: bool = False
     embedding: Rows | None = None
     embedding_layer: str = ""
+    decisions: list[str] = field(default_factory=list)
     whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
@@ -138,9 +140,9 @@ class Job:
             raise
         check_task(self.task, self.rows.shape[1], classes)
         self._check_numbers()
-        check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        self.decisions = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         if not self.pooled:
-            check_sizes(self.reference, self.probe, self.pairs, self.rows)
+            check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         self.are_probabilities = answers_probabilities(
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
@@ -161,8 +163,8 @@ class Job:
             why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
             raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
         self.notes.append(
-            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were looked at, such as node "
-            f"{first} of the sample; the label of such a row is -1"
+            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were looked at, such as "
+            f"node {first} of the sample; the label of such a row is -1"
         )
 
     def _traits(self) -> dict[str, Traits]:
@@ -258,10 +260,14 @@ class Job:
             why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
             if why:
                 return NotServable(f"the model cannot be served: {why}. What was seen: {reason}")
+        try:
+            check_again(self.reference, self.probe, self.pairs, self.rows)
+        except NotServable as random:
+            return random
         if self.pooled or self.is_link:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
-        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)
+        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows, self.decisions)
         if not why:
             return reason
         if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
@@ -280,8 +286,8 @@ class Job:
         self.progress("whole", 0.0)
         try:
             spec = write_whole(
-                folder, spec, self.model, self.binding, self.check, self.targets[0], self.node_head, reason,
-                inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
+                folder, spec, self.model, self.binding, self.probe.check, self.targets[0], self.node_head,
+                reason, inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
             )  # fmt: skip
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
@@ -417,6 +423,11 @@ class Job:
                 )
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
                 widths = [_width(feeds[item.name]) for item in plan.inputs]
+                if plan.level == 0 and not sum(widths):
+                    raise NotSplittable(
+                        f"node type {plan.node_type!r} has no features, so that no stage can compute its "
+                        "rows; a feature column of ones would let the model be split"
+                    )
                 export_stage(plan.module, plan.inputs, widths, folder / file)
                 stage = pack(folder, Stage(plan.state_dim, file, plan.inputs))
             levels[plan.level][plan.node_type] = stage

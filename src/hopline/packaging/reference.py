@@ -91,13 +91,7 @@ class Reference:
         return self.binding.call(module, slots, sparse=True)
 
     def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
-        if isinstance(out, dict):
-            if target not in out:
-                raise PackagingError(
-                    f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose "
-                    "one with target=..."
-                )
-            out = out[target]
+        out = of_target(out, target)
         if isinstance(out, list | tuple):
             if len(out) != 1:
                 raise PackagingError(
@@ -197,6 +191,22 @@ class Reference:
 
         self.states(graph, hook)
         return as_rows(seen[-1]) if len(seen) == 1 else None
+
+
+def of_target(out: Any, target: str) -> Any:
+    """The answer for a node type, of a module that answers for one or for several.
+
+    Raises:
+        PackagingError: there is none for it.
+    """
+    if not isinstance(out, dict):
+        return out
+    if target not in out:
+        raise PackagingError(
+            f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose one with "
+            "target=..."
+        )
+    return out[target]
 
 
 def differ(one: Rows, other: Rows) -> NDArray[np.bool_]:

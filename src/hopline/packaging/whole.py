@@ -7,6 +7,8 @@ one row of logits; models that pool the graph ignore the seed.
 from __future__ import annotations
 
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
 from hopline.packaging.sparse import Adjacent, weights_of
+from hopline.packaging.user_source import user_line
 
 FILE = "whole.pt2"
 #: A program that takes fewer rows than this is bound to a number in the model's code.
@@ -90,6 +93,27 @@ class _Used(dict[str, Tensor]):
         return super().__getitem__(key)
 
 
+def _refusal(error: Exception) -> str:
+    """What torch.export refuses, without its own hints and symbols."""
+    text = str(error)
+    where = user_line(error)
+    where = f" (at {where})" if where else ""
+    if "DataDependent" in type(error).__name__ or "data-dependent" in text:
+        return (
+            "torch.export cannot follow a condition, a size or a Python number that is made of a tensor's "
+            f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
+            "does so inside, as coalesce. Use torch.where, and give sizes (num_nodes, dim_size)"
+        )
+    if "Constraints violated" in text or "user-specified ranges" in text:
+        return (
+            f"torch.export takes the number of nodes or edges for a constant{where}: some operator in it, "
+            "as a median or quantile over neighbours, works for one size only when exported. Use mean, "
+            "sum, max or attention"
+        )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
+
+
 def _check_sizes(program: Any) -> None:
     """Raises: PackagingError: the program takes no more than some number of nodes or edges."""
     for bounds in program.range_constraints.values():
@@ -141,16 +165,15 @@ def write_whole(
         tuple({1 if name.startswith("edge_index") else 0: torch.export.Dim.DYNAMIC} for name in names),
     )
     try:
-        with quiet(), warnings.catch_warnings():
+        # torch prints the graph of a program that it refuses
+        with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
             # PyG's notes to users of its loaders and torch's on inputs that were not used.
             warnings.simplefilter("ignore", UserWarning)
             program = torch.export.export(whole, (seed, *tensors), dynamic_shapes=shapes, strict=False)
             torch.export.save(program, folder / FILE)
     except Exception as error:  # torch.export has no common base of its errors
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise PackagingError(
-            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: torch.export "
-            f"refuses it: {type(error).__name__}: {first}"
+            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: {_refusal(error)}"
         ) from error
     _check_sizes(program)
     (folder / SLOTS_FILE).write_bytes(
