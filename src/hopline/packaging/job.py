@@ -284,9 +284,13 @@ class Job:
         self.figures.clear()
         self.whole_because = reason
         self.progress("whole", 0.0)
+        # torch.export takes sizes of 0 and 1 for constants
+        sizes = [len(edges.indices) for edges in self.check.edges.values()]
+        sizes += map(len, self.check.features.values())
+        example = self.check if min(sizes) > 1 else self.probe.check
         try:
             spec = write_whole(
-                folder, spec, self.model, self.binding, self.probe.check, self.targets[0], self.node_head,
+                folder, spec, self.model, self.binding, example, self.targets[0], self.node_head,
                 reason, inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
             )  # fmt: skip
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
