@@ -292,17 +292,16 @@ def bind(
                 "it "
                 f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
             )
-    said = [f"{name} as {role}" for name, role in roles.items() if name not in given]
-    said = [
-        text for text in said if _is_guess(*text.split(" as ")) and text.split(" as ")[0] not in by_order
+    by_name = [
+        f"{name} as {role}"
+        for name, role in roles.items()
+        if name not in given and name not in by_order and _is_guess(name, role)
     ]
-    left = [
-        name for name in parameters if name not in roles and role_of(name) in ("edge_attr", "edge_weight")
-    ]
-    left = [name for name in left if name not in given and (attributed or weighted)]
-    if said:
-        notes.append(f"{called} takes {', '.join(said)}, by the names of its arguments")
-    if left:
+    edge_data: tuple[Role, Role] = ("edge_attr", "edge_weight")
+    left = [name for name in parameters if name not in {*roles, *given} and role_of(name) in edge_data]
+    if by_name:
+        notes.append(f"{called} takes {', '.join(by_name)}, by the names of its arguments")
+    if left and (attributed or weighted):
         notes.append(f"{called} is called without {', '.join(left)}")
     hetero = _is_hetero(roles, schema, parameters)
     binding = Binding(

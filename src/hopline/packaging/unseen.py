@@ -5,14 +5,14 @@ The module answers for a copy on the graph with the copy in it; a server answers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import grouped
-from hopline.types import ExternalId, IdArray, InlineNode
+from hopline.types import IdArray, InlineNode
 
 #: Nodes that are copied, and of their neighbours, so that copies refer to each other.
 _COPIES, _NEIGHBOURS = 8, 8
@@ -59,7 +59,7 @@ def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> U
     place = {int(node): first + i for i, node in enumerate(of)}
     features = dict(check.features)
     features[node_type] = np.concatenate([features[node_type], features[node_type][of]])
-    neighbors: list[dict[str, Sequence[ExternalId]]] = [{} for _ in of]
+    neighbors: list[dict[str, Any]] = [{} for _ in of]
     attrs: list[dict[str, object]] = [{} for _ in of]
     weights: list[dict[str, object]] = [{} for _ in of]
     edges = dict(check.edges)
