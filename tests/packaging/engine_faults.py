@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.engine import answer, chain, descent, ego, interner, level, model, outputs, stage
+from hopline.engine import (
+    answer,
+    chain,
+    descent,
+    ego,
+    inline,
+    interner,
+    level,
+    model,
+    outputs,
+    stage,
+    table,
+)
 from tests.packaging.faults import after, fault
 
 # --- the engine, models in stages ---
@@ -132,6 +144,76 @@ def requests_that_name_outputs_get_the_first_rows(patch):
         return {name: values[:1].repeat(len(values), 0) for name, values in found.items()}
 
     after(patch, answer.Answerer, "_outputs", wrong)
+
+
+# --- the engine with a state cache ---
+
+
+@fault("engine", "gcn")
+def cached_rows_are_those_of_another_node(patch):
+    right = table.Table.write
+    patch.setattr(table.Table, "write", lambda self, ids, rows: right(self, np.roll(ids, 1), rows))
+
+
+@fault("engine", "sage")
+def chain_answers_from_a_full_cache_in_reverse(patch):
+    def wrong(rows, self, *_):
+        return rows[::-1] if any(each.num_hits for _, each in self._tables) else rows
+
+    after(patch, chain.Chain, "run", wrong)
+
+
+@fault("engine", "gcn")
+def cache_answers_what_was_asked_for_before(patch):
+    def wrong(missing, self, ids, out):
+        held = np.setdiff1d(np.arange(len(ids)), missing)
+        out[held] = out[held[::-1]]
+        return missing
+
+    after(patch, table.Table, "read", wrong)
+
+
+# --- the engine, nodes that requests describe ---
+
+
+@fault("engine", "gat")
+def unseen_nodes_lose_their_last_neighbour(patch):
+    def wrong(sample, sampler, edges):
+        offsets, picked = sample
+        picked, offsets = without_last(picked, offsets)
+        return offsets.astype(np.int64), picked
+
+    after(patch, inline, "_sample", wrong)
+
+
+@fault("engine", "few")
+def references_among_unseen_nodes_lead_to_the_first(patch):
+    def wrong(resolved, *_):
+        resolved[0][resolved[0] < 0] = -1
+        return resolved
+
+    after(patch, inline, "_resolve", wrong)
+
+
+@fault("engine", "gcn_of_weighted")
+def unseen_nodes_read_weights_that_the_model_does_not(patch):
+    right = inline._normalise
+
+    def wrong(view, edges, relation, *rest):
+        relation.gcn_weighted = True
+        view.weight = edges.weight
+        right(view, edges, relation, *rest)
+        relation.gcn_weighted = False
+
+    patch.setattr(inline, "_normalise", wrong)
+
+
+@fault("engine", "gine")
+def unseen_nodes_read_edge_attributes_in_reverse(patch):
+    def wrong(values, nodes, key, incoming, lists, what, *_):
+        return values[::-1].copy() if what == "edge_attr" else values
+
+    after(patch, inline, "_edge_values", wrong)
 
 
 # --- the engine, models served whole ---

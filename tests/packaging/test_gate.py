@@ -12,12 +12,14 @@ from torch_geometric.nn import models
 
 import hopline
 from hopline.artifact import read_spec
+from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.locality import ego, neighborhood, renumbered, repeated
 from hopline.packaging.probe import Probe, strangers
+from hopline.types import ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous
 
 
@@ -370,3 +372,34 @@ def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
         package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1])
     report = package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1], output="probabilities")
     assert report.spec.parity["served"].keys() == {"probabilities", "label"}
+
+
+class Root(nn.Module):
+    """NaN where its layer is below some bound."""
+
+    def __init__(self, bound):
+        super().__init__()
+        self.conv, self.bound = pyg.SAGEConv(6, 3), bound
+
+    def forward(self, x, edge_index):
+        return torch.sqrt(self.conv(x, edge_index) - self.bound)
+
+
+def test_rows_of_nan_are_noted_and_have_no_label(tmp_path):
+    graph = homogeneous()
+    report = package(Root(-1.0), graph, tmp_path, fanouts=[-1])
+    assert any("answers NaN for" in note and "label of such a row is -1" in note for note in report.notes)
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits", "label"), 0)
+    (served,) = answerer.answer([ScoreRequest("m", nodes=list(range(40)))])
+    is_nan = np.isnan(served.outputs["logits"]).any(axis=1)
+    assert 0 < is_nan.sum() < 40
+    np.testing.assert_array_equal(served.outputs["label"] == -1, is_nan)
+
+
+def test_a_model_that_answers_nothing_but_nan_is_refused(tmp_path):
+    with pytest.raises(PackagingError, match="answers NaN, whatever the node"):
+        package(Root(1e9), homogeneous(), tmp_path, fanouts=[-1])
+    model = Two()
+    model.last.lin_l.weight.data[0, 0] = torch.nan
+    with pytest.raises(PackagingError, match=r"its weights last\.lin_l\.weight hold NaN"):
+        package(model, homogeneous(), tmp_path)

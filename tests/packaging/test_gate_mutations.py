@@ -164,6 +164,7 @@ def trained_norm():
 PLAIN = functools.partial(homogeneous, num_edges=100)
 ONE = {"fanouts": [8], "task": "multiclass"}
 TWO = {"fanouts": [8, 6], "task": "multiclass"}
+NO_WEIGHT = {"arguments": {"edge_weight": None}}
 #: Name -> (module, graph, further arguments of `package`).
 MODELS = {
     "in_place": lambda: (Behind(in_place), PLAIN(), ONE),
@@ -177,6 +178,7 @@ MODELS = {
     "lifted": lambda: (models.GraphSAGE(6, 12, 2, 3), PLAIN(), TWO),
     "few": lambda: (models.GraphSAGE(6, 6, 2, 3), PLAIN(), {"fanouts": [2, 5], "task": "regression"}),
     "gcn": lambda: (models.GCN(6, 6, 2, 3), PLAIN(), TWO),
+    "gcn_of_weighted": lambda: (models.GCN(6, 6, 2, 3), PLAIN(weight=True), TWO | NO_WEIGHT),
     "gat": lambda: (pyg.GATConv(6, 3, heads=2, concat=False), PLAIN(), ONE),
     "gatv2": lambda: (pyg.GATv2Conv(6, 3, heads=2), PLAIN(), ONE),
     "transformer": lambda: (pyg.TransformerConv(6, 3), PLAIN(), ONE),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -21,20 +21,11 @@ from hopline.commands.model_reference import import_place, load_module, parse_in
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.graph.progress import Progress
+from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
 
-_ROLES = (
-    "features",
-    "edge_index",
-    "edge_attr",
-    "edge_weight",
-    "edge_type",
-    "adj_t",
-    "batch",
-    "data",
-)
 _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
 
@@ -135,7 +126,7 @@ def package(
         list[str] | None,
         typer.Option(
             help="NAME=ROLE, what an argument of forward receives (repeat): "
-            f"{', '.join(_ROLES)}, or none to leave it out.",
+            f"{', '.join(get_args(Role))}, or none to leave it out.",
             show_default=False,
         ),
     ] = None,
@@ -265,7 +256,7 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, role = text.partition("=")
         if not equals or not name:
             raise PackagingError(f"--argument {text!r}: write NAME=ROLE, as edge_weight=edge_attr")
-        check_choice(f"--argument {name}", role, (*_ROLES, "none"))
+        check_choice(f"--argument {name}", role, (*get_args(Role), "none"))
         found[name] = None if role == "none" else role
     return found
 

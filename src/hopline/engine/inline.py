@@ -186,7 +186,7 @@ def _view(
     rows = np.where(neighbors >= 0, np.searchsorted(known, neighbors), known.shape[0] - 1 - neighbors)
     base = np.ascontiguousarray(base)
     view = EdgeView(base, rows.astype(np.int64), offsets)
-    if edges.weight.shape[0]:
+    if relation.reads_weight:
         view.weight = np.ascontiguousarray(edges.weight[picked])
     if edges.attr is not None:
         view.attr = edges.attr[picked]
@@ -204,7 +204,7 @@ def _normalise(
     """Coefficients of `gcn`: an inline node's degree is what the request says, plus its self-loop."""
     counts = np.diff(edges.offsets)
     owner = np.repeat(np.arange(counts.shape[0]), counts)
-    weight = edges.weight if edges.weight.shape[0] else np.ones(owner.shape[0], np.float32)
+    weight = edges.weight if relation.gcn_weighted else np.ones(owner.shape[0], np.float32)
     loops = relation.add_loops & (edges.neighbors == -1 - owner)
     degree = np.bincount(owner, np.where(loops, 0.0, weight), counts.shape[0]).astype(np.float32)
     loop_weight = np.ones(counts.shape[0], np.float32)
@@ -223,7 +223,7 @@ def _normalise(
         relation.add_loops,
         view.is_self,
         view.offsets,
-        view.weight,
+        view.weight if relation.gcn_weighted else NO_FLOATS,
         degree,
         degree_neighbor,
         view.num_eligible,

@@ -75,7 +75,7 @@ class Relation:
         self._clock = adjacency.clock
         self._indices = frozen(adjacency.indices)
         self._time = frozen(_or_empty(adjacency.time, np.int64))
-        self._weighted = gcn_weighted and adjacency.weight is not None
+        self.gcn_weighted = gcn_weighted and adjacency.weight is not None
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
         self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
@@ -112,17 +112,17 @@ class Relation:
     def degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
         """The `gcn` degree of nodes: float32 [n]; see artifact.py."""
         skip = self.add_loops and self.adjacency.has_self_loops
-        degree = self._degrees(nodes, as_of, self._weighted, skip)
+        degree = self._degrees(nodes, as_of, self.gcn_weighted, skip)
         if self.add_loops:
-            weighted = skip and self._weighted
+            weighted = skip and self.gcn_weighted
             degree += self._loops(nodes, as_of) if weighted else np.float32(1.0)
         return degree
 
     def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
         loops = NO_FLOATS
-        if self.add_loops and self.adjacency.has_self_loops and self._weighted:
+        if self.add_loops and self.adjacency.has_self_loops and self.gcn_weighted:
             loops = self._loops(nodes, as_of)
-        weight = view.weight if self._weighted else NO_FLOATS
+        weight = view.weight if self.gcn_weighted else NO_FLOATS
         view.coefficients = np.empty(block.neighbors.shape[0], np.float32)
         view.self_coefficients = np.empty(nodes.shape[0], np.float32)
         assert view.num_eligible is not None

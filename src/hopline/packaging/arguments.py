@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -24,11 +24,10 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
     from hopline.graph import GraphSchema
-
-Role = Literal["features", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"]
 
 _NAMES: dict[str, Role] = {
     "x": "features",
@@ -103,6 +102,11 @@ class Binding:
     def relational(self) -> bool:
         """One argument holds the edges of all relations."""
         return "edge_type" in self.roles.values() and not self.hetero
+
+    @property
+    def reads_sparse(self) -> bool:
+        """The model reads edges as a sparse matrix."""
+        return self.reads_adjacency or "adj_t" in self.roles.values()
 
     def call(self, module: nn.Module, slots: Any, *, sparse: bool = False) -> Any:
         """Call the model on a mapping of slots (tensors or fx proxies).
@@ -288,11 +292,28 @@ def bind(
                 "it "
                 f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
             )
+    by_name = [
+        f"{name} as {role}"
+        for name, role in roles.items()
+        if name not in given and name not in by_order and _is_guess(name, role)
+    ]
+    edge_data: tuple[Role, Role] = ("edge_attr", "edge_weight")
+    left = [name for name in parameters if name not in {*roles, *given} and role_of(name) in edge_data]
+    if by_name:
+        notes.append(f"{called} takes {', '.join(by_name)}, by the names of its arguments")
+    if left and (attributed or weighted):
+        notes.append(f"{called} is called without {', '.join(left)}")
     hetero = _is_hetero(roles, schema, parameters)
     binding = Binding(
         roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
         _mentions(module, "adj_t"), frozenset(flat), tuple(notes),
     )  # fmt: skip
+    if binding.relational and relations is None and not _numbered(edge_keys):
+        raise PackagingError(
+            f"{called} takes edge_type, a number for each edge, and the names of the graph's edge types do "
+            "not tell their numbers: say relations=[...] (--relation, repeated), all of "
+            f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
+        )
     if not hetero and not binding.relational and len(edge_keys) != 1:
         raise PackagingError(
             f"{called} takes one edge_index without edge types, but the graph has {len(edge_keys)}: "
@@ -317,6 +338,12 @@ _INSTEAD = {
 def role_of(name: str) -> Role | None:
     """What an argument of this name receives, None where the name does not tell."""
     return _NAMES.get(name.lower().removesuffix(_ENDING))
+
+
+def _is_guess(name: str, role: str) -> bool:
+    """Whether an argument is known by a name that is not the usual one of its role."""
+    name = name.removesuffix(_ENDING)
+    return name not in (role, "x")
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
@@ -377,6 +404,12 @@ def _unknown(called: str, name: str) -> str:
 def _natural(key: str) -> list[tuple[int, str]]:
     """Sort r2 before r10: relation numbers are positions in this order."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
+
+
+def _numbered(keys: tuple[str, ...]) -> bool:
+    """Whether edge types are told apart by numbers alone, so that their order is that of the numbers."""
+    names = [re.fullmatch(r"(.*?)(\d+)", split_key(key)[1]) for key in keys]
+    return len(keys) == 1 or (all(names) and len({found[1] for found in names if found}) == 1)
 
 
 def _missing(role: Role, attributed: tuple[str, ...], weighted: tuple[str, ...]) -> str:

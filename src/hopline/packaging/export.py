@@ -138,7 +138,10 @@ def quiet() -> Iterator[None]:
 
     Its trace log formats every graph wherever the root logger has a handler: 20 times the export.
     """
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.__trace")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch.export", "torch.__trace", "torch.fx.experimental.symbolic_shapes")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -3,7 +3,8 @@
 The artifact is loaded by the engine and asked through the code that answers requests, after
 post-processing, for a sample of nodes, each alone, all in one request and in a batch of requests, with full
 neighbourhoods at the packaged depth; and at the packaged fanouts, for nodes whose neighbourhoods they hold
-whole. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
+whole. The same with an empty and with a filled state cache, and for copies of some nodes that the request
+itself describes. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
 element. Tracing, stages, export, engine and post-processing are all on one side of the comparison, and
 none of them on the other.
 """
@@ -22,15 +23,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
-from hopline.engine.model import load_model
+from hopline.engine.ego import EgoModel
+from hopline.engine.model import Model, TablePlan, load_model
 from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
+from hopline.graph import Graph
 from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Rows
+from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
 #: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a
@@ -40,6 +45,12 @@ _SEEDS = {"onnx": 512, "torch": 128}
 _ALONE = 96
 #: A served answer may be this many times as far off as float32 puts the module itself.
 _ROUNDING = 4.0
+#: But no more than this share of it: a module that is so far off in float32 differs for another reason.
+_MOST_ROUNDING = 0.01
+#: A state cache that holds all rows of a probe; only what is used of it is taken.
+_CACHE_BYTES = 1 << 40
+#: Of a node that a request describes: as many as it has.
+_MOST_NEIGHBOURS = 1 << 31
 #: Labels are compared where the best answer leads by more than this.
 _MARGIN = 10 * TOLERANCE
 
@@ -55,6 +66,7 @@ class Answered:
         are_probabilities: the module ends in the task's activation.
         embedding: float64 [n, d], where the module shows it.
         rounding: float64 [n], how far float32 puts the module itself off.
+        unseen: the nodes are none of the graph: requests describe them.
     """
 
     probe: Probe
@@ -63,6 +75,12 @@ class Answered:
     are_probabilities: bool
     embedding: Rows | None = None
     rounding: NDArray[np.float64] | None = None
+    unseen: Unseen | None = None
+
+    @property
+    def places(self) -> tuple[IdArray, ...]:
+        """Rows of the probe whose neighbourhoods are read, by side."""
+        return self.sides if self.unseen is None else (self.unseen.of,)
 
     def expected(self, task: str) -> dict[str, AnyArray]:
         """Output name -> what must be served, by the module's rows and the task's own definition."""
@@ -82,11 +100,14 @@ class Answered:
         return found
 
 
-def judge(folder: Path, spec: ModelSpec, answered: Answered) -> dict[str, float]:
+def judge(
+    folder: Path, spec: ModelSpec, answered: Answered, unseen: Sequence[Answered] = ()
+) -> dict[str, float]:
     """Compare an artifact with the module.
 
     Args:
         folder: the written files. spec: as model.json is going to be.
+        unseen: the module's answers for nodes that requests describe.
 
     Returns: output name -> largest absolute difference.
 
@@ -94,51 +115,130 @@ def judge(folder: Path, spec: ModelSpec, answered: Answered) -> dict[str, float]
         ParityError: an answer differs, or the artifact fails where the module answers; names the output,
             the node and both values.
     """
-    expected = answered.expected(spec.task)
     whole = spec.runtime == "torch"
     names = tuple(
-        name for name in expected if not (whole and name == "embedding" and spec.task != "embedding")
+        name
+        for name in answered.expected(spec.task)
+        if not (whole and name == "embedding" and spec.task != "embedding")
     )
     full = msgspec.structs.replace(
         spec, fanouts={key: (-1,) * len(values) for key, values in spec.fanouts.items()}, max_degree=None
     )
-    everyone = np.arange(len(answered.sides[0]))
-    served_as = [(full, everyone)]
+    served_as = [full]
     if spec.fanouts != full.fanouts or spec.max_degree is not None:
         # Bounded fanouts take other code of the engine than unbounded ones.
-        served_as.append((spec, everyone[_unsampled(spec, answered)]))
+        served_as.append(spec)
     figures: dict[str, float] = {}
     with _one_thread(), quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about shapes of single requests
-        for served_spec, asked in served_as:
-            answerer = Answerer(load_model(folder, served_spec, answered.probe.graph), names, 0)
-            for how, parts, outputs in _calls(asked, names, whole=whole):
-                answers = _ask(answerer, spec, answered, parts, outputs, how)
-                for part, served in zip(parts, answers, strict=True):
-                    for name in names:
-                        found = _compare(
-                            name, served[name], expected[name][part], answered, part, how, spec
-                        )
-                        figures[name] = max(figures.get(name, 0.0), found)
+        for served_spec in served_as:
+            for is_cached in (False,) if whole else (False, True):
+                answerer = Answerer(
+                    _loaded(folder, served_spec, answered.probe.graph, is_cached), names, _MOST_NEIGHBOURS
+                )
+                for of in (answered, *unseen):
+                    judged = np.ones(len(of.places[0]), np.bool_)
+                    if served_spec is not full:
+                        judged = _unsampled(spec, of)
+                    calls = _Calls(answerer, spec, names, of, judged)
+                    if of.unseen is not None:
+                        calls.unseen()
+                    elif is_cached:
+                        calls.twice()
+                    else:
+                        calls.each_way()
+                    for name, difference in calls.figures.items():
+                        figures[name] = max(figures.get(name, 0.0), difference)
     return figures
 
 
-def _calls(
-    asked: IdArray, names: tuple[str, ...], *, whole: bool
-) -> Iterator[tuple[str, list[IdArray], tuple[str, ...]]]:
-    """Batches of requests: how they are asked, the rows of each request, the outputs that it names."""
-    alone = asked[np.unique(np.linspace(0, len(asked) - 1, min(len(asked), _ALONE)).astype(np.int64))]
-    for at in alone:
-        yield "alone", [np.array([at])], ()
-    if not len(asked):
-        return
-    together = alone[:8] if whole else asked
-    yield "in one request", [together], names
-    # Some are asked for twice, in one request and in two.
-    again = np.concatenate([together[::-1], together[:5], together[:2]])
-    requests = [part for part in np.split(again, [1, 3, len(again) // 2]) if len(part)]
-    yield "in a batch of requests", requests, ()
-    yield "in a batch of requests", requests, names
+def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Model | EgoModel:
+    """The artifact as a server loads it, with or without a state cache that holds all rows."""
+    if not is_cached:
+        return load_model(folder, spec, graph)
+    plan = TablePlan(spec, graph, _CACHE_BYTES)
+    return load_model(folder, spec, graph, plan.build(Arena(plan.num_bytes)))
+
+
+class _Calls:
+    """Requests of one loaded model, each compared with the module.
+
+    Attributes:
+        figures: output name -> largest absolute difference.
+    """
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        spec: ModelSpec,
+        names: tuple[str, ...],
+        answered: Answered,
+        judged: NDArray[np.bool_],
+    ) -> None:
+        self._answerer = answerer
+        self._spec = spec
+        self._names = names
+        self._answered = answered
+        self._judged = judged
+        self._expected = answered.expected(spec.task)
+        self._asked = np.flatnonzero(judged)
+        self.figures: dict[str, float] = {}
+
+    def each_way(self) -> None:
+        """Some alone; all in one request and in a batch of requests (of a whole model, some)."""
+        alone = self._spread(_ALONE)
+        for at in alone:
+            self._compare("alone", [np.array([at])])
+        if not len(alone):
+            return
+        together = alone[:8] if self._spec.runtime == "torch" else self._asked
+        self._compare("in one request", [together], self._names)
+        # Some are asked for twice, in one request and in two.
+        again = np.concatenate([together[::-1], together[:5], together[:2]])
+        requests = [part for part in np.split(again, [1, 3, len(again) // 2]) if len(part)]
+        self._compare("in a batch of requests", requests)
+        self._compare("in a batch of requests", requests, self._names)
+
+    def twice(self) -> None:
+        """With an empty state cache, and with one that holds what was computed before."""
+        alone = self._spread(_ALONE // 8)
+        for how in ("while the state cache fills", "from the state cache"):
+            for at in alone:
+                self._compare(f"alone, {how}", [np.array([at])])
+            if len(alone):
+                self._compare(f"in one request, {how}", [self._asked])
+                self._compare(f"in a batch of requests, {how}", np.array_split(self._asked, 3), self._names)
+
+    def unseen(self) -> None:
+        """As nodes that the graph does not have: each alone, or those that refer to each other at once."""
+        everyone = np.arange(len(self._judged))
+        for part in (
+            [everyone]
+            if self._answered.unseen is not None and self._answered.unseen.linked
+            else self._asked[:, None]
+        ):
+            self._compare("described by the request", [part], self._names)
+
+    def _spread(self, most: int) -> IdArray:
+        count = len(self._asked)
+        return self._asked[np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))]
+
+    def _compare(self, how: str, parts: Sequence[IdArray], outputs: tuple[str, ...] = ()) -> None:
+        """Ask in one batch of requests and compare.
+
+        Args:
+            how: it is asked, for messages. parts: places of each request. outputs: that it names.
+        """
+        parts = [part for part in parts if len(part)]
+        answers = _ask(self._answerer, self._spec, self._answered, parts, outputs, how)
+        for part, served in zip(parts, answers, strict=True):
+            right = self._judged[part]
+            for name in self._names:
+                found = _compare(
+                    name, served[name][right], self._expected[name][part[right]], self._answered,
+                    part[right], how, self._spec,
+                )  # fmt: skip
+                self.figures[name] = max(self.figures.get(name, 0.0), found)
 
 
 def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
@@ -156,7 +256,7 @@ def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
                 seen[edges.dst] &= np.diff(edges.indptr) <= min(bounds)
             seen[edges.dst][edges.destinations[~below[edges.src][edges.indices]]] = False
     types = (spec.head.node_type, spec.head.dst_node_type or spec.head.node_type)
-    sees = [seen[name][side] for name, side in zip(types, answered.sides, strict=False)]
+    sees = [seen[name][side] for name, side in zip(types, answered.places, strict=False)]
     return np.logical_and.reduce(sees)
 
 
@@ -170,6 +270,10 @@ def _ask(
 ) -> list[Mapping[str, AnyArray]]:
     requests = []
     for part in parts:
+        if answered.unseen is not None:
+            inline = [answered.unseen.nodes[at] for at in part]
+            requests.append(ScoreRequest(spec.name, inline=inline, outputs=outputs))
+            continue
         sides = [side[part].tolist() for side in answered.sides]  # as JSON gives them
         if spec.head.kind == "link":
             requests.append(ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=outputs))
@@ -181,7 +285,7 @@ def _ask(
     except Exception as error:  # whatever the runtime raises would reach a request
         raise ParityError(
             f"the served model fails for {_named(answered, first, spec)} {how}, where the module answers: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     results = []
     for part, outcome in zip(parts, outcomes, strict=True):
@@ -209,6 +313,8 @@ def _compare(
             f"served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
         )
     slack = np.zeros(len(part)) if answered.rounding is None else _ROUNDING * answered.rounding[part]
+    size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
+    slack = np.minimum(slack, _MOST_ROUNDING * size)
     if name == "label":
         close = np.isnan(wanted) | (slack[:, None] > TOLERANCE)  # too close to call
         wanted = np.where(close, actual, wanted)
@@ -228,25 +334,33 @@ def _compare(
 
 
 def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
-    node = int(answered.sides[0][at])
+    node = int(answered.places[0][at])
     node_type = spec.head.node_type
     which = (
         f"node {node}"
-        if len(answered.sides) == 1
+        if len(answered.places) == 1
         else f"the pair of node {node} and {int(answered.sides[1][at])}"
     )
+    if answered.unseen is not None:
+        which = f"a copy of {which}"
     num_real = answered.probe.real.num_nodes(node_type)
     return which + ("" if node < num_real else " (one of those drawn for the check)")
 
 
 def _labels(task: str, probabilities: Tensor) -> AnyArray:
-    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart."""
+    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart.
+
+    Rows of NaN have the label -1.
+    """
+    unknown = probabilities.isnan()
     if task == "multiclass":
         best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
-        close = ~((best.values[:, 0] - best.values[:, -1]) >= _MARGIN)  # NaN too
-        return np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
+        close = (best.values[:, 0] - best.values[:, -1]) < _MARGIN
+        found = np.where(close.numpy(), np.nan, best.indices[:, 0].double().numpy())
+        return np.where(unknown.any(dim=1).numpy(), -1.0, found)
     close = (probabilities - 0.5).abs() < _MARGIN
-    return np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
+    found = np.where(close.numpy(), np.nan, (probabilities >= 0.5).double().numpy())
+    return np.where(unknown.numpy(), -1.0, found)
 
 
 @contextmanager

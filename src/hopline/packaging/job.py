@@ -12,7 +12,7 @@ import numpy as np
 from torch import fx, nn
 
 from hopline.artifact import Head, ModelSpec, Stage
-from hopline.errors import NotServable, PackagingError, ParityError
+from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
@@ -33,15 +33,17 @@ from hopline.packaging.head import (
     run_head,
     trailing_module,
 )
-from hopline.packaging.locality import check_repeatable, check_sizes, ego, explain
+from hopline.packaging.locality import check_again, check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
 from hopline.packaging.pack import pack
-from hopline.packaging.probe import Probe
+from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import Fanouts, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.sparse import explain_sparse, repeated_edge
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
+from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import SLOTS_FILE, write_whole
 from hopline.types import AnyArray, IdArray
 
@@ -52,6 +54,8 @@ log = logging.getLogger("hopline.packaging")
 
 #: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
 _MOST_ROWS = 2_000_000
+#: Real nodes among which those are chosen that requests describe.
+_COPIED_FROM = 64
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class Job:
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         are_probabilities: the module ends in the task's activation.
         pooled: it answers one row for a graph.
+        embedding: what the module gives as such, where it shows it; `embedding_layer` reads it.
+        decisions: lines of its source that decide by numbers of tensors.
     """
 
     model: nn.Module
@@ -85,6 +91,8 @@ class Job:
     are_probabilities: bool = False
     pooled: bool = False
     embedding: Rows | None = None
+    embedding_layer: str = ""
+    decisions: list[str] = field(default_factory=list)
     whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
@@ -99,7 +107,7 @@ class Job:
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         hops = num_hops(self.fanouts)
         max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
-        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree)
+        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, traits=self._traits())
         try:
             self.pooled = self.reference.is_pooled(self.check)
         except PackagingError as error:
@@ -117,7 +125,9 @@ class Job:
             try:
                 self.rows = self.reference.answers(self.probe.check, self.pairs)
             except PackagingError:  # it may refuse features unlike the real ones
-                self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, wide=False)
+                self.probe = Probe.of(
+                    self.check, timed, hops, max_degree=max_degree, traits=self._traits(), wide=False
+                )
                 if self.is_link:
                     sides = gate.sides_of(self.probe, self.targets, "onnx", True)
                     self.pairs = (sides[0], sides[1])
@@ -129,13 +139,47 @@ class Job:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
         check_task(self.task, self.rows.shape[1], classes)
-        check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        self._check_numbers()
+        self.decisions = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
         if not self.pooled:
-            check_sizes(self.reference, self.probe, self.pairs, self.rows)
+            check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         self.are_probabilities = answers_probabilities(
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
         self.progress("module", 1.0)
+
+    def _check_numbers(self) -> None:
+        """Raises: PackagingError: the module answers NaN for every real node (for some, a note says so)."""
+        sides = self.pairs or (np.arange(len(self.rows)),)
+        real = np.logical_and.reduce(
+            [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
+        )
+        is_nan = np.isnan(self.rows).any(axis=1) & (real if len(real) == len(self.rows) else True)
+        if not is_nan.any():
+            return
+        first = int(sides[0][is_nan.argmax()])
+        if is_nan.sum() == max(1, real.sum()):
+            weights = [n for n, p in self.reference.module.named_parameters() if p.isnan().any()]
+            why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
+            raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
+        self.notes.append(
+            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were looked at, such as "
+            f"node {first} of the sample; the label of such a row is -1"
+        )
+
+    def _traits(self) -> dict[str, Traits]:
+        """What the whole graph has and its sample may lack; repeated edges matter to matrices only."""
+        return {
+            key: Traits(adjacency.has_self_loops, bool(self._repeated(key)))
+            for key, adjacency in self.graph.edges.items()
+        }
+
+    def _repeated(self, key: str) -> str:
+        """A repeated edge of a type that the model reads as a sparse matrix, in words; "" for none."""
+        if not self.binding.reads_sparse or key not in self.binding.relations:
+            return ""
+        edge = repeated_edge(self.graph.edges[key])
+        return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
 
     def _works_on_all(self) -> bool:
         """Whether the module, which fails on a sample of the graph, works on all of it."""
@@ -165,6 +209,30 @@ class Job:
             rounding = rounding if self.is_link else rounding[sides[0]]
         return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
 
+    def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
+        """The module's answers for nodes that requests describe, where the artifact takes such."""
+        if spec.runtime == "torch" or self.is_link:
+            return []
+        target, check = self.targets[0], self.probe.check
+        of = chosen(check, target, self.probe.seeds(target, _COPIED_FROM))
+        found = []
+        for linked in (False, True):
+            unseen = copied(check, target, of, linked=linked)
+            sides = (check.num_nodes(target) + np.arange(len(of)),)
+            rows = self.reference.answers(unseen.check)
+            rounding = self.reference.rounding(unseen.check, None, rows)
+            embedding = None
+            if self.embedding is not None:
+                every = self.reference.embedding(unseen.check, self.embedding_layer)
+                embedding = None if every is None else every[sides[0]]
+            found.append(
+                gate.Answered(
+                    self.probe, sides, rows[sides[0]], self.are_probabilities, embedding,
+                    rounding[sides[0]], unseen,
+                )
+            )  # fmt: skip
+        return found
+
     def judge(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Compare what a server would answer with the module.
 
@@ -172,7 +240,7 @@ class Job:
             ParityError: they differ.
         """
         self.progress("compare", 0.0)
-        served = gate.judge(folder, spec, self.answered(spec.runtime))
+        served = gate.judge(folder, spec, self.answered(spec.runtime), self._unseen(spec))
         self.figures["logits"] = max(served.values())
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()),
@@ -187,10 +255,19 @@ class Job:
 
     def explained(self, reason: PackagingError) -> PackagingError:
         """The same error, or why no way of serving could be right."""
-        if self.pooled:
+        if self.binding.reads_sparse:
+            repeated = "; ".join(filter(None, map(self._repeated, self.binding.relations)))
+            why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
+            if why:
+                return NotServable(f"the model cannot be served: {why}. What was seen: {reason}")
+        try:
+            check_again(self.reference, self.probe, self.pairs, self.rows)
+        except NotServable as random:
+            return random
+        if self.pooled or self.is_link:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
-        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows)
+        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows, self.decisions)
         if not why:
             return reason
         if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
@@ -207,10 +284,14 @@ class Job:
         self.figures.clear()
         self.whole_because = reason
         self.progress("whole", 0.0)
+        # torch.export takes sizes of 0 and 1 for constants
+        sizes = [len(edges.indices) for edges in self.check.edges.values()]
+        sizes += map(len, self.check.features.values())
+        example = self.check if min(sizes) > 1 else self.probe.check
         try:
             spec = write_whole(
-                folder, spec, self.model, self.binding, self.check, self.targets[0], self.node_head, reason,
-                inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
+                folder, spec, self.model, self.binding, example, self.targets[0], self.node_head,
+                reason, inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
             )  # fmt: skip
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
@@ -311,7 +392,8 @@ class Job:
         below = logits_below(traced, output, self.task) if self.are_probabilities else None
         last = output if below is None else below
         state = last if self.task == "embedding" else embedding_of(traced, last)
-        self.embedding = self.reference.embedding(self.probe.check, linear_after(traced, state, output))
+        self.embedding_layer = linear_after(traced, state, output)
+        self.embedding = self.reference.embedding(self.probe.check, self.embedding_layer)
         if below is not None:
             traced.outputs[node_type] = output = below
         width = int(np.prod(traced.values[state].shape[1:]))
@@ -345,6 +427,11 @@ class Job:
                 )
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
                 widths = [_width(feeds[item.name]) for item in plan.inputs]
+                if plan.level == 0 and not sum(widths):
+                    raise NotSplittable(
+                        f"node type {plan.node_type!r} has no features, so that no stage can compute its "
+                        "rows; a feature column of ones would let the model be split"
+                    )
                 export_stage(plan.module, plan.inputs, widths, folder / file)
                 stage = pack(folder, Stage(plan.state_dim, file, plan.inputs))
             levels[plan.level][plan.node_type] = stage

@@ -7,58 +7,97 @@ changes one thing of a graph and looks whether answers of nodes change whose nei
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.overrides import TorchFunctionMode
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers, widened
-from hopline.packaging.reference import Pairs, Reference, Rows
-from hopline.packaging.trace import LIBRARIES
+from hopline.packaging.reference import Pairs, Reference, Rows, differ
+from hopline.packaging.watch import drawn_by, watched
 from hopline.types import IdArray
 
-#: Far above float32 rounding in another order of sums, far below what a real dependence does.
-_TOLERANCE = 1e-3
 #: Nodes and edges of the largest graph that a module is run on.
 _MOST_ROWS = 100_000
+#: Runs after which a module that answers the same is taken to draw nothing.
+_REPEATS = 8
 #: Hops beyond those that are packaged that are tried.
 _FURTHER = 16
 
 
-def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> None:
+def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> list[str]:
     """Run the module again: as it was, and with the edges listed in another order.
+
+    Returns: lines of the user's source that decide by numbers of tensors.
 
     Raises:
         NotServable: it answers otherwise; names what draws, where that can be seen.
     """
-    with _watched() as drawn:
-        again = reference.answers(probe.check, pairs)
-    if _differ(rows, again).any():
-        where = f" ({'; '.join(drawn)})" if drawn else ""
-        raise NotServable(
-            f"the model's answers are random: two runs in eval mode differ{where}. For dropout that stays "
-            "on write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must answer "
-            "the same question the same way"
-        )
-    if _differ(rows, reference.answers(reordered(probe.check), pairs)).any():
+
+    def run() -> Rows:
+        return reference.answers(probe.check, pairs)
+
+    with watched() as seen:
+        again = run()
+    if differ(rows, again).any():
+        raise NotServable(_random(run, seen.draws))
+    if differ(rows, reference.answers(reordered(probe.check), pairs)).any():
+        check_again(reference, probe, pairs, rows, seen.draws)
         raise NotServable(
             "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
             "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
             "aggregation that does not depend on it (mean, sum, max, median, attention)"
         )
+    return seen.decisions
 
 
-def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> None:
+def check_again(
+    reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, draws: Sequence[str] = ()
+) -> None:
+    """Run the module several times, before a difference is put down to what was changed.
+
+    Raises: NotServable: it answers otherwise, or `draws` names lines that draw.
+    """
+
+    def run() -> Rows:
+        return reference.answers(probe.check, pairs)
+
+    if draws or any(differ(rows, run()).any() for _ in range(_REPEATS)):
+        raise NotServable(_random(run, draws))
+
+
+def _random(run: Callable[[], Rows], draws: Sequence[str]) -> str:
+    """What is random in a module, and the way out."""
+    if draws:
+        return (
+            f"the model's answers are random: in eval mode it draws ({'; '.join(draws)}). For dropout that "
+            "stays on write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must "
+            "answer the same question the same way"
+        )
+    source = drawn_by(run, lambda one, other: not differ(one, other).any())
+    why = (
+        f"they depend on {source}"
+        if source
+        else "something that it keeps from call to call, a generator of its own or the time changes them"
+    )
+    return (
+        f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in __init__ "
+        "and keep the numbers as a buffer, or draw while self.training only; a server must answer the "
+        "same question the same way"
+    )
+
+
+def check_sizes(
+    reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, decisions: Sequence[str] = ()
+) -> None:
     """Run the module on the graph beside copies of it: more nodes and edges, none joined to the first ones.
 
     A branch on a number of nodes or edges takes another way there. No comparison on one graph shows that.
+
+    Args:
+        decisions: lines of its source that decide by numbers of tensors.
 
     Raises:
         NotServable: answers for the first ones change.
@@ -74,11 +113,16 @@ def check_sizes(reference: Reference, probe: Probe, pairs: Pairs | None, rows: R
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
         # nodes of every copy have the same neighbourhood, and other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
-        if any(_differ(rows, after[at : at + len(rows)]).any() for at in places):
-            why = _depends_on_other_nodes(reference, probe) or (
-                "its answers depend on how many nodes or edges there are: they change when the same "
-                f"graph is put beside it {copies - 1} times. A branch on x.size(0) or edge_index.size(1) "
-                "does that"
+        if any(differ(rows, after[at : at + len(rows)]).any() for at in places):
+            check_again(reference, probe, pairs, rows)
+            why = (
+                _depends_on_other_nodes(reference, probe, decisions)
+                or _decided(decisions)
+                or (
+                    "its answers depend on how many nodes or edges there are: they change when the same "
+                    f"graph is put beside it {copies - 1} times. A branch on x.size(0) or "
+                    "edge_index.size(1) does that"
+                )
             )
             raise NotServable(f"the model cannot be served node by node: {why}")
 
@@ -108,25 +152,44 @@ def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
     return CheckGraph(features, edges)
 
 
-def explain(reference: Reference, probe: Probe, seeds: IdArray, hops: int, rows: Rows) -> str:
+def explain(
+    reference: Reference,
+    probe: Probe,
+    seeds: IdArray,
+    hops: int,
+    rows: Rows,
+    decisions: Sequence[str] = (),
+) -> str:
     """Why answers for nodes differ from those on their neighbourhoods, and the way out; "" if unknown.
 
     Args:
         seeds: rows of the target type, int64 [n]. hops: of the packaged model.
         rows: the module's answers for all nodes of the probe.
+        decisions: lines of its source that decide by numbers of tensors.
     """
     target = reference.targets[0]
     try:
         return (
-            _depends_on_other_nodes(reference, probe)
-            or _looks_further(reference, probe, target, seeds, hops, rows)
+            _depends_on_other_nodes(reference, probe, decisions)
+            or _looks_further(reference, probe, target, seeds, hops, rows, decisions)
             or ""
         )
     except PackagingError:  # it fails on some of the changed graphs: nothing is learnt from those
         return ""
 
 
-def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
+def _decided(decisions: Sequence[str]) -> str:
+    """That a decision over all rows is why answers change; "" where there is none."""
+    if not decisions:
+        return ""
+    shown = "; ".join(decisions[:3])
+    return (
+        f"forward makes a condition or a Python number of all nodes or edges at once ({shown}), and a "
+        "server sees a part of the graph: decide for each row (torch.where), or when the module is made"
+    )
+
+
+def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Sequence[str]) -> str:
     """Whether the module's answers change with nodes that no edge joins to those that are asked for."""
     real = probe.real
     rng = np.random.default_rng(1)
@@ -138,22 +201,25 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe) -> str:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
             return _one_size(error)
-        if _differ(before, after).any():
+        if differ(before, after).any():
             changed.append(what)
     if not changed:
         order = {name: rng.permutation(len(rows)) for name, rows in real.features.items()}
         after = reference.answers(renumbered(real, order))
-        if not _differ(before[order[reference.targets[0]]], after).any():
+        if not differ(before[order[reference.targets[0]]], after).any():
             return ""
+    decided = _decided(decisions)
+    if decided:
+        decided += ". If it is not that, "
     if "copies" in changed or not changed:
-        return (
+        return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
             "sum or softmax over all nodes): the answer for a node changes when nodes that no edge joins "
             "to it are added or change places. For an embedding of each node give the node's number as a "
             "feature column, self.emb(x[:, 0].long()); replace what adds up over nodes by something of "
             "the node alone"
         )
-    return (
+    return decided + (
         "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
         "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use "
         "BatchNorm, whose statistics are fixed after training, or LayerNorm(mode='node')"
@@ -188,7 +254,13 @@ def _scaled(graph: CheckGraph) -> CheckGraph:
 
 
 def _looks_further(
-    reference: Reference, probe: Probe, target: str, seeds: IdArray, hops: int, rows: Rows
+    reference: Reference,
+    probe: Probe,
+    target: str,
+    seeds: IdArray,
+    hops: int,
+    rows: Rows,
+    decisions: Sequence[str],
 ) -> str:
     """Whether more hops give the module's answers, or only edges that leave the neighbourhood."""
     tried = seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
@@ -196,11 +268,11 @@ def _looks_further(
     for seed in tried.tolist():
         for count in range(max(1, right), hops + _FURTHER + 1):
             inside = part_of(probe.check, neighborhood(probe.check, target, seed, count))
-            if not _differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
+            if not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
                 right = count
                 break
         else:
-            return (
+            return _decided(decisions) or (
                 "it reads more than a node's in-neighbours: edges that leave the node "
                 "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
                 "the whole graph. The server follows edges from destination to source only: add the "
@@ -260,66 +332,3 @@ def reordered(graph: CheckGraph) -> CheckGraph:
         columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
         edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
     return CheckGraph(graph.features, edges)
-
-
-def _differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
-    """Rows that are not the same, bool [n]."""
-    if one.shape != other.shape:
-        return np.ones(len(one), np.bool_)
-    near = np.isclose(
-        one,
-        other,
-        rtol=_TOLERANCE,
-        atol=_TOLERANCE * (1e-3 + float(np.nanmean(np.abs(one)))),
-        equal_nan=True,
-    )
-    return np.asarray(~near.all(axis=1))
-
-
-class _Watch(TorchFunctionMode):
-    """Notes calls that draw random numbers, with the user's line."""
-
-    _DRAWS = (
-        "dropout",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "bernoulli",
-        "multinomial",
-        "normal",
-        "rand_like",
-        "randn_like",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        kwargs = kwargs or {}
-        if any(
-            name == draw or name.startswith(f"{draw}_") or name.endswith("dropout") for draw in self._DRAWS
-        ):
-            off = "dropout" in name and (
-                kwargs.get("training", args[2] if len(args) > 2 else True) is False
-            )
-            where = "" if off else _user_line()
-            if where and where not in self.found:
-                self.found.append(f"{name} at {where}")
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def _watched() -> Iterator[list[str]]:
-    watch = _Watch()
-    with watch:
-        yield watch.found
-
-
-def _user_line() -> str:
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(LIBRARIES):
-            return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-    return ""

@@ -20,14 +20,14 @@ from hopline.artifact import Head, ModelSpec, check_choice, write_spec
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.graph.progress import Progress, silent
 from hopline.packaging.activation import Output, Task
-from hopline.packaging.arguments import Binding, Role, bind
+from hopline.packaging.arguments import Binding, bind
 from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
 from hopline.packaging.reference import Reference
 from hopline.packaging.report import PackageReport, stage_figures
-from hopline.packaging.settings import Fanouts, Sampling, check_sampling
+from hopline.packaging.settings import Fanouts, Role, Sampling, check_sampling
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
 
@@ -162,6 +162,8 @@ def package(
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
         except (NotSplittable, ParityError) as reason:
             if runtime == "onnx" or job.is_link:
+                if isinstance(reason, ParityError):
+                    raise job.explained(reason) from reason
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,13 @@ _WIDTH = 3
 _ISOLATED = 2
 #: In-neighbours of the hub among the strangers, at least and at most.
 _HUB_EDGES, _MOST_HUB_EDGES = 24, 512
+
+
+class Traits(NamedTuple):
+    """What the edges of a type have somewhere in a graph: self-loops, repeated edges."""
+
+    loops: bool = False
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Probe:
         hops: int,
         *,
         max_degree: int = 0,
+        traits: Mapping[str, Traits] | None = None,
         wide: bool = True,
         seed: int = 0,
     ) -> Probe:
@@ -60,13 +69,14 @@ class Probe:
             timed: edge types that have times.
             hops: that the model is going to look.
             max_degree: of the graph that `real` is a sample of: strangers have a hub like that.
+            traits: edge type -> what that graph has, and the sample may lack.
             wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of what is drawn.
         """
         rng = np.random.default_rng(seed)
-        check = beside(real, strangers(real, hops, rng, max_degree))
+        check = beside(real, strangers(real, hops, rng, max_degree, traits))
         if wide:
-            check = beside(check, widened(strangers(real, hops, rng), rng))
+            check = beside(check, widened(strangers(real, hops, rng, traits=traits), rng))
         graph = graph_of(check, timed)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
@@ -108,7 +118,13 @@ def graph_of(check: CheckGraph, timed: frozenset[str] = frozenset()) -> Graph:
     return Graph.from_tables(nodes, edges)
 
 
-def strangers(real: CheckGraph, hops: int, rng: np.random.Generator, max_degree: int = 0) -> CheckGraph:
+def strangers(
+    real: CheckGraph,
+    hops: int,
+    rng: np.random.Generator,
+    max_degree: int = 0,
+    traits: Mapping[str, Traits] | None = None,
+) -> CheckGraph:
     """Nodes with real rows in chains, some isolated, one hub; edges as the real ones are.
 
     Edge types of one node type that hold each edge in both directions do so here. Self-loops and
@@ -117,12 +133,16 @@ def strangers(real: CheckGraph, hops: int, rng: np.random.Generator, max_degree:
     Args:
         hops: chains have more than twice as many steps.
         max_degree: in-neighbours of the hub, within bounds.
+        traits: edge type -> what is drawn also where `real` has none.
     """
     steps = _steps(hops)
     crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
     count = _core(hops) + crowd
     features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
-    edges = {key: _drawn(part, steps, crowd, rng) for key, part in real.edges.items()}
+    edges = {
+        key: _drawn(part, steps, crowd, rng, (traits or {}).get(key, Traits()))
+        for key, part in real.edges.items()
+    }
     return CheckGraph(features, edges)
 
 
@@ -145,7 +165,9 @@ def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) ->
     return CheckGraph(features, graph.edges)
 
 
-def _drawn(real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator) -> CheckEdges:
+def _drawn(
+    real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, traits: Traits
+) -> CheckEdges:
     """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain."""
     sources: list[int] = []
     targets: list[int] = []
@@ -158,15 +180,15 @@ def _drawn(real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator) -
     count = hub + 1 + crowd
     src = np.concatenate([np.asarray(sources, np.int64), np.arange(hub + 1, count), [hub, hub]])
     dst = np.concatenate([np.asarray(targets, np.int64), np.full(crowd, hub), [_WIDTH, 3 * _WIDTH + 1]])
+    pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
     if real.src == real.dst:
-        pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
         if pairs and all((b, a) in pairs for a, b in pairs):
             src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        if any(a == b for a, b in pairs):
+        if traits.loops or any(a == b for a, b in pairs):
             loops = np.arange(0, steps * _WIDTH, 5)
             src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
-        if len(pairs) < len(real.indices):
-            src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
+    if traits.repeated or len(pairs) < len(real.indices):
+        src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
     return grouped(real, src, dst, count, _columns(real, len(src), rng))
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
 
+from hopline.packaging.user_source import user_line
+
 #: node.meta: what the value was, and the earlier values that computing it changed in place.
 VALUE, CHANGED = "value", "changed"
 _UNKNOWN = object()
@@ -71,7 +73,7 @@ class ValueProxy(fx.Proxy):
         value = value_of(self.node)
         if isinstance(value, int | float) and not depends_on_values(self.node):
             return self._decided(value, what)
-        raise TraceError(f"{what}() of a tensor's value cannot be traced")
+        raise TraceError(f"{what}() of a tensor's numbers{_line()} cannot be followed")
 
     def _decided(self, value: Any, what: str) -> Any:
         self.tracer.decisions.append((self.node, f"{what} {value}"))
@@ -191,7 +193,7 @@ class RunningTracer(fx.Tracer):
         if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
             self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
             return bool(value)
-        return bool(super().to_bool(obj))
+        raise TraceError(f"a condition on a tensor's numbers{_line()} cannot be followed")
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Items of a tuple, or of a tensor that has few."""
@@ -206,6 +208,11 @@ class RunningTracer(fx.Tracer):
                 ]
             )
         return super().iter(obj)
+
+
+def _line() -> str:
+    where = user_line()
+    return f" at {where}" if where else ""
 
 
 def value_of(node: fx.Node) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,8 @@ from hopline.types import IdArray
 #: float64: the oracle's figures are kept as exact as the module gives them.
 Rows = NDArray[np.float64]
 Pairs = tuple[IdArray, IdArray]
+#: Far above float32 rounding in another order of sums, far below what a real dependence does.
+_TOLERANCE = 1e-3
 
 
 class Reference:
@@ -76,7 +78,7 @@ class Reference:
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of torch, about sparse tensors of PyG's own
-                out = self.binding.call(module, slots, sparse=True)
+                out = self.call(module, slots)
         except Exception as error:  # user code
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
@@ -84,14 +86,12 @@ class Reference:
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
+    def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
+        """Call the module as its owner does."""
+        return self.binding.call(module, slots, sparse=True)
+
     def _of_type(self, out: Any, target: str, graph: CheckGraph) -> Tensor:
-        if isinstance(out, dict):
-            if target not in out:
-                raise PackagingError(
-                    f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose "
-                    "one with target=..."
-                )
-            out = out[target]
+        out = of_target(out, target)
         if isinstance(out, list | tuple):
             if len(out) != 1:
                 raise PackagingError(
@@ -191,6 +191,32 @@ class Reference:
 
         self.states(graph, hook)
         return as_rows(seen[-1]) if len(seen) == 1 else None
+
+
+def of_target(out: Any, target: str) -> Any:
+    """The answer for a node type, of a module that answers for one or for several.
+
+    Raises:
+        PackagingError: there is none for it.
+    """
+    if not isinstance(out, dict):
+        return out
+    if target not in out:
+        raise PackagingError(
+            f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose one with "
+            "target=..."
+        )
+    return out[target]
+
+
+def differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
+    """Rows that are not the same, bool [n]."""
+    if one.shape != other.shape:
+        return np.ones(len(one), np.bool_)
+    finite = np.abs(one[np.isfinite(one)])
+    size = float(finite.mean()) if len(finite) else 0.0
+    near = np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (_TOLERANCE + size), equal_nan=True)
+    return np.asarray(~near.all(axis=1))
 
 
 def as_rows(out: Tensor) -> Rows:

@@ -10,6 +10,8 @@ from hopline.errors import PackagingError
 if TYPE_CHECKING:
     from hopline.graph import GraphSchema
 
+#: What an argument of a model's forward receives; see `arguments.py`.
+Role = Literal["features", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"]
 Sampling = Literal["uniform", "recent", "weighted"]
 #: One list for every edge type, or edge type (key or triple) -> its own list.
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]

@@ -13,22 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric
 from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
 from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, MessagePassing
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.functional import without_changes
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, is_container
-from hopline.packaging.reference import dtype_hint, eval_copy
-
-#: Folders whose frames are not the user's source.
-LIBRARIES = (
-    *(str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric)),
-    str(Path(__file__).parent),
-)
-
+from hopline.packaging.reference import dtype_hint, eval_copy, of_target
+from hopline.packaging.user_source import LIBRARIES
 
 #: Slots that hold an edge index.
 EDGES = ("edge_index:", "adj_t:")
@@ -189,7 +183,9 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
         raise
     except Exception as error:  # tracing runs any user code, which fails in any way
         raise NotSplittable(
-            f"{type(model).__name__}.forward cannot be traced: {type(error).__name__}: {error}"
+            f"{type(model).__name__}.forward cannot be traced: "
+            + ("" if isinstance(error, TraceError) else f"{type(error).__name__}: ")
+            + str(error)
         ) from error
     module = fx.GraphModule(root, graph)
     without_changes(module, describe)
@@ -210,14 +206,7 @@ def _outputs(module: fx.GraphModule, targets: tuple[str, ...]) -> dict[str, fx.N
     result = node.args[0]
     found: dict[str, fx.Node] = {}
     for target in targets:
-        value = result
-        if isinstance(value, dict):
-            if target not in value:
-                raise PackagingError(
-                    f"the model answers for {sorted(map(str, value))}, not for node type {target!r}; "
-                    "choose one with target=..."
-                )
-            value = value[target]
+        value = of_target(result, target)
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if not isinstance(value, fx.Node):

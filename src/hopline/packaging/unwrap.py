@@ -36,6 +36,16 @@ def unwrap(module: Any, what: str) -> nn.Module:
             "give the nn.Module that it was made of, with its weights: "
             "model.load_state_dict(scripted.state_dict())"
         )
+    quantised = [
+        f"{name or 'it'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if ".quantized" in type(part).__module__
+    ]
+    if quantised:
+        raise PackagingError(
+            f"{what} is quantised by torch: {quantised[0]} scales by all rows that it is called with, so "
+            "that answers change with the batch. Package the float module, then run hopline quantize"
+        )
     if isinstance(module, GAE):
         encoder = "a module whose forward returns model.encode(x, edge_index)"
         raise PackagingError(

@@ -6,10 +6,9 @@ one row of logits; models that pool the graph ignore the seed.
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils._sympy.numbers import int_oo
-from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
@@ -25,6 +23,8 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
+from hopline.packaging.sparse import Adjacent, weights_of
+from hopline.packaging.user_source import user_line
 
 FILE = "whole.pt2"
 #: A program that takes fewer rows than this is bound to a number in the model's code.
@@ -61,8 +61,8 @@ class _Whole(nn.Module):
 
     def answer(self, slots: dict[str, Tensor]) -> Tensor:
         """Logits of all rows, float32 [n, c]."""
-        given = _Adjacent(slots)
-        with _weights_of(self.model, given):
+        given = Adjacent(slots)
+        with weights_of(self.model, given):
             out = self.binding.call(self.model, given)
         if isinstance(out, dict):
             out = out[self.target]
@@ -72,45 +72,6 @@ class _Whole(nn.Module):
             out = self.head(out)
         out = as_columns(out)
         return out if self.inverse is None else self.inverse(out)
-
-
-class _Adjacent(dict[str, Tensor]):
-    """The slots of a program, and `adj_t` made of them: edge indices that are tensors of their own."""
-
-    def __init__(self, slots: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.slots = slots
-
-    def __missing__(self, key: str) -> Tensor:
-        if not key.startswith("adj_t:"):
-            return self.slots[key]
-        self[key] = self.slots[key.replace("adj_t", "edge_index")].clone()
-        return self[key]
-
-
-@contextmanager
-def _weights_of(model: nn.Module, given: _Adjacent) -> Iterator[None]:
-    """Convolutions over an `adj_t` get the edge weights that it stands for."""
-
-    def hook(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
-        for name, edges in given.items():
-            weight = name.replace("adj_t", "edge_weight")
-            if weight in given.slots and any(value is edges for value in arguments.values()):
-                return args, {"edge_weight": given[weight], **kwargs}
-        return None
-
-    takes = [
-        part
-        for part in model.modules()
-        if isinstance(part, MessagePassing) and "edge_weight" in inspect.signature(part.forward).parameters
-    ]
-    handles = [part.register_forward_pre_hook(hook, with_kwargs=True) for part in takes]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _read(model: _Whole, slots: dict[str, Tensor]) -> list[str]:
@@ -130,6 +91,27 @@ class _Used(dict[str, Tensor]):
     def __getitem__(self, key: str) -> Tensor:
         self.read.add(key)
         return super().__getitem__(key)
+
+
+def _refusal(error: Exception) -> str:
+    """What torch.export refuses, without its own hints and symbols."""
+    text = str(error)
+    where = user_line(error)
+    where = f" (at {where})" if where else ""
+    if "DataDependent" in type(error).__name__ or "data-dependent" in text:
+        return (
+            "torch.export cannot follow a condition, a size or a Python number that is made of a tensor's "
+            f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
+            "does so inside, as coalesce. Use torch.where, and give sizes (num_nodes, dim_size)"
+        )
+    if "Constraints violated" in text or "user-specified ranges" in text:
+        return (
+            f"torch.export takes the number of nodes or edges for a constant{where}: some operator in it, "
+            "as a median or quantile over neighbours, works for one size only when exported. Use mean, "
+            "sum, max or attention"
+        )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
 
 
 def _check_sizes(program: Any) -> None:
@@ -183,16 +165,15 @@ def write_whole(
         tuple({1 if name.startswith("edge_index") else 0: torch.export.Dim.DYNAMIC} for name in names),
     )
     try:
-        with quiet(), warnings.catch_warnings():
+        # torch prints the graph of a program that it refuses
+        with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
             # PyG's notes to users of its loaders and torch's on inputs that were not used.
             warnings.simplefilter("ignore", UserWarning)
             program = torch.export.export(whole, (seed, *tensors), dynamic_shapes=shapes, strict=False)
             torch.export.save(program, folder / FILE)
     except Exception as error:  # torch.export has no common base of its errors
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise PackagingError(
-            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: torch.export "
-            f"refuses it: {type(error).__name__}: {first}"
+            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: {_refusal(error)}"
         ) from error
     _check_sizes(program)
     (folder / SLOTS_FILE).write_bytes(

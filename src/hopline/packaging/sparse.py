@@ -1,0 +1,184 @@
+"""What a sparse matrix (`adj_t`) holds otherwise than a list of edges, which is what a server reads.
+
+A matrix has one entry for a pair of nodes: torch's own merges repeated edges, torch_sparse's keeps them.
+PyG's convolutions also treat its diagonal and its values otherwise than those of a list. The gate sees that
+answers differ; this says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from hopline.errors import PackagingError
+from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.probe import part_of
+from hopline.packaging.reference import Pairs, Reference, differ
+
+if TYPE_CHECKING:
+    from hopline.graph import Adjacency
+
+#: Edges that are looked at in one go.
+_CHUNK = 1 << 22
+
+
+class Adjacent(dict[str, Tensor]):
+    """Slots with each `adj_t` made of them: edge indices that are tensors of their own."""
+
+    def __init__(self, slots: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.slots = slots
+
+    def __missing__(self, key: str) -> Tensor:
+        if not key.startswith("adj_t:"):
+            return self.slots[key]
+        self[key] = self.slots[key.replace("adj_t", "edge_index")].clone()
+        return self[key]
+
+
+@contextmanager
+def weights_of(model: nn.Module, given: Adjacent) -> Iterator[None]:
+    """Convolutions over an `adj_t` get the edge weights that it stands for."""
+
+    def hook(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
+        for name, edges in given.items():
+            weight = name.replace("adj_t", "edge_weight")
+            if weight in given.slots and any(value is edges for value in arguments.values()):
+                return args, {"edge_weight": given[weight], **kwargs}
+        return None
+
+    takes = [
+        part
+        for part in model.modules()
+        if isinstance(part, MessagePassing) and "edge_weight" in inspect.signature(part.forward).parameters
+    ]
+    handles = [part.register_forward_pre_hook(hook, with_kwargs=True) for part in takes]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Listed(Reference):
+    """The same module over lists of edges."""
+
+    def __init__(self, reference: Reference) -> None:
+        vars(self).update(vars(reference))
+
+    def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
+        given = Adjacent(slots)
+        with weights_of(module, given):
+            return self.binding.call(module, given)
+
+
+def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None, repeated: str) -> str:
+    """Why the module answers otherwise over a sparse matrix than over the same edges as a list; "" if not.
+
+    Args:
+        check: a graph that has whatever the served graph has: repeated edges, self-loops, weights.
+        repeated: an edge that the served graph has twice, in words; "" where it has none.
+    """
+    listed = _Listed(reference)
+
+    def agree(graph: CheckGraph) -> bool:
+        try:
+            return not differ(reference.answers(graph, pairs), listed.answers(graph, pairs)).any()
+        except PackagingError:  # code over the matrix itself, adj_t.sum(1), takes no list
+            return False
+
+    if agree(check):
+        return ""
+    once = part_of(check, {key: ~_repeats(edges) for key, edges in check.edges.items()})
+    without_loops = part_of(check, {key: ~_loops(edges) for key, edges in check.edges.items()})
+    plain = part_of(once, {key: ~_loops(edges) for key, edges in once.edges.items()})
+    found = []
+    if repeated and not agree(without_loops) and (agree(once) or agree(plain)):
+        found.append(
+            f"the graph has repeated edges ({repeated}), which torch's sparse matrix merges into one and "
+            "the graph does not: build the graph without them"
+        )
+    if not agree(once) and (agree(without_loops) or agree(plain)):
+        found.append(
+            "the graph has self-loops, and its convolutions add their own to a sparse matrix (torch.sparse "
+            "sums both, torch_sparse replaces those of the graph): build the graph without self-loops and "
+            "train on it"
+        )
+    weighted = any(edges.weight is not None for edges in check.edges.values())
+    if not found and weighted and (agree(_unweighted(check)) or agree(_unweighted(plain))):
+        found.append(
+            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and takes "
+            "no weights with a list of edges: build the graph without weights, or use a convolution that "
+            "has an edge_weight argument, as GraphConv"
+        )
+    if not found:
+        return ""
+    return (
+        f"its answers over an adj_t are not those over the same edges as a list: {'; '.join(found)}; or "
+        "take edge_index in forward, and train with that"
+    )
+
+
+def _without_weights(module: nn.Module) -> str:
+    """The convolutions of a module that take no edge weights, by name."""
+    names = {
+        type(part).__name__
+        for part in module.modules()
+        if isinstance(part, MessagePassing)
+        and "edge_weight" not in inspect.signature(part.forward).parameters
+    }
+    return ", ".join(sorted(names)) or "a convolution"
+
+
+def repeated_edge(adjacency: Adjacency) -> tuple[int, int] | None:
+    """The rows (source, destination) of an edge that is there twice; None where there is none."""
+    indptr = np.asarray(adjacency.indptr[:])
+    first = 0
+    while first < len(indptr) - 1:
+        last = max(first + 1, int(np.searchsorted(indptr, indptr[first] + _CHUNK, side="right")) - 1)
+        sources = np.asarray(adjacency.indices[int(indptr[first]) : int(indptr[last])], np.int64)
+        targets = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
+        order = np.lexsort((sources, targets))
+        same = (np.diff(sources[order]) == 0) & (np.diff(targets[order]) == 0)
+        if same.any():
+            at = order[int(same.argmax())]
+            return int(sources[at]), int(targets[at])
+        first = last
+    return None
+
+
+def _repeats(edges: CheckEdges) -> NDArray[np.bool_]:
+    """Edges between a pair of nodes after the first one, bool [E]."""
+    _, first = np.unique(edges.edge_index, axis=1, return_index=True)
+    repeats = np.ones(len(edges.indices), np.bool_)
+    repeats[first] = False
+    return repeats
+
+
+def _loops(edges: CheckEdges) -> NDArray[np.bool_]:
+    """bool [E]."""
+    same_type = edges.src == edges.dst
+    return (edges.indices == edges.destinations) & same_type
+
+
+def _unweighted(graph: CheckGraph) -> CheckGraph:
+    edges = {
+        key: CheckEdges(
+            part.src,
+            part.dst,
+            part.indptr,
+            part.indices,
+            part.attr,
+            None if part.weight is None else np.ones_like(part.weight),
+        )
+        for key, part in graph.edges.items()
+    }
+    return CheckGraph(graph.features, edges)

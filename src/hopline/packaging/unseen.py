@@ -1,0 +1,101 @@
+"""Nodes that the graph does not have, for the gate: copies of some of its own, as a request describes them.
+
+The module answers for a copy on the graph with the copy in it; a server answers from the request's lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.probe import grouped
+from hopline.types import IdArray, InlineNode
+
+#: Nodes that are copied, and of their neighbours, so that copies refer to each other.
+_COPIES, _NEIGHBOURS = 8, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Copies of nodes of one type.
+
+    Attributes:
+        check: the graph with the copies in it, behind all other nodes of the type; no edge leaves them,
+            but to each other.
+        of: the nodes that they are copies of, int64 [n].
+        nodes: the same as a request describes them.
+        linked: they refer to each other, and are asked for in one request.
+    """
+
+    check: CheckGraph
+    of: IdArray
+    nodes: tuple[InlineNode, ...]
+    linked: bool
+
+
+def chosen(check: CheckGraph, node_type: str, asked: IdArray) -> IdArray:
+    """Nodes to copy: some of those that are asked for, and some of their neighbours, int64 [n]."""
+    picks = np.unique(np.linspace(0, len(asked) - 1, min(len(asked), _COPIES)).astype(np.int64))
+    found = dict.fromkeys(asked[picks].tolist())
+    near: list[int] = []
+    for edges in check.edges.values():
+        if edges.src == edges.dst == node_type:
+            for node in asked[picks].tolist():
+                near += edges.indices[edges.indptr[node] : edges.indptr[node + 1]][:2].tolist()
+    found |= dict.fromkeys(near[:_NEIGHBOURS])
+    return np.array(list(found), np.int64)
+
+
+def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> Unseen:
+    """Put copies of nodes beside a graph, each with the in-edges of its original.
+
+    Args:
+        linked: neighbours that are copied too are their copies; otherwise only a self-loop is.
+    """
+    first = check.num_nodes(node_type)
+    place = {int(node): first + i for i, node in enumerate(of)}
+    features = dict(check.features)
+    features[node_type] = np.concatenate([features[node_type], features[node_type][of]])
+    neighbors: list[dict[str, Any]] = [{} for _ in of]
+    attrs: list[dict[str, object]] = [{} for _ in of]
+    weights: list[dict[str, object]] = [{} for _ in of]
+    edges = dict(check.edges)
+    for key, part in check.edges.items():
+        if part.dst != node_type:
+            continue
+        places, sources = [np.arange(len(part.indices))], [part.indices]
+        for i, node in enumerate(of.tolist()):
+            own = np.arange(part.indptr[node], part.indptr[node + 1])
+            src = part.indices[own].copy()
+            for at, source in enumerate(src.tolist()):
+                if part.src == node_type and source in place and (linked or source == node):
+                    src[at] = place[source]
+            neighbors[i][key] = [f"copy {s - first}" if s >= first else s for s in src.tolist()]
+            if part.src != node_type:
+                neighbors[i][key] = src.tolist()
+            if part.attr is not None:
+                attrs[i][key] = part.attr[own]
+            if part.weight is not None:
+                weights[i][key] = part.weight[own]
+            places.append(own)
+            sources.append(src)
+        taken = np.concatenate(places)
+        into = np.repeat(first + np.arange(len(of)), [len(own) for own in places[1:]])
+        edges[key] = grouped(
+            part,
+            np.concatenate(sources),
+            np.concatenate([part.destinations, into]),
+            first + len(of),
+            (
+                None if part.attr is None else part.attr[taken],
+                None if part.weight is None else part.weight[taken],
+            ),
+        )
+    nodes = tuple(
+        InlineNode(features[node_type][first + i], neighbors[i], f"copy {i}", attrs[i], weights[i])
+        for i in range(len(of))
+    )
+    return Unseen(CheckGraph(features, edges), of, nodes, linked)

@@ -1,0 +1,238 @@
+"""The reason that a refusal gives is the real one, in words of the user's source and not of torch."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.utils import coalesce
+
+import hopline
+from hopline.errors import NotServable, PackagingError
+from hopline.graph import EdgeTable, Graph, NodeTable
+from tests.packaging.graphs import homogeneous
+
+
+class Two(nn.Module):
+    """Two layers with a function between them."""
+
+    def __init__(self, middle=torch.relu, conv=pyg.SAGEConv, **options):
+        super().__init__()
+        self.first, self.last, self.middle = conv(6, 8, **options), conv(8, 3, **options), middle
+
+    def forward(self, x, edge_index):
+        return self.last(self.middle(self.first(x, edge_index)), edge_index)
+
+
+def package(model, repository, graph=None, **options):
+    options = {"name": "m", "fanouts": [-1, -1], "task": "multiclass", **options}
+    return hopline.package(model, graph or homogeneous(), repository, **options)
+
+
+def halved(h):
+    return h / 2 if h.abs().max() > 20 else h
+
+
+def rescaled(h):
+    return h * h.mean().item()
+
+
+def until_small(h):
+    while h.abs().max() > 1:
+        h = h / 2
+    return h
+
+
+@pytest.mark.parametrize(
+    ("middle", "line"),
+    [(halved, r"if h\.abs\(\)\.max\(\) > 20"), (rescaled, "item"), (until_small, "while h")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
+    with pytest.raises(
+        NotServable, match=rf"(?s)of all nodes or edges at once \(test_reasons\.py:.*{line}"
+    ):
+        package(Two(middle), tmp_path)
+
+
+def rare(h):
+    return h if (h < 1e9).all() else h * 2
+
+
+def merged(h):
+    return h + coalesce(torch.zeros(2, 4, dtype=torch.int64)).sum()
+
+
+class Merged(Two):
+    def forward(self, x, edge_index):
+        return super().forward(x, coalesce(edge_index))
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Two(rare), r"test_reasons\.py:\d+: return h if \(h < 1e9\)\.all\(\)"),
+        (Merged(), r"test_reasons\.py:\d+: return super\(\)\.forward\(x, coalesce\(edge_index\)\)"),
+        (Two(aggr="median"), "median or quantile"),
+    ],
+    ids=["condition", "coalesce", "median"],
+)
+def test_what_torch_cannot_export_is_told_without_its_own_words(model, told, tmp_path, capfd):
+    with pytest.raises(PackagingError, match=told) as caught:
+        package(model, tmp_path)
+    text = str(caught.value)
+    for noise in ("TORCH", "u0", "Size-like", "L['", "symbolically", "http"):
+        assert noise not in text
+    assert len(text) < 1200
+    printed = capfd.readouterr()
+    assert "torch.ops" not in printed.out + printed.err
+    assert "symbolic" not in printed.out + printed.err
+
+
+class OwnDropout(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5)
+
+
+class Always(nn.Dropout):
+    def train(self, mode=True):
+        return super().train(True)
+
+
+calls = []
+
+
+def counted(h):
+    calls.append(1)
+    return h * len(calls)
+
+
+@pytest.mark.parametrize(
+    ("middle", "why"),
+    [
+        (lambda h: h * np.random.rand(), "they depend on np.random"),
+        (lambda h: h * (np.random.rand() < 0.5), "they depend on np.random"),
+        (lambda h: h * random.random(), "they depend on Python's random"),
+        (lambda h: h * (time.perf_counter_ns() % 1000), "of its own or the time"),
+        (counted, "keeps from call to call"),
+        (OwnDropout(), r"it draws \(dropout at test_reasons\.py"),
+        (Always(), "it draws .*dropout"),
+    ],
+    ids=["numpy", "seldom", "python", "clock", "state", "own dropout", "always on"],
+)
+def test_what_is_random_is_named(middle, why, tmp_path):
+    np.random.seed(0)
+    with pytest.raises(NotServable, match=f"(?s)answers are random.*{why}"):
+        package(Two(middle), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_dynamically_quantised_layer_is_named(tmp_path):
+    model = Two(nn.Linear(8, 8)).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(PackagingError, match=r"middle \(Linear\).*hopline quantize"):
+        package(quantised, tmp_path)
+
+
+class OfData(Two):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, data):
+        return super().forward(self.read(data), data.edge_index)
+
+
+@pytest.mark.parametrize(
+    "method", ["is_undirected", "has_self_loops", "is_coalesced", "has_isolated_nodes"]
+)
+def test_questions_to_the_whole_graph_are_named(method, tmp_path):
+    graph = homogeneous()
+    with pytest.raises(NotServable, match=r"of all nodes or edges at once \(test_reasons\.py"):
+        package(OfData(lambda data: data.x if getattr(data, method)() else data.x * 2), tmp_path, graph)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda data: data.x + torch.zeros(data.num_nodes, 1),
+        lambda data: data.x + torch.zeros(data.x.size(0), 1),
+        lambda data: data.x[:, : data.num_node_features],
+        lambda data: data.x if data.num_edges > 0 else data.x * 2,
+        lambda data: data.clone().x if "x" in data and data.y is None else data.x * 2,
+    ],
+    ids=["num_nodes", "size", "features", "edges", "keys"],
+)
+def test_questions_of_size_and_content_are_served(read, tmp_path):
+    assert package(OfData(read), tmp_path).spec.parity["max_abs_diff"] < 1e-4
+
+
+def test_a_graph_without_edges_packages_a_model_that_is_served_whole(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    graph = Graph.from_edges(np.zeros((2, 0), np.int64), x)
+    assert package(Two(conv=pyg.ResGatedGraphConv), tmp_path, graph).spec.runtime == "torch"
+
+
+def test_a_type_without_features_is_served_and_the_note_is_short(tmp_path):
+    rng = np.random.default_rng(0)
+    graph = Graph.from_tables(
+        {"user": NodeTable(num_nodes=30), "item": NodeTable(rng.normal(size=(40, 6)).astype(np.float32))},
+        {
+            ("user", "buys", "item"): EdgeTable(rng.integers(0, 30, (2, 100))),
+            ("item", "by", "user"): EdgeTable(rng.integers(0, 30, (2, 100))),
+        },
+    )
+
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.row = nn.Parameter(torch.randn(1, 6))
+            convs = {key: pyg.SAGEConv((6, 6), 3) for key in graph_keys}
+            self.conv = pyg.HeteroConv(convs)
+
+        def forward(self, x_dict, edge_index_dict):
+            user = self.row.expand(x_dict["user"].size(0), -1)
+            return self.conv({**x_dict, "user": user}, edge_index_dict)["item"]
+
+    graph_keys = [("user", "buys", "item"), ("item", "by", "user")]
+    report = package(Same(), tmp_path, graph, fanouts=[-1], target="item")
+    (note,) = (note for note in report.notes if "served whole" in note)
+    assert "node type 'user' has no features" in note
+
+
+def test_numbers_of_relations_are_never_guessed_from_names(tmp_path):
+    class Relational(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.FastRGCNConv(6, 3, 2)
+
+        def forward(self, x, edge_index, edge_type):
+            return self.conv(x, edge_index, edge_type)
+
+    rng = np.random.default_rng(0)
+    names = ("likes", "buys")
+    graph = Graph.from_tables(
+        {"node": NodeTable(rng.normal(size=(40, 6)).astype(np.float32))},
+        {("node", name, "node"): EdgeTable(rng.integers(0, 40, (2, 90))) for name in names},
+    )
+    with pytest.raises(PackagingError, match=r"relations=\[\.\.\.\].*node__buys__node, node__likes__node"):
+        package(Relational(), tmp_path, graph, fanouts=[-1])
+    for version, order in enumerate((names, names[::-1]), 1):
+        relations = [f"node__{name}__node" for name in order]
+        report = package(
+            Relational(), tmp_path, graph, fanouts=[-1], relations=relations, version=str(version)
+        )
+        assert report.spec.parity["max_abs_diff"] < 1e-4
+
+
+def test_what_unusual_names_were_taken_for_is_noted(tmp_path):
+    class Named(Two):
+        def forward(self, feats, adj, edge_attr=None):
+            return super().forward(feats, adj)
+
+    report = package(Named(), tmp_path, homogeneous(attr_dim=2), arguments={"edge_attr": None})
+    assert any("takes feats as features, adj as edge_index" in note for note in report.notes)

@@ -1,0 +1,108 @@
+"""Models over an `adj_t`: served where a list of edges answers the same, else refused with the cause."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+
+import hopline
+from hopline.errors import NotServable
+from hopline.graph import Graph
+from hopline.packaging.sparse import repeated_edge
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
+
+
+def graph_of(num_nodes=40, *, repeats=False, loops=False, weight=False):
+    """A graph without repeated edges and self-loops but for one of each where asked for."""
+    rng = np.random.default_rng(0)
+    edges = np.unique(rng.integers(0, num_nodes, (2, 4 * num_nodes)), axis=1)
+    edges = edges[:, edges[0] != edges[1]]
+    if repeats:
+        edges = np.concatenate([edges, edges[:, -1:]], axis=1)
+    if loops:
+        edges = np.concatenate([edges, [[7], [7]]], axis=1)
+    return Graph.from_edges(
+        edges,
+        rng.normal(size=(num_nodes, 6)).astype(np.float32),
+        edge_weight=rng.uniform(0.5, 2.0, edges.shape[1]).astype(np.float32) if weight else None,
+    )
+
+
+class Sparse(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.last = conv(6, 8), conv(8, 3)
+
+    def forward(self, x, adj_t):
+        return self.last(self.first(x, adj_t).relu(), adj_t)
+
+
+class OfData(Sparse):
+    def forward(self, data):
+        return super().forward(data.x, data.adj_t)
+
+
+def package(model, graph, repository, **options):
+    options = {"name": "m", "fanouts": [-1, -1], "task": "multiclass", **options}
+    return hopline.package(model, graph, repository, **options)
+
+
+@pytest.mark.parametrize(
+    ("conv", "options", "cause"),
+    [
+        (pyg.SAGEConv, {"repeats": True}, "repeated edges.*row .* more than once.*without them"),
+        (pyg.GCNConv, {"repeats": True}, "repeated edges"),
+        (pyg.GCNConv, {"loops": True}, "self-loops.*without self-loops"),
+        (pyg.GCNConv, {"repeats": True, "loops": True}, "repeated edges.*self-loops"),
+        (pyg.SAGEConv, {"weight": True}, "SAGEConv multiplies by the values.*GraphConv"),
+    ],
+)
+@pytest.mark.parametrize("form", [Sparse, OfData])
+def test_what_a_matrix_holds_otherwise_is_named(form, conv, options, cause, tmp_path):
+    with pytest.raises(NotServable, match=f"(?s){cause}") as caught:
+        package(form(conv), graph_of(**options), tmp_path)
+    assert "fanouts were given" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("conv", "options"),
+    [
+        (pyg.SAGEConv, {}),
+        (pyg.SAGEConv, {"loops": True}),
+        (pyg.GCNConv, {}),
+        (pyg.GCNConv, {"weight": True, "repeats": True}),
+    ],
+)
+def test_what_a_matrix_holds_the_same_way_is_served(conv, options, tmp_path):
+    assert package(Sparse(conv), graph_of(**options), tmp_path).spec.runtime == "onnx"
+
+
+@pytest.mark.parametrize("options", [{"repeats": True}, {"loops": True}])
+def test_one_odd_edge_outside_of_the_sample_is_enough(options, tmp_path):
+    with pytest.raises(NotServable, match=r"repeated edges|self-loops"):
+        package(Sparse(pyg.GCNConv), graph_of(2000, **options), tmp_path, check_nodes=64)
+
+
+def test_pairs_and_stages_only_are_told_the_cause_too(tmp_path):
+    graph = graph_of(repeats=True)
+    for options in ({"task": "binary", "head": "dot"}, {"runtime": "onnx"}):
+        with pytest.raises(NotServable, match="repeated edges"):
+            package(Sparse(pyg.SAGEConv), graph, tmp_path, **options)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_a_repeated_edge_is_found_wherever_it_lies(chunk, monkeypatch):
+    monkeypatch.setattr("hopline.packaging.sparse._CHUNK", chunk)
+    assert repeated_edge(graph_of().edges["node__to__node"]) is None
+    adjacency = graph_of(repeats=True).edges["node__to__node"]
+    source, target = repeated_edge(adjacency)
+    row = adjacency.indices[adjacency.indptr[target] : adjacency.indptr[target + 1]]
+    assert (row == source).sum() == 2
+
+
+def test_repeated_edges_of_other_times_are_found():
+    edges = np.array([[1, 2, 1], [0, 0, 0]])
+    graph = Graph.from_edges(edges, torch.ones(3, 2).numpy(), edge_time=np.array([1, 2, 3]))
+    assert repeated_edge(graph.edges["node__to__node"]) == (1, 0)
