@@ -240,7 +240,9 @@ def test_named_relations_of_another_number_are_explained():
     edges = {("node", name, "node"): EdgeTable((named.indices, _targets(named))) for name in ("a", "b")}
     with pytest.raises(NotSplittable, match="5 relations"):
         assert_equals_pyg(
-            Relations(5), Graph.from_tables({"node": NodeTable(graph.nodes["node"].features)}, edges)
+            Relations(5),
+            Graph.from_tables({"node": NodeTable(graph.nodes["node"].features)}, edges),
+            relations=("node__a__node", "node__b__node"),
         )
 
 

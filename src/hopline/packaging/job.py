@@ -253,8 +253,12 @@ class Job:
         self.progress("compare", 1.0)
         return msgspec.structs.replace(spec, parity=figures)
 
-    def explained(self, reason: PackagingError) -> PackagingError:
-        """The same error, or why no way of serving could be right."""
+    def explained(self, reason: PackagingError, *, of_stages: bool = False) -> PackagingError:
+        """The same error, or why no way of serving could be right.
+
+        Args:
+            of_stages: stages were compared, which read degrees of the whole graph.
+        """
         if self.binding.reads_sparse:
             repeated = "; ".join(filter(None, map(self._repeated, self.binding.relations)))
             why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
@@ -264,7 +268,7 @@ class Job:
             check_again(self.reference, self.probe, self.pairs, self.rows)
         except NotServable as random:
             return random
-        if self.pooled or self.is_link:
+        if self.pooled or self.is_link or of_stages:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
         why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows, self.decisions)

@@ -163,7 +163,7 @@ def package(
         except (NotSplittable, ParityError) as reason:
             if runtime == "onnx" or job.is_link:
                 if isinstance(reason, ParityError):
-                    raise job.explained(reason) from reason
+                    raise job.explained(reason, of_stages=True) from reason
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)
