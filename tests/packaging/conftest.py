@@ -7,7 +7,12 @@ import torch
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
-    import torch_geometric.nn  # noqa: F401
+    import torch_geometric.nn
+
+# PyG writes a class's `propagate` for its first instance in the process. After one whose aggregation it does
+# not fuse, such as LSTM, every later instance fails on sparse matrices.
+for _conv in (torch_geometric.nn.SAGEConv, torch_geometric.nn.GraphConv):
+    _conv(1, 1)
 
 
 @pytest.fixture(autouse=True)
