@@ -9,7 +9,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
     import torch_geometric.nn
 
-# PyG writes a class's `propagate` for its first instance in the process. After one whose aggregation it does
+# PyG writes a class's `propagate` for its first instance in a process. After one whose aggregation it does
 # not fuse, such as LSTM, every later instance fails on sparse matrices.
 for _conv in (torch_geometric.nn.SAGEConv, torch_geometric.nn.GraphConv):
     _conv(1, 1)
