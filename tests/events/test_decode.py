@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.events.decode import Decoder, original
+from hopline.events.decode import Decoder, originals
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
@@ -304,13 +304,13 @@ def test_a_bad_event_is_refused_by_itself_and_says_why(event, code, reason):
     assert (refused.payload, refused.code) == (1, code)
     assert reason in refused.reason
     assert lone.changes.num_events == 2
-    assert original(text, refused.index) == text
+    assert originals(text, [refused.index]) == [text]
     if isinstance(event, dict):  # in the midst of a list it is found as well
         listed = json.dumps([KNOW, {**event, "id": "x"}, KNOW]).encode()
         decoded = decode(listed)
         (refused,) = decoded.refused
         assert (refused.payload, refused.index, refused.code) == (0, 1, code)
-        assert json.loads(original(listed, 1)) == {**event, "id": "x"}
+        assert json.loads(originals(listed, [1])[0]) == {**event, "id": "x"}
         assert decoded.index.tolist() == [0, 2]
         assert refused.event_id == (
             ""
@@ -378,7 +378,7 @@ def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
     decoded = decode(payload, schema=PLAIN)
     assert codes(decoded) == [(0, 1, code)]
     assert decoded.index.tolist() == [0, 2]
-    again = pa.ipc.open_stream(original(payload, 1)).read_all().to_pylist()
+    again = pa.ipc.open_stream(originals(payload, [1])[0]).read_all().to_pylist()
     assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
 
 

@@ -4,13 +4,15 @@ One bad event never takes others with it: it is refused by itself, with a code a
 those of `hopline.graph.live.changes.Rejected`, and
 
     malformed        not JSON, not Arrow, or not an event
+    too_large        a payload of more events, or that becomes more in memory, than are read at once
     schema_changed   features, attributes, times, weights or columns that are not this graph's
+
+Time and memory are bounded by what is received: what a payload declares or becomes is counted first.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -32,6 +34,11 @@ _MS = timedelta(milliseconds=1)
 _LATEST_MS = 253_402_300_799_999
 #: Between these, a time in ms would be of early 1970; in seconds it is of 1973 to 2286, and that is meant.
 _SECONDS = (10**8, 10**10)
+#: Events of one payload that are named as unreadable; a payload with so many is refused whole.
+MAX_UNREADABLE = 1_000
+#: Events, and bytes of JSON, that one call of compiled code makes something of. A thread that reads a large
+#: payload holds the interpreter lock for so long, about a millisecond.
+_SLICE, _AT_ONCE_BYTES = 4_096, 256 * 1024
 _BAD_AT = "is no time in ms since 1970"
 
 
@@ -116,60 +123,30 @@ class Decoder:
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
     ) -> list[_Segment]:
-        events: list[Any] = []
-        origin: list[int] = []
-        index: list[int] = []
-        read = wire.read_any
+        read = _Read([], [], [])
         for at, payload in payloads:
-            try:
-                found = read(payload)
-            except wire.UNREADABLE:
-                self._one_by_one(at, payload, events, origin, index, refused)
-                continue
-            if type(found) is list:
-                events += found
-                origin += [at] * len(found)
-                index += range(len(found))
-            else:
-                events.append(found)
-                origin.append(at)
-                index.append(0)
-        numbers = np.arange(first, first + len(events), dtype=np.int64)
-        if wire.may_repeat([payload for _, payload in payloads], events):
-            _refuse_repeated(dict(payloads), origin, index, numbers, refusals)
-        edges, nodes = self._json_changes(events, numbers, refusals)
+            wrong = _read_payload(at, payload, read, refused)
+            if wrong is not None:
+                refused.append(wrong)
+        numbers = np.arange(first, first + len(read.events), dtype=np.int64)
+        if wire.may_repeat([payload for _, payload in payloads], read.events):
+            _refuse_repeated(dict(payloads), read.origin, read.index, numbers, refusals)
         return [
-            _Segment(
-                _texts([event.id for event in events]),
-                _times([event.at for event in events], numbers, refusals),
-                np.array(origin, np.int64),
-                np.array(index, np.int64),
-                edges,
-                nodes,
-            )
+            self._segment(read, slice(begin, begin + _SLICE), numbers, refusals)
+            for begin in range(0, len(numbers), _SLICE)
         ]
 
-    def _one_by_one(
-        self,
-        at: int,
-        payload: bytes,
-        events: list[Any],
-        origin: list[int],
-        index: list[int],
-        refused: list[Refused],
-    ) -> None:
-        texts = wire.split(payload)
-        if isinstance(texts, str):
-            refused.append(Refused(at, -1, "malformed", texts))
-            return
-        for place, text in enumerate(texts):
-            event = wire.read_event(text)
-            if isinstance(event, str):
-                refused.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
-                continue
-            events.append(event)
-            origin.append(at)
-            index.append(place)
+    def _segment(self, read: _Read, part: slice, numbers: IdArray, refusals: Refusals) -> _Segment:
+        events, numbers = read.events[part], numbers[part]
+        edges, nodes = self._json_changes(events, numbers, refusals)
+        return _Segment(
+            _texts([event.id for event in events]),
+            _times([event.at for event in events], numbers, refusals),
+            np.array(read.origin[part], np.int64),
+            np.array(read.index[part], np.int64),
+            edges,
+            nodes,
+        )
 
     def _json_changes(
         self, events: list[Any], numbers: IdArray, refusals: Refusals
@@ -216,15 +193,11 @@ class Decoder:
                 alike.clear()
 
         for at, payload in payloads:
-            table = arrow_rows.read_table(payload)
-            if isinstance(table, str):
-                refused.append(Refused(at, -1, "malformed", table))
+            table = arrow_rows.read_table(payload, self._schema)
+            if isinstance(table, tuple):
+                refused.append(Refused(at, -1, *table))
                 continue
-            if not alike or not table.schema.equals(alike[-1][1].schema):
-                foreign = arrow_rows.foreign_schema(table, self._schema)
-                if foreign:
-                    refused.append(Refused(at, -1, "schema_changed", foreign))
-                    continue
+            if alike and not table.schema.equals(alike[-1][1].schema):
                 read_alike()
             alike.append((at, table))
         read_alike()
@@ -268,24 +241,107 @@ class Decoder:
         )
 
 
-def original(payload: bytes, index: int) -> bytes:
-    """One event of a payload as it was sent: its JSON, or an Arrow stream of its row.
+def originals(payload: bytes, places: Sequence[int]) -> list[bytes]:
+    """Events of a payload as they were sent: its JSON, or an Arrow stream of its row.
 
     Args:
-        index: as in `Refused`; -1 is the payload itself.
+        places: ascending, as `Refused.index`; all of them -1 for the payload itself.
     """
-    if index < 0:
+    if all(at < 0 for at in places):
+        return [payload] * len(places)
+    if payload.startswith(arrow_rows.MAGIC):
+        return arrow_rows.each_row(payload, places)
+    texts = wire.split(payload)
+    return [payload] * len(places) if isinstance(texts, str) else [texts[at] for at in places]
+
+
+def together(payload: bytes, places: Sequence[int]) -> bytes:
+    """Some events of a payload as one payload; places as for `originals`."""
+    if places[0] < 0:
         return payload
     if payload.startswith(arrow_rows.MAGIC):
-        import pyarrow as pa
+        return arrow_rows.some_rows(payload, places)
+    texts = originals(payload, places)
+    # Lines may be no JSON, and the texts of a list may have several lines.
+    return b"[%b]" % b",".join(texts) if wire.is_list(payload) else b"\n".join(texts)
 
-        row = arrow_rows.read_table(payload).slice(index, 1)
-        out = io.BytesIO()
-        with pa.ipc.new_stream(out, row.schema) as writer:
-            writer.write_table(row)
-        return out.getvalue()
-    texts = wire.split(payload)
-    return payload if isinstance(texts, str) else texts[index]
+
+@dataclass(slots=True)
+class _Read:
+    """JSON events, and of each the payload that it came from, and its place there."""
+
+    events: list[Any]
+    origin: list[int]
+    index: list[int]
+
+    def add(self, events: list[Any], at: int, first: int) -> None:
+        """Events of one payload, neighbours in it."""
+        self.events += events
+        self.origin += [at] * len(events)
+        self.index += range(first, first + len(events))
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first ones."""
+        for column in (self.events, self.origin, self.index):
+            del column[length:]
+
+
+def _read_payload(at: int, payload: bytes, read: _Read, refused: list[Refused]) -> Refused | None:
+    """Read the events of a JSON payload; those that cannot be read are refused.
+
+    Returns: the refusal of the payload, of which nothing is read; None as a rule.
+    """
+    if len(payload) <= _AT_ONCE_BYTES:
+        try:
+            found = wire.read_any(payload)
+        except wire.UNREADABLE:
+            pass
+        else:
+            read.add(found if type(found) is list else [found], at, 0)
+            return None
+    try:
+        texts = wire.split(payload)
+    except wire.TooMany as error:
+        return Refused(at, -1, "too_large", str(error))
+    if isinstance(texts, str):
+        return Refused(at, -1, "malformed", texts)
+    begin, bad = len(read.events), list[Refused]()
+    is_list = wire.is_list(payload)
+    for first, group in _groups(texts):
+        # Lines are read one by one: halves of events that stand on two lines are no event.
+        events = wire.read_list(group) if is_list else None
+        if events is not None:
+            read.add(events, at, first)
+            continue
+        for place, text in enumerate(group, first):
+            event = wire.read_event(text)
+            if not isinstance(event, str):
+                read.add([event], at, place)
+                continue
+            bad.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
+            if len(bad) == MAX_UNREADABLE:
+                read.cut(begin)
+                return Refused(
+                    at,
+                    -1,
+                    "malformed",
+                    f"{MAX_UNREADABLE} of {len(texts)} events cannot be read, and the rest was not looked "
+                    f"at; the first, at {bad[0].index}: {bad[0].reason}",
+                )
+    refused += bad
+    return None
+
+
+def _groups(texts: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
+    """Texts that are read by one call, and the place of the first of them."""
+    first = size = 0
+    for at, text in enumerate(texts):
+        size += len(text)
+        if size > _AT_ONCE_BYTES or at + 1 - first == _SLICE:
+            yield first, texts[first : at + 1]
+            first, size = at + 1, 0
+    if first < len(texts):
+        yield first, texts[first:]
 
 
 def _is_arrow(item: tuple[int, bytes]) -> bool:
@@ -385,7 +441,7 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
             aware = value if value.tzinfo else value.replace(tzinfo=UTC)
             value = (aware - _EPOCH) // _MS
         if not 0 <= value <= _LATEST_MS or (not is_moment and _SECONDS[0] <= value < _SECONDS[1]):
-            refusals.add(number, "malformed", f"at {value} {_BAD_AT}{_hint(value)}")
+            refusals.add(number, "malformed", f"at {str(value)[:40]} {_BAD_AT}{_hint(value)}")
             value = 0
         kept.append(int(value))
     return np.array(kept, np.int64)
