@@ -372,3 +372,22 @@ async def test_a_broker_killed_at_random_loses_and_repeats_nothing(kind):
         check_order(got)
         assert len(sent) > 200
         await source.close()
+
+
+# What a sender may write
+
+
+async def test_headers_of_a_message_are_not_taken_for_words_of_nats(nats_server):
+    """The server says "Status: 404" itself where nothing comes."""
+    address = nats_server.address("status")
+    await nats_server.make("status")
+    sink = await opened(open_sink, address)
+    await sink.send([Outgoing(b"1", headers={"Status": "409", "Description": "x"}), Outgoing(b"2")])
+    source = await opened(open_source, address, {})
+    found = await collect(source, 2)
+    assert [(message.payload, message.headers) for message in found] == [
+        (b"1", {"Status": "409", "Description": "x"}),
+        (b"2", {}),
+    ]
+    await source.close()
+    await sink.close()

@@ -204,6 +204,12 @@ def test_types_may_be_left_out_where_there_is_one():
     assert decoded.changes.edges["node__to__node"].src.tolist() == [1]
 
 
+def test_times_of_a_broker_that_are_none_are_unknown():
+    """A producer may choose them: the id of a Redis entry is any 64 bits."""
+    decoded = decode(KNOW, KNOW, KNOW, KNOW, sent_ms=[2**64 - 1, -5, 7, 2**62])
+    assert decoded.changes.event_time_ms.tolist() == [0, 0, 7, 0]
+
+
 def test_ids_and_times_are_told_for_each_event():
     at = 1_700_000_000_123
     decoded = decode(

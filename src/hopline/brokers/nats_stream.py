@@ -206,7 +206,8 @@ class Pull:
 
     async def _take(self, raw: Any) -> None:
         status = (raw.headers or {}).get("Status")
-        if raw.reply.startswith("$JS.ACK.") and status is None:
+        # What the server says itself has no such reply; a message may have a header of any name.
+        if raw.reply.startswith("$JS.ACK."):
             self._left -= 1
             self.waiting.append(raw)
         elif status in ("404", "408"):  # nothing came in time

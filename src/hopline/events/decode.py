@@ -108,7 +108,8 @@ class Decoder:
         """Read payloads, each one event, a list, one a line, or an Arrow IPC stream.
 
         Args:
-            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown.
+            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown. Times after
+                9999 are unknown as well.
         """
         refusals, refused = Refusals(), list[Refused]()
         segments: list[_Segment] = []
@@ -472,7 +473,9 @@ def _joined(
     times = np.concatenate([none, *(each.times for each in segments)])
     ids = segments[0].ids if len(segments) == 1 else [each for part in segments for each in part.ids]
     if sent_ms and count:
-        times = np.where(times < 0, np.array(sent_ms, np.int64)[payload], times)
+        # A producer may choose them: the id of a Redis entry, the timestamp of a Kafka message.
+        sent = [each if 0 <= each <= _LATEST_MS else 0 for each in sent_ms]
+        times = np.where(times < 0, np.array(sent, np.int64)[payload], times)
     times = np.maximum(times, 0)
     edges = {
         key: parts.merge([each.edges[key] for each in segments if key in each.edges])
