@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hopline.brokers.base import Message
 from hopline.events import arrow_bounds
-from hopline.events.decode import MAX_UNREADABLE, Decoder
+from hopline.events.decode import Decoder
+from hopline.events.payloads import MAX_UNREADABLE
 from hopline.events.wire import MAX_EVENTS
 from hopline.jobs.stream.batch import MOST_LETTERS, read_batch
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of

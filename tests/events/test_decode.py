@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.events.decode import Decoder, originals
+from hopline.events.decode import Decoder
+from hopline.events.payloads import originals
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of

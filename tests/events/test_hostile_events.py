@@ -45,3 +45,10 @@ def test_no_body_takes_memory_that_it_did_not_bring(costs):
 def test_no_body_keeps_a_processor(costs):
     """Nor in a thread beside the loop."""
     assert worst(costs, "all_ms", 250) == []
+
+
+def test_what_declares_too_much_is_too_large(costs):
+    """413, and not the 400 of what cannot be read."""
+    said = {each["name"]: each["said"] for each in costs}
+    for name in ("2e9 nulls", "2e9 nulls in lists", "long texts", "long vectors", "rows of nothing, None"):
+        assert said[name].startswith("request_too_large: "), name

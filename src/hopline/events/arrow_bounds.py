@@ -24,6 +24,9 @@ _BYTES_A_ROW, _ROWS_ALWAYS = 4, 4_096
 #: Bytes in memory for each byte of the stream, and bytes that every stream may become. Events of 64 KiB
 #: then grow a process by less than 16 MiB, with the copies on the way to the graph.
 _GROWTH, _BYTES_ALWAYS = 32, 4 * 2**20
+#: But no more than these, or so many for each byte of a long stream: the writer reads messages of
+#: 256 MiB.
+_BYTES_EVER, _GROWTH_EVER = 128 * 2**20, 4
 #: What each message and each value costs, whatever its width: NumPy gets 8 bytes of most.
 _MESSAGE_BYTES, _VALUE_BYTES = 1024, 8
 #: Fields of a schema, nested ones included: some that the graph lacks shall be named in the refusal.
@@ -43,7 +46,7 @@ class Malformed(Exception):
 
 def most_bytes(num_bytes: int) -> int:
     """What a stream of so many bytes may become in memory."""
-    return max(_BYTES_ALWAYS, _GROWTH * num_bytes)
+    return max(_BYTES_ALWAYS, min(_GROWTH * num_bytes, max(_BYTES_EVER, _GROWTH_EVER * num_bytes)))
 
 
 def check(payload: bytes, max_columns: int, row_bytes: int) -> None:
@@ -107,9 +110,8 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
             raise TooMuch(_too_many_rows(rows, max_rows, len(payload)))
         if total > limit:
             raise TooMuch(
-                f"its columns would take more than {limit} bytes of memory, and {len(payload)} bytes were "
-                f"sent: at most {_GROWTH} times as much, or {_BYTES_ALWAYS} bytes, are read; send fewer "
-                "events at once, or uncompressed"
+                f"its columns would take more than {limit} bytes of memory, the most for a stream of "
+                f"{len(payload)} bytes; send fewer events at once, or uncompressed"
             )
         at, first = body + num_bytes, False
 

@@ -12,7 +12,7 @@ Time and memory are bounded by what is received: what a payload declares or beco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
-from hopline.events.rows import Refusals
+from hopline.events.payloads import JsonEvents, read_json
+from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
 from hopline.repeated_names import repeated_name
@@ -34,29 +35,10 @@ _MS = timedelta(milliseconds=1)
 _LATEST_MS = 253_402_300_799_999
 #: Between these, a time in ms would be of early 1970; in seconds it is of 1973 to 2286, and that is meant.
 _SECONDS = (10**8, 10**10)
-#: Events of one payload that are named as unreadable; a payload with so many is refused whole.
-MAX_UNREADABLE = 1_000
-#: Events, and bytes of JSON, that one call of compiled code makes something of. A thread that reads a large
-#: payload holds the interpreter lock for so long, about a millisecond.
-_SLICE, _AT_ONCE_BYTES = 4_096, 256 * 1024
+#: Events that one call of compiled code makes columns of: a thread that reads a large payload holds the
+#: interpreter lock for so long, about a millisecond.
+_SLICE = 4_096
 _BAD_AT = "is no time in ms since 1970"
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An event, or a whole payload, that is no change of this graph.
-
-    Attributes:
-        payload: which one.
-        index: of the event in it; -1 for all of it.
-        event_id: "" where it has none or cannot be read.
-    """
-
-    payload: int
-    index: int
-    code: str
-    reason: str
-    event_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,9 +106,9 @@ class Decoder:
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
     ) -> list[_Segment]:
-        read = _Read([], [], [])
+        read = JsonEvents([], [], [])
         for at, payload in payloads:
-            wrong = _read_payload(at, payload, read, refused)
+            wrong = read_json(at, payload, read, refused)
             if wrong is not None:
                 refused.append(wrong)
         numbers = np.arange(first, first + len(read.events), dtype=np.int64)
@@ -137,7 +119,7 @@ class Decoder:
             for begin in range(0, len(numbers), _SLICE)
         ]
 
-    def _segment(self, read: _Read, part: slice, numbers: IdArray, refusals: Refusals) -> _Segment:
+    def _segment(self, read: JsonEvents, part: slice, numbers: IdArray, refusals: Refusals) -> _Segment:
         events, numbers = read.events[part], numbers[part]
         edges, nodes = self._json_changes(events, numbers, refusals)
         return _Segment(
@@ -240,109 +222,6 @@ class Decoder:
             edges,
             nodes,
         )
-
-
-def originals(payload: bytes, places: Sequence[int]) -> list[bytes]:
-    """Events of a payload as they were sent: its JSON, or an Arrow stream of its row.
-
-    Args:
-        places: ascending, as `Refused.index`; all of them -1 for the payload itself.
-    """
-    if all(at < 0 for at in places):
-        return [payload] * len(places)
-    if payload.startswith(arrow_rows.MAGIC):
-        return arrow_rows.each_row(payload, places)
-    texts = wire.split(payload)
-    return [payload] * len(places) if isinstance(texts, str) else [texts[at] for at in places]
-
-
-def together(payload: bytes, places: Sequence[int]) -> bytes:
-    """Some events of a payload as one payload; places as for `originals`."""
-    if places[0] < 0:
-        return payload
-    if payload.startswith(arrow_rows.MAGIC):
-        return arrow_rows.some_rows(payload, places)
-    texts = originals(payload, places)
-    # Lines may be no JSON, and the texts of a list may have several lines.
-    return b"[%b]" % b",".join(texts) if wire.is_list(payload) else b"\n".join(texts)
-
-
-@dataclass(slots=True)
-class _Read:
-    """JSON events, and of each the payload that it came from, and its place there."""
-
-    events: list[Any]
-    origin: list[int]
-    index: list[int]
-
-    def add(self, events: list[Any], at: int, first: int) -> None:
-        """Events of one payload, neighbours in it."""
-        self.events += events
-        self.origin += [at] * len(events)
-        self.index += range(first, first + len(events))
-
-    def cut(self, length: int) -> None:
-        """Forget all but the first ones."""
-        for column in (self.events, self.origin, self.index):
-            del column[length:]
-
-
-def _read_payload(at: int, payload: bytes, read: _Read, refused: list[Refused]) -> Refused | None:
-    """Read the events of a JSON payload; those that cannot be read are refused.
-
-    Returns: the refusal of the payload, of which nothing is read; None as a rule.
-    """
-    if len(payload) <= _AT_ONCE_BYTES:
-        try:
-            found = wire.read_any(payload)
-        except wire.UNREADABLE:
-            pass
-        else:
-            read.add(found if type(found) is list else [found], at, 0)
-            return None
-    try:
-        texts = wire.split(payload)
-    except wire.TooMany as error:
-        return Refused(at, -1, "too_large", str(error))
-    if isinstance(texts, str):
-        return Refused(at, -1, "malformed", texts)
-    begin, bad = len(read.events), list[Refused]()
-    is_list = wire.is_list(payload)
-    for first, group in _groups(texts):
-        # Lines are read one by one: halves of events that stand on two lines are no event.
-        events = wire.read_list(group) if is_list else None
-        if events is not None:
-            read.add(events, at, first)
-            continue
-        for place, text in enumerate(group, first):
-            event = wire.read_event(text)
-            if not isinstance(event, str):
-                read.add([event], at, place)
-                continue
-            bad.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
-            if len(bad) == MAX_UNREADABLE:
-                read.cut(begin)
-                return Refused(
-                    at,
-                    -1,
-                    "malformed",
-                    f"{MAX_UNREADABLE} of {len(texts)} events cannot be read, and the rest was not looked "
-                    f"at; the first, at {bad[0].index}: {bad[0].reason}",
-                )
-    refused += bad
-    return None
-
-
-def _groups(texts: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """Texts that are read by one call, and the place of the first of them."""
-    first = size = 0
-    for at, text in enumerate(texts):
-        size += len(text)
-        if size > _AT_ONCE_BYTES or at + 1 - first == _SLICE:
-            yield first, texts[first : at + 1]
-            first, size = at + 1, 0
-    if first < len(texts):
-        yield first, texts[first:]
 
 
 def _is_arrow(item: tuple[int, bytes]) -> bool:

@@ -113,7 +113,10 @@ def vectors(
     """
     rows = None
     lists = cast(list[list[float]], values)
-    if set(map(type, values)) != {list} or set(map(len, lists)) != {dim}:
+    kinds = set(map(type, values))
+    if not dim and kinds == {type(None)}:
+        return None, None
+    if kinds != {list} or set(map(len, lists)) != {dim}:
         nothing = [0.0] * dim
         rows, lists = [], []
         for row, (number, value, must) in enumerate(zip(numbers.tolist(), values, needed, strict=True)):

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.brokers.base import Message, Position
-from hopline.events.decode import Decoded, Decoder, Refused, originals, together
+from hopline.events.decode import Decoded, Decoder
+from hopline.events.payloads import originals, together
+from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, Rejected
 from hopline.jobs.stream.dead_letters import DeadLetter
 
