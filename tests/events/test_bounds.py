@@ -124,6 +124,17 @@ def test_dictionaries_of_batches_and_messages_go_together():
     assert found == [f"u{at}" for at in range(400)]
 
 
+@pytest.mark.parametrize(("unit", "each"), [("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)])
+def test_times_come_in_any_unit_and_zone_even_one_that_is_no_text(unit, each):
+    at = pa.array([1_700_000_000 * each, None, 2**62], pa.timestamp(unit, "UTC"))
+    payload = arrow({"op": ["add_edge"] * 3, "src": [1] * 3, "dst": [2] * 3, "at": at})
+    for zone in (b"UTC", b"\xffTC"):
+        decoded = decode(payload.replace(b"UTC", zone))
+        rest = [] if unit == "ns" else [(2, "malformed")]  # 2^62 ns are of 2116
+        assert decoded.changes.event_time_ms.tolist()[:2] == [1_700_000_000_000, 0]
+        assert [(each.index, each.code) for each in decoded.refused] == rest
+
+
 @pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
 def test_as_many_rows_as_are_taken_come_through(codec):
     """Ids as they are, which a compressor makes a third of."""

@@ -217,9 +217,13 @@ class Table:
         column = self._column("at")
         if column is None:
             return None
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-        return _integers(column)
+        if not pa.types.is_timestamp(column.type):
+            return _integers(column)
+        # By hand: a time zone may be no text, and times too large for ms shall stay too large.
+        found = _integers(column.cast(pa.int64()))
+        if column.type.unit == "s":
+            return Column(np.clip(found.values, -(2**53), 2**53) * 1000, found.present)
+        return Column(found.values // {"ms": 1, "us": 10**3, "ns": 10**6}[column.type.unit], found.present)
 
     def edge_rows(self, rows: IdArray, first: int, schema: EdgeTypeSchema, refusals: Refusals) -> EdgeRows:
         """Columns of the events of one edge type.
