@@ -400,7 +400,9 @@ class QueuesConfig:
     dead_letters: str = setting(
         "", "topic of messages that are no requests, with the reason; empty: they are logged and left"
     )
-    reply_prefix: str = setting("", "reply-to headers must begin so; others are not followed")
+    reply_prefix: str = setting(
+        "", "reply-to headers must begin so, other requests are refused; empty: all with a reply-to header"
+    )
     concurrency: int = setting(64, "requests of a worker that are under way at once", minimum=1)
     retry_s: float = setting(
         30.0, "how long a request is tried again that the server cannot take now", minimum=0

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hopline.brokers import nats_stream
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError
@@ -372,3 +373,45 @@ async def test_a_broker_killed_at_random_loses_and_repeats_nothing(kind):
         check_order(got)
         assert len(sent) > 200
         await source.close()
+
+
+# What a sender may write
+
+
+async def test_headers_of_a_message_are_not_taken_for_words_of_nats(nats_server):
+    """The server says "Status: 404" itself where nothing comes."""
+    address = nats_server.address("status")
+    await nats_server.make("status")
+    sink = await opened(open_sink, address)
+    await sink.send([Outgoing(b"1", headers={"Status": "409", "Description": "x"}), Outgoing(b"2")])
+    source = await opened(open_source, address, {})
+    found = await collect(source, 2)
+    assert [(message.payload, message.headers) for message in found] == [
+        (b"1", {"Status": "409", "Description": "x"}),
+        (b"2", {}),
+    ]
+    await source.close()
+    await sink.close()
+
+
+@pytest.mark.parametrize("opening", [open_source, open_queue])
+async def test_a_request_to_nats_brings_no_more_bytes_than_it_says(nats_server, monkeypatch, opening):
+    """However many messages fit into a batch; the others come with the next one."""
+    monkeypatch.setattr(nats_stream, "_PULL_BYTES", 400_000)
+    name = f"bytes-{opening.__name__}"
+    address = nats_server.address(name)
+    await nats_server.make(name)
+    sink = await opened(open_sink, address)
+    await sink.send([Outgoing(b"%d" % at + b" " * 150_000) for at in range(12)])
+    reader = await opened(opening, address, *([{}] if opening is open_source else []))
+    most, found = 0, []
+    while len(found) < 12:
+        messages = await reader.poll(1000, 5)
+        assert messages
+        most = max(most, len(messages))
+        found += [int(message.payload) for message in messages]
+    assert found == list(range(12))
+    assert most <= 2
+    assert reader.health().ok
+    await reader.close()
+    await sink.close()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.events.decode import Decoder, original
+from hopline.events.decode import Decoder
+from hopline.events.payloads import originals
 from hopline.graph.live.codec import decode_changes, encode_changes
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from tests.events.events_of_people import PLAIN, SHOP, arrow, events_of
@@ -204,6 +205,12 @@ def test_types_may_be_left_out_where_there_is_one():
     assert decoded.changes.edges["node__to__node"].src.tolist() == [1]
 
 
+def test_times_of_a_broker_that_are_none_are_unknown():
+    """A producer may choose them: the id of a Redis entry is any 64 bits."""
+    decoded = decode(KNOW, KNOW, KNOW, KNOW, sent_ms=[2**64 - 1, -5, 7, 2**62])
+    assert decoded.changes.event_time_ms.tolist() == [0, 0, 7, 0]
+
+
 def test_ids_and_times_are_told_for_each_event():
     at = 1_700_000_000_123
     decoded = decode(
@@ -304,13 +311,13 @@ def test_a_bad_event_is_refused_by_itself_and_says_why(event, code, reason):
     assert (refused.payload, refused.code) == (1, code)
     assert reason in refused.reason
     assert lone.changes.num_events == 2
-    assert original(text, refused.index) == text
+    assert originals(text, [refused.index]) == [text]
     if isinstance(event, dict):  # in the midst of a list it is found as well
         listed = json.dumps([KNOW, {**event, "id": "x"}, KNOW]).encode()
         decoded = decode(listed)
         (refused,) = decoded.refused
         assert (refused.payload, refused.index, refused.code) == (0, 1, code)
-        assert json.loads(original(listed, 1)) == {**event, "id": "x"}
+        assert json.loads(originals(listed, [1])[0]) == {**event, "id": "x"}
         assert decoded.index.tolist() == [0, 2]
         assert refused.event_id == (
             ""
@@ -378,7 +385,7 @@ def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
     decoded = decode(payload, schema=PLAIN)
     assert codes(decoded) == [(0, 1, code)]
     assert decoded.index.tolist() == [0, 2]
-    again = pa.ipc.open_stream(original(payload, 1)).read_all().to_pylist()
+    again = pa.ipc.open_stream(originals(payload, [1])[0]).read_all().to_pylist()
     assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
 
 

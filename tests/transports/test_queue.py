@@ -110,7 +110,7 @@ async def test_requests_are_answered_as_over_http(any_broker):
             *({"model": "sage", "nodes": [value], "outputs": ["embedding"]} for value in range(50))
         )
         await desk.send({"model": "sage", "nodes": [7]}, reply_to=desk.topics["replies"], request_id="mine")
-        async with answering(desk) as service:
+        async with answering(desk, reply_prefix="replies-") as service:
             answers = await desk.read("results", 50)
             (reply,) = await desk.read("replies", 1)
         for message in answers:
@@ -226,11 +226,48 @@ async def test_no_more_requests_are_under_way_than_allowed(redis):
         assert service.most == 4
 
 
-async def test_replies_go_only_where_they_may(redis):
+@pytest.mark.parametrize(
+    ("prefix", "reply_to", "said"),
+    [
+        ("", "replies", "queues.reply_prefix is not set"),
+        ("answers-", "replies", "begin with 'answers-'"),
+        ("replies-", "replies-1 5\r\nPUB secrets 5", "is no topic"),
+        ("replies-", "replies->", "is no topic"),
+        ("replies-", "replies-" + "x" * 250, "is no topic"),
+    ],
+)
+async def test_replies_go_only_where_they_may(any_broker, prefix, reply_to, said):
+    """Without a prefix nowhere: a sender would choose among all topics that the server may write to."""
+    async with desk_at(any_broker) as desk:
+        reply_to = desk.topics.get(reply_to, reply_to)
+        await desk.send({"model": "sage", "nodes": [1]}, **{REPLY_TO: reply_to})
+        async with answering(desk, reply_prefix=prefix):
+            (answer,) = await desk.read("results", 1)
+            (dead,) = await desk.read("dead", 1)
+        assert answer.headers[ERROR] == "bad_request"
+        assert said in dead.headers[REASON]
+
+
+async def test_a_message_that_is_too_large_is_put_aside(redis):
     async with desk_at(redis) as desk:
-        await desk.send({"model": "sage", "nodes": [1]}, **{REPLY_TO: "secrets"})
-        async with answering(desk, reply_prefix="replies-"):
-            assert len(await desk.read("results", 1)) == 1
+        await desk.send({"model": "sage", "nodes": [1] * 100_000})
+        config = load_config(overrides=desk.settings() | {"server.max_body_bytes": 100_000})
+        queue = QueueServer(FakeService(config), config)
+        await queue.start()
+        (dead,) = await desk.read("dead", 1)
+        assert await queue.drain(10)
+        await queue.close()
+        assert "at most 100000 are read" in dead.headers[REASON]
+
+
+async def test_a_large_request_is_answered_and_its_long_id_is_none(redis):
+    async with desk_at(redis) as desk:
+        body = b'{"model": "sage", "nodes": [3]}' + b" " * 100_000
+        await desk.send(body, request_id="x" * 10_000)
+        async with answering(desk):
+            (answer,) = await desk.read("results", 1)
+        assert answer.headers[REQUEST_ID].startswith("redis/requests-")
+        assert ERROR not in answer.headers
 
 
 async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
@@ -241,7 +278,7 @@ async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
         await other._connection.call("SET", desk.topics["replies"], "not a stream")
         await desk.send({"model": "sage", "nodes": [1]}, reply_to=desk.topics["replies"])
         await desk.send({"model": "sage", "nodes": [2]})
-        async with answering(desk):
+        async with answering(desk, reply_prefix="replies-"):
             answers = await desk.read("results", 1)
             (dead,) = await desk.read("dead", 1)
         # What was sent together with it may be sent again.

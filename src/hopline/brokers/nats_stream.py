@@ -28,6 +28,9 @@ _CONNECT_S = 2
 _PING_S = 2
 #: How long the server keeps a pull that it has no messages for.
 _PULL_S = 5.0
+#: Bytes that one request for messages may bring; a server's longest message has 64 MiB.
+_PULL_BYTES = 96 * 2**20
+_FULL = ("Message Size Exceeds MaxBytes", "Batch Completed")
 _OPTIONS = (
     "subject",
     "durable",
@@ -195,7 +198,11 @@ class Pull:
         now = self._clock()
         if self._left <= 0 or now > self._until:
             self._left, self._until = max_messages, now + _PULL_S + 1
-            asked = {"batch": max_messages, "expires": round(_PULL_S * 1e9)}
+            asked = {
+                "batch": max_messages,
+                "max_bytes": _PULL_BYTES,
+                "expires": round(_PULL_S * 1e9),
+            }
             await self._client.publish(self._subject, json.dumps(asked).encode(), reply=self._inbox)
         self._arrived.clear()
         try:
@@ -206,14 +213,16 @@ class Pull:
 
     async def _take(self, raw: Any) -> None:
         status = (raw.headers or {}).get("Status")
-        if raw.reply.startswith("$JS.ACK.") and status is None:
+        # What the server says itself has no such reply; a message may have a header of any name.
+        if raw.reply.startswith("$JS.ACK."):
             self._left -= 1
             self.waiting.append(raw)
-        elif status in ("404", "408"):  # nothing came in time
+        elif status != "100":  # no more of what was asked for
             self._left = 0
-        elif status != "100":
-            self._left = 0
-            self.broken = (raw.headers or {}).get("Description") or "the consumer is gone"
+            told = (raw.headers or {}).get("Description") or "the consumer is gone"
+            # Nothing came in time, or all that fits into the bytes has come.
+            if status not in ("404", "408") and not told.startswith(_FULL):
+                self.broken = told
         self._arrived.set()
 
 

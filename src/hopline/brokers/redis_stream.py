@@ -29,6 +29,8 @@ from hopline.brokers.base import Message, Position
 #: Seconds that an answer may take, beyond what was asked to be waited.
 REPLY_S = 2.0
 _CONNECT_S = 2.0
+#: Fields of an entry that an error names.
+_SHOWN = 12
 #: Failures that pass, of those that Redis or its driver tell.
 PASSING = (
     RedisConnectionError,
@@ -132,7 +134,7 @@ class Entries:
         }
         problem = ""
         if payload is None:
-            there = ", ".join(sorted(_text(name) for name in fields))
+            there = ", ".join(sorted(_text(name)[:40] for name in fields)[:_SHOWN])
             problem = f"the entry has no field {_text(self._field)!r}; its fields are: {there}"
         return Message(
             payload or b"",

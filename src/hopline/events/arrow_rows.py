@@ -5,13 +5,17 @@ Needs pyarrow, which is imported when the first Arrow message comes.
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
+from hopline.events import arrow_bounds, checks
 from hopline.events.json_rows import described
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import OPS
@@ -20,6 +24,10 @@ from hopline.types import IdArray
 
 #: How every Arrow IPC stream begins; no JSON does.
 MAGIC = b"\xff\xff\xff\xff"
+#: Columns that a refusal names.
+_SHOWN = 24
+#: Values that become Python objects at once: a thread that makes more lets the event loop wait.
+_SLICE = 4096
 #: Fields of an event, and the kinds of Arrow types that they may have.
 FIELDS: dict[str, tuple[str, ...]] = {
     "op": ("string",),
@@ -37,9 +45,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def read_table(payload: bytes) -> Any:
-    """The table of an IPC stream, checked through: what it says of its own bytes holds. Or why it is none.
+def read_table(payload: bytes, graph: GraphSchema) -> Any:
+    """The table of an IPC stream, checked through: what it says of its own bytes holds.
 
+    What it declares is bounded before anything is built. Dictionaries come with int32 indices, so that
+    those of several batches and messages go together.
+
+    Returns: the table; or why there is none, as a code and a reason: `malformed`, `too_large`, or
+        `schema_changed` where its columns are not those of events of this graph.
     Raises: BadRequest: pyarrow is not installed.
     """
     try:
@@ -48,35 +61,114 @@ def read_table(payload: bytes) -> Any:
         raise BadRequest(
             "an Arrow message came; reading it needs: pip install 'hopline[parquet]'"
         ) from None
+    own = _vector_names(graph)
     try:
+        row_bytes = 4 * max((each.attr_dim for each in graph.edge_types.values()), default=0)
+        arrow_bounds.check(payload, len(FIELDS) + len(own), row_bytes)
         with pa.ipc.open_stream(payload) as reader:
+            foreign = _foreign_schema(reader.schema, graph, own)
+            if foreign:
+                return "schema_changed", foreign
             table = reader.read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        return f"not an Arrow IPC stream: {str(error)[:200]}"
+    except arrow_bounds.TooMuch as error:
+        return "too_large", f"an Arrow IPC stream that is too large: {error}"
+    except (arrow_bounds.Malformed, pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        return "malformed", f"not an Arrow IPC stream: {str(error)[:200]}"
+    text, limit = _text_bytes(table), arrow_bounds.most_bytes(len(payload))
+    if text > limit:
+        return "too_large", f"an Arrow IPC stream whose ids make {text} bytes; at most {limit} are read"
+    return _with_wide_indices(table)
+
+
+def some_rows(payload: bytes, rows: Sequence[int]) -> bytes:
+    """An IPC stream of some rows of a stream that `read_table` has read."""
+    return _stream(_chosen(payload, rows))
+
+
+def each_row(payload: bytes, rows: Sequence[int]) -> list[bytes]:
+    """As `some_rows`, a stream for each row."""
+    table = _chosen(payload, rows)
+    return [_stream(table.slice(at, 1)) for at in range(len(rows))]
+
+
+def _chosen(payload: bytes, rows: Sequence[int]) -> Any:
+    """Rows of a stream, without dictionaries: each stream would have all of them."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(payload) as reader:
+        table = _with_wide_indices(reader.read_all()).combine_chunks()
+    table = table.take(pa.array(rows, pa.int64()))
+    plain = [field.type.value_type if _is_dictionary(field.type) else field.type for field in table.schema]
+    return table.cast(pa.schema(list(zip(table.schema.names, plain, strict=True))))
+
+
+def _stream(table: Any) -> bytes:
+    import pyarrow as pa
+
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
+def _text_bytes(table: Any) -> int:
+    """Bytes of ids that stand once in a dictionary and are written for each row."""
+    import pyarrow.compute as pc
+
+    total = 0
+    for name in ("id", "src", "dst", "node"):
+        if name in table.schema.names and _is_dictionary(table.schema.field(name).type):
+            for chunk in table.column(name).chunks:
+                lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0).to_numpy()
+                indices = chunk.indices.drop_null().to_numpy()
+                total += int(lengths[indices].sum(dtype=np.int64))
+    return total
+
+
+def _with_wide_indices(table: Any) -> Any:
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if _is_dictionary(field.type) and field.type.index_type != pa.int32():
+            wide = pa.dictionary(pa.int32(), field.type.value_type)
+            chunks = [
+                pa.DictionaryArray.from_arrays(chunk.indices.cast(pa.int32()), chunk.dictionary)
+                for chunk in table.column(at).chunks
+            ]
+            table = table.set_column(at, field.name, pa.chunked_array(chunks, wide))
     return table
 
 
-def foreign_schema(table: Any, graph: GraphSchema) -> str:
-    """Why a table's columns are not those of events of this graph; "" where they are."""
-    names = table.schema.names
-    own = _vector_names(graph)
-    wrong = [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]
-    for field in table.schema:
-        kinds = FIELDS.get(field.name)
+def _foreign_schema(schema: Any, graph: GraphSchema, own: set[str]) -> str:
+    """Why columns are not those of events of this graph; "" where they are."""
+    names = Counter(schema.names)
+    wrong = [f"{name[:40]} comes twice" for name, count in names.items() if count > 1]
+    for field in schema:
+        kinds, name = FIELDS.get(field.name), field.name[:40]
         if kinds is None:
             if field.name not in own:
-                wrong.append(f"{field.name} is nothing that the graph has")
+                wrong.append(f"{name} is nothing that the graph has")
             elif _kind(field.type) not in ("float", "int"):
-                wrong.append(f"{field.name} is {field.type}, no number")
+                wrong.append(f"{name} is {_type_name(field)}, no number")
         elif _kind(field.type) not in (*kinds, "null"):
-            wrong.append(f"{field.name} is {field.type}, not {' or '.join(kinds)}")
+            wrong.append(f"{name} is {_type_name(field)}, not {' or '.join(kinds)}")
     if "op" not in names:
         wrong.append("op is missing")
     if not wrong:
         return ""
-    has = ", ".join(f"{field.name}: {field.type}" for field in table.schema)
-    return f"{'; '.join(wrong)}. The message has columns {has}; the graph takes {_wanted(graph)}"
+    has = _some([f"{field.name[:40]}: {_type_name(field)}" for field in schema], ", ")
+    return f"{_some(wrong, '; ')}. The message has columns {has}; the graph takes {_wanted(graph)}"
+
+
+def _type_name(field: Any) -> str:
+    return str(field.type)[:80]
+
+
+def _some(texts: list[str], between: str) -> str:
+    """The first of many."""
+    more = f"{between}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return between.join(texts[:_SHOWN]) + more
 
 
 class Table:
@@ -106,7 +198,7 @@ class Table:
         if not _is_dictionary(column.type):
             column = column.dictionary_encode()
         place = {word: at for at, word in enumerate(known)}
-        codes = np.array([place.get(word, -1) for word in column.dictionary.to_pylist()] + [-2], np.int32)
+        codes = np.array([place.get(word, -1) for word in _values(column.dictionary)] + [-2], np.int32)
         indices = pc.fill_null(column.indices.cast("int32"), -1).to_numpy(zero_copy_only=False)
         found: NDArray[np.int32] = codes[indices]
         return found
@@ -116,11 +208,7 @@ class Table:
         column = self._column(name)
         if column is None:
             return [""] * len(self)
-        if _is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if _kind(column.type) == "int":
-            return ["" if value is None else str(value) for value in column.to_pylist()]
-        return [value or "" for value in column.to_pylist()]
+        return ["" if value is None else str(value) for value in _values(column)]
 
     def times_ms(self) -> Column | None:
         """Event times as ms since 1970."""
@@ -129,9 +217,13 @@ class Table:
         column = self._column("at")
         if column is None:
             return None
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-        return _integers(column)
+        if not pa.types.is_timestamp(column.type):
+            return _integers(column)
+        # By hand: a time zone may be no text, and times too large for ms shall stay too large.
+        found = _integers(column.cast(pa.int64()))
+        if column.type.unit == "s":
+            return Column(np.clip(found.values, -(2**53), 2**53) * 1000, found.present)
+        return Column(found.values // {"ms": 1, "us": 10**3, "ns": 10**6}[column.type.unit], found.present)
 
     def edge_rows(self, rows: IdArray, first: int, schema: EdgeTypeSchema, refusals: Refusals) -> EdgeRows:
         """Columns of the events of one edge type.
@@ -139,19 +231,19 @@ class Table:
         Args:
             rows: of this table. first: number of the table's first event.
         """
+        what = f"edge type {schema.key!r}"
+        vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
+        vectors.lacking = checks.no_attr(what, schema.attr_dim)
+        adds = self.ops[rows] != OPS.index("remove_edge")
+        rows, attr = self._vectors(vectors, rows, first, adds, refusals)
         numbers = rows + first
-        what = f"edge type {schema.key!r}: attr"
         time = self._column("time", rows)
         weight = self._column("weight", rows)
-        remove = self.ops[rows] == OPS.index("remove_edge")
-        attr = self._vectors(
-            "attr", rows, numbers, schema.attr_dim, schema.attr_names, what, refusals, ~remove
-        )
         return EdgeRows(
             numbers,
             self._ids("src", rows),
             self._ids("dst", rows),
-            remove,
+            self.ops[rows] == OPS.index("remove_edge"),
             None if time is None else _times(time, numbers, refusals),
             None if weight is None else _floats(weight),
             attr,
@@ -161,14 +253,12 @@ class Table:
         self, rows: IdArray, first: int, name: str, schema: NodeTypeSchema, refusals: Refusals
     ) -> NodeRows:
         """Columns of the events of one node type; as `edge_rows`."""
-        numbers = rows + first
-        what = f"node type {name!r}: features"
-        about = np.ones(len(rows), np.bool_)
-        features = self._vectors(
-            "features", rows, numbers, schema.feature_dim, schema.feature_names, what, refusals, about
-        )
+        what = f"node type {name!r}"
+        vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
+        vectors.lacking = checks.no_features(what, schema.feature_dim)
+        rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
         add = self.ops[rows] == OPS.index("add_node")
-        return NodeRows(numbers, self._ids("node", rows), add, features)
+        return NodeRows(rows + first, self._ids("node", rows), add, features)
 
     def _column(self, name: str, rows: IdArray | None = None) -> Any:
         """A column as one array, None where the table has none of it."""
@@ -190,76 +280,94 @@ class Table:
         column = self._column(name, rows)
         if column is None:
             return [None] * len(rows)
-        if _is_dictionary(column.type):
-            column = column.dictionary_decode()
         if _kind(column.type) == "string" or column.null_count or str(column.type) == "uint64":
-            values: list[Any] = column.to_pylist()
-            return values
+            return _values(column)
         ints: IdArray = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return ints
 
     def _vectors(
-        self,
-        name: str,
-        rows: IdArray,
-        numbers: IdArray,
-        dim: int,
-        names: tuple[str, ...],
-        what: str,
-        refusals: Refusals,
-        about: NDArray[np.bool_],
-    ) -> Column | None:
-        """float32 [n, dim] of a list column, or of one column for each name."""
-        column = self._column(name, rows)
-        if column is not None:
-            return _listed(column, numbers, dim, names, what, refusals, about)
-        columns = [self._column(each, rows) for each in names]
-        given = [each for each, found in zip(names, columns, strict=True) if found is not None]
-        if not given:
-            return None
-        if len(given) < dim:
-            missing = [each for each in names if each not in given]
-            refusals.add_all(
-                numbers[about],
-                "bad_shape",
-                f"{what} without {', '.join(missing[:12])}; all {dim} must be given",
-            )
-            return None
-        parts = [_floats(found) for found in columns]
-        values = np.stack([part.values for part in parts], axis=1)
+        self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
+    ) -> tuple[IdArray, Column | None]:
+        """float32 [n, dim] of a list column, or of one column for each name.
+
+        Events without a right vector that need one are refused and left out before vectors are made: a
+        null would become as long as any.
+
+        Returns: the rows that are left, and their vectors: zeros where none is needed.
+        """
+        if wanted.name not in self._table.schema.names or self._column(wanted.name) is None:
+            lengths, flat = self._by_name(wanted, rows, first, needed, refusals)
+        else:
+            column = self._column(wanted.name, rows)
+            lengths, flat = _listed(column, wanted.dim)
+            for length in np.unique(lengths[(lengths >= 0) & (lengths != wanted.dim) & needed]).tolist():
+                refusals.add_all(
+                    rows[(lengths == length) & needed] + first,
+                    "schema_changed",
+                    f"{wanted.what} of {length} numbers; the graph has "
+                    f"{described(wanted.dim, wanted.names)}",
+                )
+        if not wanted.dim:
+            return rows, None
+        refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.lacking)
+        fits = lengths == wanted.dim
+        kept = fits | ~needed
+        values = np.zeros((int(kept.sum()), wanted.dim), np.float32)
+        values[fits[kept]] = flat
+        return rows[kept], Column(values)
+
+    def _by_name(
+        self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
+    ) -> tuple[IdArray, NDArray[np.float32]]:
+        """As `_listed`, of one column for each name; -2 for vectors that are refused."""
+        columns = [self._column(each, rows) for each in wanted.names]
+        missing = [name for name, column in zip(wanted.names, columns, strict=True) if column is None]
+        if missing or not columns:
+            part = len(missing) < len(columns)
+            if part:
+                refusals.add_all(
+                    rows[needed] + first,
+                    "bad_shape",
+                    f"{wanted.what} without {', '.join(missing[:12])}; all {wanted.dim} must be given",
+                )
+            return np.full(len(rows), -2 if part else -1), np.empty((0, wanted.dim), np.float32)
+        parts = [_floats(column) for column in columns]
         absent = np.stack([part.absent() for part in parts], axis=1)
-        present: NDArray[np.bool_] = ~np.asarray(absent.all(axis=1))
-        some = absent.any(axis=1) & present & about
-        refusals.add_all(numbers[some], "bad_shape", f"{what}: some are null; all {dim} must be given")
-        return Column(_float32(values), present)
+        nothing, some = absent.all(axis=1), absent.any(axis=1)
+        refusals.add_all(
+            rows[some & ~nothing & needed] + first,
+            "bad_shape",
+            f"{wanted.what}: some are null; all {wanted.dim} must be given",
+        )
+        lengths = np.where(nothing, -1, np.where(some, -2, wanted.dim))
+        return lengths, _float32(np.stack([part.values[~some] for part in parts], axis=1))
 
 
-def _listed(
-    column: Any,
-    numbers: IdArray,
-    dim: int,
-    names: tuple[str, ...],
-    what: str,
-    refusals: Refusals,
-    about: NDArray[np.bool_],
-) -> Column:
+@dataclass(slots=True)
+class _Vectors:
+    """Vectors that events of one type have.
+
+    Attributes:
+        name: of the column. lacking: code and reason for an event that needs a vector and has none.
+    """
+
+    name: str
+    dim: int
+    names: tuple[str, ...]
+    what: str
+    lacking: tuple[str, str] = ("", "")
+
+
+def _listed(column: Any, dim: int) -> tuple[IdArray, NDArray[np.float32]]:
+    """The lengths of lists, int64 [n], -1 for nulls; and float32 [m, dim] of those of length `dim`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     fits = lengths == dim
-    for row in np.flatnonzero(~fits & (lengths >= 0) & about).tolist():
-        refusals.add(
-            int(numbers[row]),
-            "schema_changed",
-            f"{what} of {lengths[row]} numbers; the graph has {described(dim, names)}",
-        )
     whole = column if fits.all() else column.filter(pa.array(fits))
-    flat = _floats(whole.flatten()).values
-    values = np.zeros((len(column), dim), np.float32)
-    values[fits] = _float32(flat).reshape(int(fits.sum()), dim)
-    present = np.asarray(lengths >= 0, np.bool_)
-    return Column(values, None if present.all() else present)
+    flat = _float32(_floats(whole.flatten()).values)
+    return lengths.astype(np.int64), flat.reshape(int(fits.sum()), dim)
 
 
 def _times(column: Any, numbers: IdArray, refusals: Refusals) -> Column:
@@ -294,6 +402,18 @@ def _floats(column: Any) -> Column:
 def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
         return values.astype(np.float32)
+
+
+def _values(column: Any) -> list[Any]:
+    """As Python objects; rows of a dictionary share theirs."""
+    if _is_dictionary(column.type):
+        words = [*_values(column.dictionary), None]
+        at = column.indices.fill_null(len(words) - 1).to_numpy().tolist()
+        return [words[each] for each in at]
+    found: list[Any] = []
+    for begin in range(0, len(column), _SLICE):
+        found += column.slice(begin, _SLICE).to_pylist()
+    return found
 
 
 def _is_dictionary(kind: Any) -> bool:

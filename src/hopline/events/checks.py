@@ -46,9 +46,7 @@ def edge_changes(
     if schema.attr_dim:
         attr = _vectors(rows.attr, len(numbers), schema.attr_dim)
         lacks = adds if rows.attr is None else adds & rows.attr.absent()
-        refusals.add_all(
-            numbers[lacks], "no_attr", f"{what}: an added edge needs attr, {schema.attr_dim} numbers"
-        )
+        refusals.add_all(numbers[lacks], *no_attr(what, schema.attr_dim))
         _finite(attr, adds, numbers, f"{what}: attr", refusals)
     return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr)
 
@@ -60,9 +58,7 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
     features = _vectors(rows.features, len(numbers), schema.feature_dim)
     if schema.feature_dim:
         lacks = np.ones(len(numbers), np.bool_) if rows.features is None else rows.features.absent()
-        refusals.add_all(
-            numbers[lacks], "bad_shape", f"{what}: no features; {schema.feature_dim} numbers are right"
-        )
+        refusals.add_all(numbers[lacks], *no_features(what, schema.feature_dim))
         _finite(features, None, numbers, f"{what}: features", refusals)
     else:
         refusals.add_all(
@@ -71,6 +67,16 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
     return NodeChanges(
         ids(rows.ids, numbers, schema.id_kind, "node", refusals), rows.add, features, numbers
     )
+
+
+def no_attr(what: str, dim: int) -> tuple[str, str]:
+    """Why an added edge without attributes is refused."""
+    return "no_attr", f"{what}: an added edge needs attr, {dim} numbers"
+
+
+def no_features(what: str, dim: int) -> tuple[str, str]:
+    """Why a node without features is refused."""
+    return "bad_shape", f"{what}: no features; {dim} numbers are right"
 
 
 def ids(
@@ -103,10 +109,10 @@ def _bad_id(value: Any, kind: IdKind, what: str) -> str:
     if value is None:
         return f"{what} is missing"
     if kind == "string":
-        return f"{what} {value!r} is an integer; ids are strings here"
+        return f"{what} {str(value)[:40]} is an integer; ids are strings here"
     if isinstance(value, str):
         return f"{what} {value[:60]!r} is a string; ids are integers here"
-    return f"{what} {value} does not fit into a signed 64-bit integer"
+    return f"{what} {str(value)[:40]} does not fit into a signed 64-bit integer"
 
 
 def _time(

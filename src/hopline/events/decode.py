@@ -4,12 +4,14 @@ One bad event never takes others with it: it is refused by itself, with a code a
 those of `hopline.graph.live.changes.Rejected`, and
 
     malformed        not JSON, not Arrow, or not an event
+    too_large        a payload of more events, or that becomes more in memory, than are read at once
     schema_changed   features, attributes, times, weights or columns that are not this graph's
+
+Time and memory are bounded by what is received: what a payload declares or becomes is counted first.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
-from hopline.events.rows import Refusals
+from hopline.events.payloads import JsonEvents, read_json
+from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
 from hopline.repeated_names import repeated_name
@@ -32,24 +35,10 @@ _MS = timedelta(milliseconds=1)
 _LATEST_MS = 253_402_300_799_999
 #: Between these, a time in ms would be of early 1970; in seconds it is of 1973 to 2286, and that is meant.
 _SECONDS = (10**8, 10**10)
+#: Events that one call of compiled code makes columns of: a thread that reads a large payload holds the
+#: interpreter lock for so long, about a millisecond.
+_SLICE = 4_096
 _BAD_AT = "is no time in ms since 1970"
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An event, or a whole payload, that is no change of this graph.
-
-    Attributes:
-        payload: which one.
-        index: of the event in it; -1 for all of it.
-        event_id: "" where it has none or cannot be read.
-    """
-
-    payload: int
-    index: int
-    code: str
-    reason: str
-    event_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +90,8 @@ class Decoder:
         """Read payloads, each one event, a list, one a line, or an Arrow IPC stream.
 
         Args:
-            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown.
+            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown. Times after
+                9999 are unknown as well.
         """
         refusals, refused = Refusals(), list[Refused]()
         segments: list[_Segment] = []
@@ -116,60 +106,30 @@ class Decoder:
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
     ) -> list[_Segment]:
-        events: list[Any] = []
-        origin: list[int] = []
-        index: list[int] = []
-        read = wire.read_any
+        read = JsonEvents([], [], [])
         for at, payload in payloads:
-            try:
-                found = read(payload)
-            except wire.UNREADABLE:
-                self._one_by_one(at, payload, events, origin, index, refused)
-                continue
-            if type(found) is list:
-                events += found
-                origin += [at] * len(found)
-                index += range(len(found))
-            else:
-                events.append(found)
-                origin.append(at)
-                index.append(0)
-        numbers = np.arange(first, first + len(events), dtype=np.int64)
-        if wire.may_repeat([payload for _, payload in payloads], events):
-            _refuse_repeated(dict(payloads), origin, index, numbers, refusals)
-        edges, nodes = self._json_changes(events, numbers, refusals)
+            wrong = read_json(at, payload, read, refused)
+            if wrong is not None:
+                refused.append(wrong)
+        numbers = np.arange(first, first + len(read.events), dtype=np.int64)
+        if wire.may_repeat([payload for _, payload in payloads], read.events):
+            _refuse_repeated(dict(payloads), read.origin, read.index, numbers, refusals)
         return [
-            _Segment(
-                _texts([event.id for event in events]),
-                _times([event.at for event in events], numbers, refusals),
-                np.array(origin, np.int64),
-                np.array(index, np.int64),
-                edges,
-                nodes,
-            )
+            self._segment(read, slice(begin, begin + _SLICE), numbers, refusals)
+            for begin in range(0, len(numbers), _SLICE)
         ]
 
-    def _one_by_one(
-        self,
-        at: int,
-        payload: bytes,
-        events: list[Any],
-        origin: list[int],
-        index: list[int],
-        refused: list[Refused],
-    ) -> None:
-        texts = wire.split(payload)
-        if isinstance(texts, str):
-            refused.append(Refused(at, -1, "malformed", texts))
-            return
-        for place, text in enumerate(texts):
-            event = wire.read_event(text)
-            if isinstance(event, str):
-                refused.append(Refused(at, place if len(texts) > 1 else -1, "malformed", event))
-                continue
-            events.append(event)
-            origin.append(at)
-            index.append(place)
+    def _segment(self, read: JsonEvents, part: slice, numbers: IdArray, refusals: Refusals) -> _Segment:
+        events, numbers = read.events[part], numbers[part]
+        edges, nodes = self._json_changes(events, numbers, refusals)
+        return _Segment(
+            _texts([event.id for event in events]),
+            _times([event.at for event in events], numbers, refusals),
+            np.array(read.origin[part], np.int64),
+            np.array(read.index[part], np.int64),
+            edges,
+            nodes,
+        )
 
     def _json_changes(
         self, events: list[Any], numbers: IdArray, refusals: Refusals
@@ -216,15 +176,11 @@ class Decoder:
                 alike.clear()
 
         for at, payload in payloads:
-            table = arrow_rows.read_table(payload)
-            if isinstance(table, str):
-                refused.append(Refused(at, -1, "malformed", table))
+            table = arrow_rows.read_table(payload, self._schema)
+            if isinstance(table, tuple):
+                refused.append(Refused(at, -1, *table))
                 continue
-            if not alike or not table.schema.equals(alike[-1][1].schema):
-                foreign = arrow_rows.foreign_schema(table, self._schema)
-                if foreign:
-                    refused.append(Refused(at, -1, "schema_changed", foreign))
-                    continue
+            if alike and not table.schema.equals(alike[-1][1].schema):
                 read_alike()
             alike.append((at, table))
         read_alike()
@@ -266,26 +222,6 @@ class Decoder:
             edges,
             nodes,
         )
-
-
-def original(payload: bytes, index: int) -> bytes:
-    """One event of a payload as it was sent: its JSON, or an Arrow stream of its row.
-
-    Args:
-        index: as in `Refused`; -1 is the payload itself.
-    """
-    if index < 0:
-        return payload
-    if payload.startswith(arrow_rows.MAGIC):
-        import pyarrow as pa
-
-        row = arrow_rows.read_table(payload).slice(index, 1)
-        out = io.BytesIO()
-        with pa.ipc.new_stream(out, row.schema) as writer:
-            writer.write_table(row)
-        return out.getvalue()
-    texts = wire.split(payload)
-    return payload if isinstance(texts, str) else texts[index]
 
 
 def _is_arrow(item: tuple[int, bytes]) -> bool:
@@ -385,7 +321,7 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
             aware = value if value.tzinfo else value.replace(tzinfo=UTC)
             value = (aware - _EPOCH) // _MS
         if not 0 <= value <= _LATEST_MS or (not is_moment and _SECONDS[0] <= value < _SECONDS[1]):
-            refusals.add(number, "malformed", f"at {value} {_BAD_AT}{_hint(value)}")
+            refusals.add(number, "malformed", f"at {str(value)[:40]} {_BAD_AT}{_hint(value)}")
             value = 0
         kept.append(int(value))
     return np.array(kept, np.int64)
@@ -416,7 +352,9 @@ def _joined(
     times = np.concatenate([none, *(each.times for each in segments)])
     ids = segments[0].ids if len(segments) == 1 else [each for part in segments for each in part.ids]
     if sent_ms and count:
-        times = np.where(times < 0, np.array(sent_ms, np.int64)[payload], times)
+        # A producer may choose them: the id of a Redis entry, the timestamp of a Kafka message.
+        sent = [each if 0 <= each <= _LATEST_MS else 0 for each in sent_ms]
+        times = np.where(times < 0, np.array(sent, np.int64)[payload], times)
     times = np.maximum(times, 0)
     edges = {
         key: parts.merge([each.edges[key] for each in segments if key in each.edges])

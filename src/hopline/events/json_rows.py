@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import AddNode, RemoveEdge, Vector, _Edge, _Node
 from hopline.graph.schema import EdgeTypeSchema, NodeTypeSchema
@@ -19,39 +20,49 @@ _INT64 = np.iinfo(np.int64)
 def edge_rows(
     events: Sequence[_Edge], numbers: IdArray, schema: EdgeTypeSchema, refusals: Refusals
 ) -> EdgeRows:
-    """Columns of events of one edge type."""
+    """Columns of events of one edge type; without those that need attributes and have no right ones."""
     what = f"edge type {schema.key!r}"
-    remove = np.fromiter([type(event) is RemoveEdge for event in events], np.bool_, len(events))
-    attrs = [event.attr for event in events]
-    if remove.any():
-        attrs = [None if gone else attr for gone, attr in zip(remove.tolist(), attrs, strict=True)]
+    attrs = [None if type(event) is RemoveEdge else event.attr for event in events]
+    needed = [type(event) is not RemoveEdge for event in events]
+    lacking = checks.no_attr(what, schema.attr_dim)
+    rows, attr = vectors(
+        attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", lacking, refusals
+    )
+    if rows is not None:
+        events, numbers = [events[row] for row in rows], numbers[rows]
     return EdgeRows(
         numbers,
         [event.src for event in events],
         [event.dst for event in events],
-        remove,
+        np.fromiter([type(event) is RemoveEdge for event in events], np.bool_, len(events)),
         int_column([event.time for event in events], numbers, "time", refusals),
         _float_column([event.weight for event in events]),
-        vectors(attrs, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", refusals),
+        attr,
     )
 
 
 def node_rows(
     events: Sequence[_Node], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
 ) -> NodeRows:
-    """Columns of events of one node type."""
+    """Columns of events of one node type; without those that have no right features."""
+    what = f"node type {name!r}"
+    rows, features = vectors(
+        [event.features for event in events],
+        [True] * len(events),
+        numbers,
+        schema.feature_dim,
+        schema.feature_names,
+        f"{what}: features",
+        checks.no_features(what, schema.feature_dim),
+        refusals,
+    )
+    if rows is not None:
+        events, numbers = [events[row] for row in rows], numbers[rows]
     return NodeRows(
         numbers,
         [event.node for event in events],
         np.fromiter([type(event) is AddNode for event in events], np.bool_, len(events)),
-        vectors(
-            [event.features for event in events],
-            numbers,
-            schema.feature_dim,
-            schema.feature_names,
-            f"node type {name!r}: features",
-            refusals,
-        ),
+        features,
     )
 
 
@@ -74,7 +85,7 @@ def int_column(
             refusals.add(
                 int(numbers[row]),
                 "malformed",
-                f"{what} {ints[row]} does not fit into a signed 64-bit integer",
+                f"{what} {str(ints[row])[:40]} does not fit into a signed 64-bit integer",
             )
         kept = [value if ok else 0 for value, ok in zip(ints, fits, strict=True)]
         return Column(np.array(kept, np.int64), present)
@@ -82,35 +93,46 @@ def int_column(
 
 def vectors(
     values: Sequence[Vector | None],
+    needed: Sequence[bool],
     numbers: IdArray,
     dim: int,
     names: tuple[str, ...],
     what: str,
+    lacking: tuple[str, str],
     refusals: Refusals,
-) -> Column | None:
+) -> tuple[list[int] | None, Column | None]:
     """float32 [n, dim] of lists, or of objects with the schema's names.
 
-    Refused are other lengths and other names: `schema_changed`, and objects that leave names out:
-    `bad_shape`.
+    Refused are other lengths and other names: `schema_changed`, objects that leave names out: `bad_shape`,
+    and events that need a vector and have none. They are left out before vectors are made: a few bytes
+    would become as long as any.
+
+    Args:
+        lacking: code and reason for events that have none.
+    Returns: the rows that are left, None for all; and their vectors, zeros where none is needed.
     """
-    present = None
-    if None in values:
-        present = np.fromiter([value is not None for value in values], np.bool_, len(values))
-        if not present.any():
-            return None
+    rows = None
     lists = cast(list[list[float]], values)
-    if present is not None or set(map(type, values)) != {list} or set(map(len, lists)) != {dim}:
+    kinds = set(map(type, values))
+    if not dim and kinds == {type(None)}:
+        return None, None
+    if kinds != {list} or set(map(len, lists)) != {dim}:
         nothing = [0.0] * dim
-        lists = []
-        for number, value in zip(numbers.tolist(), values, strict=True):
-            row = nothing if value is None else _in_order(value, dim, names, what)
-            if not isinstance(row, list):
-                refusals.add(number, *row)
-                row = nothing
-            lists.append(row)
+        rows, lists = [], []
+        for row, (number, value, must) in enumerate(zip(numbers.tolist(), values, needed, strict=True)):
+            found = nothing if value is None else _in_order(value, dim, names, what)
+            if value is None and must and dim:
+                refusals.add(number, *lacking)
+            elif isinstance(found, list):
+                rows.append(row)
+                lists.append(found)
+            else:
+                refusals.add(number, *found)
+    if not dim:
+        return rows, None
     flat = np.fromiter(chain.from_iterable(lists), np.float64, len(lists) * dim)
     with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
-        return Column(flat.astype(np.float32).reshape(len(lists), dim), present)
+        return rows, Column(flat.astype(np.float32).reshape(len(lists), dim))
 
 
 def _in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list[float] | tuple[str, str]:

@@ -30,6 +30,23 @@ class Column(NamedTuple):
         return ~self.present
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An event, or a whole payload, that is no change of this graph.
+
+    Attributes:
+        payload: which one.
+        index: of the event in it; -1 for all of it.
+        event_id: "" where it has none or cannot be read.
+    """
+
+    payload: int
+    index: int
+    code: str
+    reason: str
+    event_id: str = ""
+
+
 @dataclass(slots=True)
 class Refusals:
     """Events that cannot be changes of this graph: number -> (code, reason). The first reason stays."""

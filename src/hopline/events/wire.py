@@ -6,6 +6,7 @@ Knows how events are written; nothing of any graph.
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeAlias
@@ -57,9 +58,29 @@ OPS = ("add_edge", "remove_edge", "add_node", "set_features")
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 read_any = msgspec.json.Decoder(Event | list[Event]).decode
+_read_events = msgspec.json.Decoder(list[Event]).decode
 _read_event = msgspec.json.Decoder(Event).decode
 _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _read_raw = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+#: Events of one payload.
+MAX_EVENTS = 100_000
+
+
+class TooMany(Exception):
+    """A payload with more events than are read at once."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_EVENTS} events at once; at most {MAX_EVENTS} are taken")
+
+
+def read_list(texts: Sequence[bytes]) -> list[Event] | None:
+    """Events, all of them; None where one of them is none."""
+    try:
+        return _read_events(b"[%b]" % b",".join(texts))
+    except UNREADABLE:
+        return None
 
 
 def read_event(text: bytes) -> Event | str:
@@ -100,26 +121,65 @@ def _num_nulls(text: bytes, name: bytes) -> int:
     return text.count(b'"%b":null' % name) + text.count(b'"%b": null' % name)
 
 
+def is_list(payload: bytes) -> bool:
+    """Whether a payload is a list, of which `split` gives the items; else it may be lines."""
+    return payload.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+
 def split(payload: bytes) -> Sequence[bytes] | str:
     """The texts of a message's events; or why it cannot be taken apart. A byte order mark is left out.
 
     A list is broken as a whole where its JSON is; lines are told apart whatever stands in them.
+
+    Raises: TooMany: known before they are taken apart.
     """
     payload = payload.removeprefix(codecs.BOM_UTF8)
-    start = payload.lstrip()[:1]
     try:
-        if start == b"[":
+        if is_list(payload):
+            _count_items(payload)
             return [bytes(raw) for raw in _read_list(payload)]
         try:
             _read_raw(payload)
         except UNREADABLE:
+            if payload.count(b"\n") + payload.count(b"\r") > 2 * MAX_EVENTS:  # some may be empty
+                raise TooMany from None
             lines = [line for line in payload.splitlines() if line.strip()]
+            if len(lines) > MAX_EVENTS:
+                raise TooMany from None
             if len(lines) < 2:
                 raise
             return lines
     except UNREADABLE as error:
         return why(error, payload)
     return [payload]
+
+
+class _Item(msgspec.Struct, gc=False):
+    """Any object; counted, and not kept."""
+
+    def __post_init__(self) -> None:
+        _items.left -= 1
+        if _items.left < 0:
+            raise TooMany
+
+
+class _Items(threading.local):
+    left = 0
+
+
+_items = _Items()
+_count = msgspec.json.Decoder(list[_Item]).decode
+
+
+def _count_items(payload: bytes) -> None:
+    """Hold the length of a list against the limit, before its items are kept.
+
+    Raises: TooMany. msgspec.MsgspecError: a list that may be too long has an item that is no object.
+    """
+    if payload.count(b",") < MAX_EVENTS:
+        return
+    _items.left = MAX_EVENTS
+    _count(payload)
 
 
 def why(error: BaseException, payload: bytes) -> str:

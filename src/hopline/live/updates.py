@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hopline.errors import BadRequest, DeadlineExceeded, RequestTooLarge
+from hopline.events import arrow_rows
 from hopline.events.decode import Decoder
 from hopline.graph.live.changes import Applied
 from hopline.graph.live.view import LiveView
@@ -16,10 +20,10 @@ from hopline.live.link import WriterLink
 from hopline.live.watch import WriterWatch
 from hopline.observe.metrics import Metrics
 
-#: Events of one request, and refused ones that an answer lists.
-_MAX_EVENTS, _MAX_LISTED = 100_000, 1_000
-#: A body of this size takes a millisecond to read.
-_LARGE_BYTES = 64 * 1024
+#: Refused events that an answer lists.
+_MAX_LISTED = 1_000
+#: JSON of this size takes less than two milliseconds to read, whatever it says.
+_SMALL_BYTES = 8 * 1024
 
 
 class LiveUpdates:
@@ -73,34 +77,37 @@ class LiveUpdates:
             that were `refused` the place in the payload, the code and the reason.
         Raises:
             BadRequest: the payload holds no event at all, or cannot be read.
-            RequestTooLarge: too many at once.
+            RequestTooLarge: more events, or more memory for them, than one request may take.
             DeadlineExceeded: none was applied.
             WriterUnavailable, LogFull, LogFailed: none was applied, or (the message says so) it is not
                 known.
         """
-        if len(payload) < _LARGE_BYTES:
+        if len(payload) <= _SMALL_BYTES and not payload.startswith(arrow_rows.MAGIC):
             decoded = self._decoder.decode([payload])
         else:  # requests for scores do not wait for it
             decoded = await asyncio.to_thread(self._decoder.decode, [payload])
+        num_refused = len(decoded.refused)
         refused = [
             {"index": each.index, "id": each.event_id, "code": each.code, "reason": each.reason}
-            for each in decoded.refused
+            for each in heapq.nsmallest(_MAX_LISTED, decoded.refused, key=lambda each: each.index)
         ]
         count = decoded.changes.num_events
         if count == 0:
-            whole = [each for each in decoded.refused if each.index < 0]
-            if whole:
-                raise BadRequest(f"the events cannot be read: {whole[0].reason}")
+            if num_refused == 1 and decoded.refused[0].index < 0:
+                whole = decoded.refused[0]
+                if whole.code == "too_large":
+                    raise RequestTooLarge(whole.reason)
+                raise BadRequest(f"the events cannot be read: {whole.reason}")
             if not refused:
                 raise BadRequest("the body holds no event")
-            return self._told(Applied(self._graph.memory.version, 0), [], refused)
-        if count > _MAX_EVENTS:
-            raise RequestTooLarge(f"{count} events in one request; at most {_MAX_EVENTS} are taken")
+            return self._told(Applied(self._graph.memory.version, 0), [], refused, num_refused)
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
         (applied,) = await self._link.apply([decoded.changes], timeout_s=left_s)
         places = decoded.index
+        rejected = applied.rejected
+        num_refused += len(rejected)
         refused += [
             {
                 "index": int(places[each.order]),
@@ -108,9 +115,10 @@ class LiveUpdates:
                 "code": each.code,
                 "reason": each.reason,
             }
-            for each in applied.rejected
+            for each in heapq.nsmallest(_MAX_LISTED, rejected, key=lambda each: each.order)
         ]
-        return self._told(applied, [int(places[order]) for order in applied.duplicates], refused)
+        duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
+        return self._told(applied, duplicates, refused, num_refused)
 
     def describe(self) -> dict[str, Any]:
         """What there is now: version, counts, age."""
@@ -125,11 +133,15 @@ class LiveUpdates:
             }
 
     def _told(
-        self, applied: Applied, duplicates: Sequence[int], refused: list[dict[str, Any]]
+        self,
+        applied: Applied,
+        duplicates: Sequence[int],
+        refused: list[dict[str, Any]],
+        num_refused: int,
     ) -> dict[str, Any]:
         self._count["applied"].inc(applied.num_applied)
         self._count["duplicate"].inc(len(duplicates))
-        self._count["refused"].inc(len(refused))
+        self._count["refused"].inc(num_refused)
         lineage = self._graph.memory.plan.lineage
         answer: dict[str, Any] = {
             "sequence": applied.sequence,
@@ -138,8 +150,8 @@ class LiveUpdates:
             "duplicates": duplicates,
             "refused": sorted(refused, key=_place)[:_MAX_LISTED],
         }
-        if len(refused) > _MAX_LISTED:
-            answer["num_refused"] = len(refused)
+        if num_refused > _MAX_LISTED:
+            answer["num_refused"] = num_refused
         return answer
 
     def _age_ms(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from typing import NamedTuple
 
@@ -40,6 +41,10 @@ _SETTING = "queues.requests"
 _POLL_S = 0.5
 #: How often the lag is asked for.
 _LOOK_S = 5.0
+#: A message of this size is read within a millisecond.
+_SMALL_BYTES = 64 * 1024
+#: Kafka's longest; of NATS, blanks would begin another argument of its protocol.
+_TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*>]{1,249}")
 _PASSING = (Overloaded, ModelNotReady, FeatureStoreUnavailable, Unavailable)
 
 
@@ -63,6 +68,7 @@ class QueueServer:
     def __init__(self, service: ScoringService, config: Config) -> None:
         self._service = service
         self._settings = config.queues
+        self._max_bytes = config.server.max_body_bytes
         self._queue = open_queue(config.queues.requests, _SETTING)
         self._sink = open_sink(config.queues.requests, _SETTING)
         self._running: set[asyncio.Task[None]] = set()
@@ -158,12 +164,16 @@ class QueueServer:
     async def _handle(self, message: Message) -> None:
         """From a message to what is to be written."""
         settings = self._settings
-        topic = self._answer_topic(message)
+        topic = settings.results
         try:
+            topic = self._answer_topic(message)
             limit = settings.max_deliveries
             if limit and message.num_deliveries > limit:
                 raise BadRequest(f"it was delivered {message.num_deliveries} times and never settled")
-            request = queue_message.request_of(message)
+            if len(message.payload) <= _SMALL_BYTES:
+                request = queue_message.request_of(message, self._max_bytes)
+            else:  # other requests do not wait for it
+                request = await asyncio.to_thread(queue_message.request_of, message, self._max_bytes)
         except BadRequest as error:
             self._put_aside(message, error, topic)
             return
@@ -196,11 +206,29 @@ class QueueServer:
         self._finish(message, answer, "ok")
 
     def _answer_topic(self, message: Message) -> str:
-        """Where the answer goes; "" for nowhere."""
-        wanted = message.reply_to
-        if wanted and wanted.startswith(self._settings.reply_prefix):
-            return wanted
-        return self._settings.results
+        """Where the answer goes; "" for nowhere.
+
+        Raises: BadRequest: the message names a topic that it may not: whoever may send requests could
+            else have the server write to every topic that the server may write to.
+        """
+        wanted, prefix = message.reply_to, self._settings.reply_prefix
+        if not wanted:
+            return self._settings.results
+        if not prefix:
+            raise BadRequest(
+                f"reply-to {wanted[:100]!r} is not followed: queues.reply_prefix is not set; set it to "
+                "what topics of replies begin with, or send the request without reply-to"
+            )
+        if not wanted.startswith(prefix):
+            raise BadRequest(
+                f"reply-to {wanted[:100]!r} is not followed: topics of replies begin with {prefix!r} "
+                "(queues.reply_prefix)"
+            )
+        if not _TOPIC.fullmatch(wanted):
+            raise BadRequest(
+                f"reply-to {wanted[:100]!r} is no topic: up to 249 characters, without blanks, * and >"
+            )
+        return wanted
 
     def _refuse(self, message: Message, error: HoplineError, topic: str) -> None:
         self._finish(message, [queue_message.refusal(message, topic, error)] if topic else [], error.code)

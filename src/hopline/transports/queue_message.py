@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from hopline.brokers.base import Message, Outgoing
-from hopline.errors import BadRequest, HoplineError
+from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.transports.http_errors import encode_json, error_details
 from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
@@ -31,6 +31,7 @@ ERROR = "hopline-error"
 REASON = "hopline-reason"
 ORIGIN = "hopline-origin"
 _LONGEST_REASON = 1000
+_LONGEST_ID = 256
 
 
 class QueuedBody(ScoreBody, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -42,13 +43,18 @@ class QueuedBody(ScoreBody, kw_only=True, forbid_unknown_fields=True, gc=False):
 _decode = msgspec.json.Decoder(QueuedBody).decode
 
 
-def request_of(message: Message) -> ScoreRequest:
+def request_of(message: Message, max_bytes: int) -> ScoreRequest:
     """The request in a message; its time limit runs from now.
 
-    Raises: BadRequest: there is none, and why.
+    Raises: BadRequest: there is none, and why. RequestTooLarge: it has more than `max_bytes`.
     """
     if message.problem:
         raise BadRequest(message.problem)
+    if len(message.payload) > max_bytes:
+        raise RequestTooLarge(
+            f"a message of {len(message.payload)} bytes; at most {max_bytes} are read "
+            "(server.max_body_bytes)"
+        )
     body = decode_body(
         message.payload, _decode, QueuedBody, "the message", '{"model": "risk", "nodes": [42]}'
     )
@@ -62,8 +68,12 @@ def request_of(message: Message) -> ScoreRequest:
 
 
 def request_id(message: Message) -> str:
-    """The sender's, or the message's own place, which is the same however often it comes."""
-    return message.headers.get(REQUEST_ID) or f"{message.partition}@{message.position}"
+    """The sender's, or the message's own place, which is the same however often it comes.
+
+    One that is too long is none: it would stand in each line of the log and of the prediction log.
+    """
+    own = message.headers.get(REQUEST_ID, "")
+    return own if 0 < len(own) <= _LONGEST_ID else f"{message.partition}@{message.position}"
 
 
 def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreResult) -> Outgoing:

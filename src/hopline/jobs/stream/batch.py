@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.brokers.base import Message, Position
-from hopline.events.decode import Decoded, Decoder, Refused, original
+from hopline.events.decode import Decoded, Decoder
+from hopline.events.payloads import originals, together
+from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, Rejected
 from hopline.jobs.stream.dead_letters import DeadLetter
+
+#: Dead letters of one message: a few bytes of Arrow hold an event, and its dead letter takes a kilobyte.
+MOST_LETTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,21 +49,39 @@ class Batch:
             payload, index = int(self.payload[each.order]), int(self.index[each.order])
             found.append(Refused(payload, index, each.code, each.reason, ids[each.order]))
         found.sort(key=lambda each: (each.payload, each.index))
-        return [self._letter(each) for each in found]
+        return [
+            letter for at, group in groupby(found, _payload_of) for letter in self._letters(at, list(group))
+        ]
 
-    def _letter(self, refused: Refused) -> DeadLetter:
-        message = self.messages[refused.payload]
-        return DeadLetter(
-            original(message.payload, refused.index),
-            refused.code,
-            refused.reason,
-            message.partition,
-            str(message.position),
-            refused.index,
-            refused.event_id,
-            message.key,
-            message.timestamp_ms,
-        )
+    def _letters(self, at: int, refused: list[Refused]) -> list[DeadLetter]:
+        """Of one message: one for each event, and one for all beyond the first `MOST_LETTERS`."""
+        message = self.messages[at]
+        first, rest = refused[:MOST_LETTERS], refused[MOST_LETTERS:]
+        payloads = originals(message.payload, [each.index for each in first])
+        letters = [_letter(message, payload, each) for payload, each in zip(payloads, first, strict=True)]
+        if rest:
+            payload = together(message.payload, [each.index for each in rest])
+            reason = f"{len(rest)} further events; the first: {rest[0].reason}"
+            letters.append(_letter(message, payload, replace(rest[0], reason=reason, event_id="")))
+        return letters
+
+
+def _payload_of(refused: Refused) -> int:
+    return refused.payload
+
+
+def _letter(message: Message, payload: bytes, refused: Refused) -> DeadLetter:
+    return DeadLetter(
+        payload,
+        refused.code,
+        refused.reason,
+        message.partition,
+        str(message.position),
+        refused.index,
+        refused.event_id,
+        message.key,
+        message.timestamp_ms,
+    )
 
 
 def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
