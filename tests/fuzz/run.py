@@ -84,7 +84,7 @@ def fuzz(harness: str, budget: Budget, *, keep: bool = False) -> Found:
             harness,
             int(runs[1]) if runs else 0,
             int(edges[-1]) if edges else 0,
-            _failure(done.stdout + done.stderr) if done.returncode else "",
+            _failure(done.stdout, done.stderr) if done.returncode else "",
             failed[0].read_bytes() if failed else None,
         )
 
@@ -107,11 +107,10 @@ def _child(harness: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _failure(output: str) -> str:
-    """The traceback, or the end of what a process said that ended without one."""
-    _, found, text = output.partition("=== Uncaught Python exception: ===")
-    text = text.partition("==")[0] if found else output
-    return text.strip()[-6000:]
+def _failure(stdout: str, stderr: str) -> str:
+    """The exception, or the end of what a process said that ended without one."""
+    _, _, text = stdout.partition("=== Uncaught Python exception: ===")
+    return text.strip()[-4000:] or stderr.strip()[-1000:]
 
 
 def main() -> int:
@@ -119,9 +118,7 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="tests.fuzz.run", description=__doc__, formatter_class=raw)
     parser.add_argument("harness", nargs="*", help="default: all")
-    parser.add_argument(
-        "--seconds", type=int, default=0, help="of each; default 30, unless --runs is given"
-    )
+    parser.add_argument("--seconds", type=int, default=0, help="of each; 30 unless --runs is given")
     parser.add_argument("--runs", type=int, default=0, help="inputs of each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="add what reaches new code to the corpus")

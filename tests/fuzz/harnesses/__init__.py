@@ -21,6 +21,7 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "json_events": ("hopline.events", "hopline.repeated_names"),
     "broker_messages": ("hopline.transports",),
     "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.entry"),
+    "client_answers": ("hopline.client",),
     "state_files": ("hopline.graph.live.manifest", "hopline.rollout.state", "hopline.mesh.state.segment"),
     "process_wires": ("hopline.rollout.process_wire", "hopline.live.wire", "hopline.prefetch.wire"),
 }

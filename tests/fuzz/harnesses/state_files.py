@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hopline.errors import ConfigError, LogDamaged, StateDamaged
+from hopline.artifact import read_artifact
+from hopline.errors import ArtifactError, BatchError, ConfigError, GraphError, LogDamaged, StateDamaged
+from hopline.graph import storage
 from hopline.graph.live import manifest
+from hopline.jobs.batch.journal import read_manifest
 from hopline.mesh.state.segment import MAGIC, read_segment
 from hopline.rollout.state import LifecycleState, StateFile
 
@@ -36,11 +39,18 @@ def _history(body: bytes) -> bytes:
     return bytes(found)
 
 
+def _plain(body: bytes) -> bytes:
+    return body
+
+
 _FILES: tuple[tuple[str, Callable[[bytes], bytes], Callable[[], Any], type[Exception]], ...] = (
     ("live.json", _blake2b, lambda: manifest.read_manifest(_path), LogDamaged),
     ("positions.json", _blake2b, lambda: manifest.read_positions(_path), LogDamaged),
     ("lifecycle.json", _sha256, lambda: StateFile(_path).read(), ConfigError),
     ("history", _history, lambda: list(read_segment(_path / "history")), StateDamaged),
+    ("model.json", _plain, lambda: read_artifact(_path, verify=False), ArtifactError),
+    ("graph.json", _plain, lambda: storage.read(_path), GraphError),
+    ("manifest.json", _plain, lambda: read_manifest(_path), BatchError),
 )
 
 
