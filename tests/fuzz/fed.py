@@ -132,11 +132,13 @@ def check_text(text: str | bytes) -> None:
     assert len(text) <= MAX_TEXT, f"{len(text)} characters repeat what was sent: {text[:200]!r}"
 
 
-def answered(path: bytes, body: bytes, headers: dict[bytes, bytes] | None = None) -> Response:
-    """What HTTP's application answers to a POST; it is no failure of the server."""
+def answered(
+    path: bytes, body: bytes, headers: dict[bytes, bytes] | None = None, method: bytes = b"POST"
+) -> Response:
+    """What HTTP's application answers; it is no failure of the server."""
 
     async def ask() -> Response:
-        answer = HTTP_APP(Request(b"POST", path, dict(headers or {}), body))
+        answer = HTTP_APP(Request(method, path, dict(headers or {}), body))
         if isinstance(answer, Pending):
             while answer.response is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)

@@ -159,7 +159,10 @@ def read_result(content: bytes) -> ScoreResult:
     if answer.missing is not None:
         first = next(iter(answer.outputs.values()), [])
         gone = [row is None for row in first]
-    outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
+    try:
+        outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise errors.HoplineError(f"the server's answer has outputs that are no arrays: {error}") from None
     missing = np.array(gone) if answer.missing is not None else None
     return ScoreResult(
         answer.model,

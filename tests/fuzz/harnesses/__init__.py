@@ -12,6 +12,7 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "http1": ("hopline.transports",),
     "http2": ("hopline.transports",),
     "http2_head": ("hopline.transports.http2_head", "hpack"),
+    "routes": ("hopline.transports",),
     "score_json": ("hopline.transports", "hopline.repeated_names"),
     "oip_json": ("hopline.transports", "hopline.repeated_names"),
     "tensors": ("hopline.transports",),
@@ -22,6 +23,11 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "broker_messages": ("hopline.transports",),
     "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.entry"),
     "client_answers": ("hopline.client",),
-    "state_files": ("hopline.graph.live.manifest", "hopline.rollout.state", "hopline.mesh.state.segment"),
-    "process_wires": ("hopline.rollout.process_wire", "hopline.live.wire", "hopline.prefetch.wire"),
+    "state_files": (
+        *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline.mesh.state.segment"),
+        *("hopline.artifact", "hopline.jobs.batch.journal"),
+    ),
+    "lifecycle_state": ("hopline.rollout.state",),
+    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire"),
+    "model_wire": ("hopline.rollout.process_wire",),
 }

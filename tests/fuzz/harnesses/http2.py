@@ -34,8 +34,11 @@ def check(data: bytes) -> None:
         sent = PREFACE + frame(SETTINGS, 0, 0) + sent
     whole, split = (runner.run(_feed(parts)) for parts in ([sent], pieces(sent, seed)))
     assert_no_failure()
-    assert _by_stream(whole) == _by_stream(split), "pieces are read otherwise"
     check_statuses(whole)
+    found, again = _by_stream(whole), _by_stream(split)
+    if any(kind == GOAWAY and any(payload[4:8]) for kind, _, payload in found.get(0, ())):
+        found, again = {0: found[0]}, {0: again[0]}  # what came in the same read is given up with it
+    assert found == again, "pieces are read otherwise"
 
 
 def check_statuses(written: bytes) -> None:

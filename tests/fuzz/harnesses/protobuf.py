@@ -38,10 +38,12 @@ def check(data: bytes) -> None:
     http2.check(b"\x01\x01" + sent)
     try:
         outer = message(OUTER).FromString(body)
-        tensors = RequestReader().tensors(outer)
+        reader = RequestReader()
+        tensors, outputs = reader.tensors(outer), reader.outputs(outer)
     except (DecodeError, HoplineError):
         return
     full = message(_FULL).FromString(body)
+    assert outputs == [item.name for item in full.outputs]
     assert len(full.inputs) == len(tensors)
     for item, tensor in zip(full.inputs, tensors, strict=True):
         found = (tensor.name, tensor.datatype, list(tensor.shape))
