@@ -7,9 +7,10 @@ asks `/healthz` again and again: "blocked" is the longest that it waited. Memory
 the server's processes: its peak, and what stays a second after the attack's connections were closed.
 
 No case may block others for more than its bar, or grow memory by more than the budget, which is
-`server.max_body_bytes` + 64 MiB; statuses are refusals. A case that blocks for a moment too long is
-measured again, up to three times, and its smallest figure counts: other programs disturb this one, a fault
-does not go away. With --quick each case is measured once.
+`server.max_body_bytes` + 64 MiB; statuses are refusals. "cpu" is the server's processor time in the longest
+wait: a wait beyond the bar in which the server had less than that is reported as disturbed by other
+programs, or by a disk, and is no failure. A case that blocks for a moment too long is measured again, up to
+three times, and its smallest figure counts. With --quick each case is measured once.
 
 Prints a table; the last line is one JSON object. Exit status 1: some case does not hold.
 """
@@ -39,7 +40,7 @@ MIB = 1 << 20
 BUDGET_MB = 64 + 64
 #: A server whose memory has grown by less than this is attacked again.
 _REUSED_BELOW_MB = 16
-#: Beyond this a block is no disturbance, and is not measured again, in ms.
+#: A block in which the server worked for longer is not measured again, in ms.
 _CLEAR_MS = 500.0
 _MOST_ROUNDS = 3
 
@@ -105,7 +106,7 @@ def run(case: Case, servers: Servers, rounds: int) -> Measured:
             servers.drop()
         if best is None or found.blocked_ms < best.blocked_ms:
             best = found
-        if not case.bar_ms < best.blocked_ms < _CLEAR_MS:
+        if best.blocked_ms <= case.bar_ms or best.cpu_ms > _CLEAR_MS:
             break
     assert best is not None
     return best
@@ -114,7 +115,7 @@ def run(case: Case, servers: Servers, rounds: int) -> Measured:
 def verdict(case: Case, found: Measured) -> list[str]:
     """What does not hold; empty where all does."""
     wrong = []
-    if found.blocked_ms > case.bar_ms:
+    if min(found.blocked_ms, found.cpu_ms) > case.bar_ms:
         wrong.append("blocks")
     if max(found.peak_bytes, found.stays_bytes) > BUDGET_MB * MIB:
         wrong.append("grows")
@@ -131,12 +132,25 @@ def figures(case: Case, found: Measured) -> dict[str, Any]:
     """A case as the JSON line has it."""
     return {
         "blocked_ms": round(found.blocked_ms, 1),
+        "cpu_ms": round(found.cpu_ms, 1),
         "bar_ms": case.bar_ms,
         "rss_growth_mb": round(found.peak_bytes / MIB, 1),
         "rss_stays_mb": round(found.stays_bytes / MIB, 1),
         "status": dict(sorted(found.status.items())),
         "wrong": verdict(case, found),
     }
+
+
+def line(case: Case, found: Measured) -> str:
+    """A case as the table has it."""
+    row = figures(case, found)
+    told = f"{case.name:<28}{row['blocked_ms']:>11.1f}{row['cpu_ms']:>9.1f}{case.bar_ms:>5.0f}"
+    told += f"{row['rss_growth_mb']:>9.1f}{row['rss_stays_mb']:>9.1f}  {_told(found.status)}"
+    if row["wrong"]:
+        told += f"  ✗ {', '.join(row['wrong'])}"
+    elif found.blocked_ms > case.bar_ms:
+        told += "  (disturbed)"
+    return told
 
 
 def main() -> int:
@@ -153,7 +167,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     at_start = machine()
     results: dict[str, Any] = {}
-    head = f"{'case':<28}{'blocked ms':>11}{'bar':>5}{'peak MB':>9}{'stays MB':>9}  statuses"
+    head = f"{'case':<28}{'blocked ms':>11}{'cpu ms':>9}{'bar':>5}{'peak MB':>9}{'stays MB':>9}  statuses"
     print(f"{head}\n{'-' * len(head)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hopline-abuse-") as name:
         subprocess.run([args.python, str(Path(built.__file__)), name], check=True)
@@ -164,14 +178,11 @@ def main() -> int:
                 (case for case in CASES if case.name in wanted), key=lambda case: repr(case.setup)
             ):
                 found = run(case, servers, 1 if args.quick else _MOST_ROUNDS)
-                results[case.name] = row = figures(case, found)
-                told = f"{row['blocked_ms']:>11.1f}{case.bar_ms:>5.0f}{row['rss_growth_mb']:>9.1f}"
-                told += f"{row['rss_stays_mb']:>9.1f}  {_told(found.status)}"
-                print(
-                    f"{case.name:<28}{told}" + (f"  ✗ {', '.join(row['wrong'])}" if row["wrong"] else ""),
-                    flush=True,
-                )
-    worst = {key: max(row[key] for row in results.values()) for key in ("blocked_ms", "rss_growth_mb")}
+                results[case.name] = figures(case, found)
+                print(line(case, found), flush=True)
+    worst = {
+        key: max(row[key] for row in results.values()) for key in ("blocked_ms", "cpu_ms", "rss_growth_mb")
+    }
     failed = sorted(name for name, row in results.items() if row["wrong"])
     config = {"quick": args.quick, "budget_mb": BUDGET_MB}
     ran = {"failed": failed, "config": config, "machine": at_start, "commit": commit()}

@@ -1,4 +1,4 @@
-"""Another client of the attacked server: how long its `/healthz` waits, and how the server's memory grows.
+"""Another client of the attacked server: how long its `/healthz` waits, and how memory grows.
 
     python probe.py PORT PID [PID…]
 
@@ -47,27 +47,41 @@ def peak_bytes(pid: int) -> int:
     return int(text.partition("VmHWM:")[2].split()[0]) * 1024
 
 
+def cpu_s(pids: list[int]) -> float:
+    """Processor time of all threads of these processes, in seconds."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    total += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+    return total / 1e9
+
+
 def main(port: int, pids: list[int]) -> dict[str, float]:
     """Ask until standard input ends."""
     before = sum(map(rss_bytes, pids))
     for pid in pids:
         forget_peak(pid)
-    longest_s, count, answers = 0.0, 0, True
+    longest_s, longest_cpu_s, count, answers = 0.0, 0.0, 0, True
     with socket.create_connection(("127.0.0.1", port), GIVE_UP_S) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print("ready", flush=True)
         while answers and not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
-            began = time.perf_counter()
+            before_cpu_s, began = cpu_s(pids), time.perf_counter()
             try:
                 client.sendall(_REQUEST)
                 answers = client.recv(4096).startswith(b"HTTP/1.1 200")
             except OSError:
                 answers = False
-            longest_s = max(longest_s, time.perf_counter() - began)
+            waited_s = time.perf_counter() - began
+            if waited_s > longest_s:
+                longest_s, longest_cpu_s = waited_s, cpu_s(pids) - before_cpu_s
             count += 1
     sys.stdin.read()  # until the attack is over, also where the server has gone
     return {
         "blocked_ms": longest_s * 1e3,
+        "cpu_ms": longest_cpu_s * 1e3,
         "peak_bytes": max(0, sum(map(peak_bytes, pids)) - before),
         "before_bytes": before,
         "asked": count,

@@ -84,6 +84,8 @@ class Measured:
 
     Attributes:
         blocked_ms: the longest that `/healthz` waited on another connection.
+        cpu_ms: processor time of the server meanwhile: where it is much shorter than the wait, other
+            programs had the processors.
         peak_bytes: growth of resident memory at its highest, all processes of the server together.
         stays_bytes: the same a second after the attack's connections were closed.
         survived: whether the server still answers.
@@ -91,6 +93,7 @@ class Measured:
     """
 
     blocked_ms: float
+    cpu_ms: float
     peak_bytes: int
     stays_bytes: int
     survived: bool
@@ -180,4 +183,6 @@ def measure(target: Target, attack: Callable[[], Mapping[str, int]]) -> Measured
     time.sleep(_SETTLE_S)
     stays = sum(map(probe.rss_bytes, pids)) - int(found["before_bytes"])
     alive = bool(found["answers"]) and target.is_alive
-    return Measured(found["blocked_ms"], int(found["peak_bytes"]), max(0, stays), alive, status)
+    return Measured(
+        found["blocked_ms"], found["cpu_ms"], int(found["peak_bytes"]), max(0, stays), alive, status
+    )

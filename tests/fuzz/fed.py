@@ -7,6 +7,8 @@ import logging
 import random
 from typing import Any
 
+import msgspec
+
 from hopline.config import Config, load_config
 from hopline.errors import HoplineError
 from hopline.testing.service import FakeService
@@ -14,6 +16,7 @@ from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_errors import http_status
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.types import ScoreRequest, ScoreResult
 
 #: Models of the fake service that fail or wait on purpose.
 _ON_PURPOSE = ("slow", "broken", "busy", "loading")
@@ -106,18 +109,23 @@ def assert_no_failure() -> None:
         raise AssertionError(found[0].getMessage()) from found[0].exc_info[1]
 
 
-def _service(config: Config) -> FakeService:
-    """A fake service whose models all answer at once."""
-    made = FakeService(config)
-    for name in _ON_PURPOSE:
-        del made._models[name]
-    runner.run(made.start())
-    return made
+class SteadyService(FakeService):
+    """A fake service whose models answer at once, and whose answers do not depend on the clock."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        for name in _ON_PURPOSE:
+            del self._models[name]
+
+    def _checked_answer(self, request: ScoreRequest) -> ScoreResult:
+        result = super()._checked_answer(msgspec.structs.replace(request, deadline=None))
+        return msgspec.structs.replace(result, graph_through_ms=0)
 
 
 #: Limits as those of a server, a small body aside; and the applications of both transports.
 CONFIG = load_config(overrides={"server.max_body_bytes": MAX_BODY_BYTES})
-SERVICE = _service(CONFIG)
+SERVICE = SteadyService(CONFIG)
+runner.run(SERVICE.start())
 HTTP_APP, GRPC_APP = HttpApp(SERVICE, CONFIG), GrpcApp(SERVICE)
 
 
