@@ -141,6 +141,13 @@ def figures(case: Case, found: Measured) -> dict[str, Any]:
     }
 
 
+def commit_of(python: str) -> str:
+    """The commit of the Hopline that an interpreter imports, as `machine.commit` has it."""
+    code = "import hopline; print(hopline.__file__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return commit(Path(done.stdout.strip()).parent)
+
+
 def line(case: Case, found: Measured) -> str:
     """A case as the table has it."""
     row = figures(case, found)
@@ -172,7 +179,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hopline-abuse-") as name:
         subprocess.run([args.python, str(Path(built.__file__)), name], check=True)
         servers = Servers(args.python, Path(name))
-        with contextlib.closing(contextlib.ExitStack()) as stack:
+        with contextlib.ExitStack() as stack:
             stack.callback(servers.drop)
             for case in sorted(
                 (case for case in CASES if case.name in wanted), key=lambda case: repr(case.setup)
@@ -185,7 +192,7 @@ def main() -> int:
     }
     failed = sorted(name for name, row in results.items() if row["wrong"])
     config = {"quick": args.quick, "budget_mb": BUDGET_MB}
-    ran = {"failed": failed, "config": config, "machine": at_start, "commit": commit()}
+    ran = {"failed": failed, "config": config, "machine": at_start, "commit": commit_of(args.python)}
     print(json.dumps({**results, "worst": worst, **ran}))
     return 1 if failed else 0
 
