@@ -42,7 +42,9 @@ def main(name: str, arguments: list[str]) -> None:
     with atheris.instrument_imports(include=list(HARNESSES[name])):
         harness = importlib.import_module(f"tests.fuzz.harnesses.{name}")
     gc.freeze()  # what was imported is not looked at again
-    atheris.Setup([name, *arguments], bounded(harness.check))
+    # libFuzzer runs itself again by this command where it merges corpora.
+    command = f"{sys.executable} -m tests.fuzz.child {name}"
+    atheris.Setup([command, *arguments], bounded(harness.check))
     atheris.Fuzz()
 
 

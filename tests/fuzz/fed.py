@@ -136,8 +136,10 @@ def check_refusal(error: HoplineError) -> None:
 
 
 def check_text(text: str | bytes) -> None:
-    """A text for clients is short, whatever they sent."""
-    assert len(text) <= MAX_TEXT, f"{len(text)} characters repeat what was sent: {text[:200]!r}"
+    """A text for clients is short, whatever they sent, and tells no address of the server's memory."""
+    shown = text if isinstance(text, str) else text.decode(errors="replace")
+    assert len(shown) <= MAX_TEXT, f"{len(shown)} characters repeat what was sent: {shown[:200]!r}"
+    assert "at 0x" not in shown, shown
 
 
 def answered(

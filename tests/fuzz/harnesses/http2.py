@@ -18,7 +18,7 @@ from hopline.transports.http2_frames import (
     ErrorCode,
     frame,
 )
-from tests.fuzz.fed import GRPC_APP, Transport, assert_no_failure, pieces, runner
+from tests.fuzz.fed import GRPC_APP, Transport, assert_no_failure, check_text, pieces, runner
 from tests.transports.grpc_rig import endpoint_of
 
 #: Failures of the server; what is compressed against the call's head is INTERNAL by gRPC's own rule.
@@ -51,6 +51,7 @@ def check_statuses(written: bytes) -> None:
                 text = unquote(head.get(b"grpc-message", b"").decode())
                 assert text.startswith("a message is compressed"), text
         elif kind == GOAWAY:
+            check_text(payload[8:])
             assert int.from_bytes(payload[4:8], "big") != ErrorCode.INTERNAL_ERROR, payload
 
 

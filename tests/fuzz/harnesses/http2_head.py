@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpack import Decoder, HPACKError
 
 from hopline.transports.http2_head import MAX_HEAD_BYTES, HeadError, HeadReader
+from tests.fuzz.fed import check_text
 
 
 def check(data: bytes) -> None:
@@ -16,7 +17,8 @@ def check(data: bytes) -> None:
         at += 1 + data[at]
         try:
             head = reader.read(block)
-        except HeadError:
+        except HeadError as error:
+            check_text(str(error))
             return  # after which the connection ends
         try:
             expected = dict(plain.decode(block, raw=True))
