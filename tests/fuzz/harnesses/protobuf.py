@@ -21,9 +21,9 @@ _METHODS = (
     b"/inference.GRPCInferenceService/RepositoryIndex",
     b"/inference.GRPCInferenceService/ModelStatistics",
 )
+_REST = ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
 _HEADS = [
-    block_of([(b":method", b"POST"), (b":path", path), (b"content-type", b"application/grpc")])
-    for path in _METHODS
+    block_of([(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), *_REST]) for path in _METHODS
 ]
 _FULL = "inference.ModelInferRequest"
 
