@@ -37,9 +37,13 @@ def stolen_s() -> float:
     return int(first[8]) / os.sysconf("SC_CLK_TCK")
 
 
-def commit() -> str:
-    """The commit measured, `+dirty` where the tree differs from it; `none` outside git."""
-    root = Path(__file__).resolve().parents[1]
+def commit(folder: Path | None = None) -> str:
+    """The commit measured, `+dirty` where the tree differs from it; `none` outside git.
+
+    Args:
+        folder: of another checkout; None is this one.
+    """
+    root = folder or Path(__file__).resolve().parents[1]
 
     def git(*args: str) -> str:
         done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False)

@@ -53,6 +53,7 @@ from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
+from hopline.types import UNREADABLE
 
 FORMAT_VERSION = 1
 
@@ -340,7 +341,7 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TableSpec
             spec = msgspec.json.decode(content, type=ModelSpec)
     except FileNotFoundError:
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
     if spec.format > FORMAT_VERSION:
         raise ArtifactError(

@@ -19,6 +19,10 @@ IdArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 AnyArray = NDArray[Any]
 
+#: What reading JSON or MessagePack may raise: of invalid UTF-8, and of what is nested too deeply, msgspec
+#: raises Python's own errors.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
 

@@ -17,7 +17,7 @@ import pytest
 
 import hopline
 from hopline import errors
-from hopline.client.wire import _BY_CODE, nodes_body, read_error
+from hopline.client.wire import _BY_CODE, nodes_body, read_error, read_json, read_result
 from hopline.types import InlineNode
 from tests.servers import RunningServer, running
 
@@ -309,6 +309,20 @@ def test_every_code_has_its_class() -> None:
     assert type(read_error(404, b'{"error":{"code":"not_found","message":"x"}}')) is errors.BadRequest
     assert type(read_error(502, b"<html>bad gateway")) is errors.Unavailable
     assert type(read_error(500, b"\xff")) is errors.HoplineError
+
+
+@pytest.mark.parametrize("outputs", [{"a": [1, [2.0, 3.0]]}, {"label": [2**70]}, {"a": [{"b": 1}]}])
+def test_an_answer_whose_outputs_are_no_arrays_is_told(outputs: Any) -> None:
+    answer = {"model": "m", "version": "1", "graph_version": "g", "outputs": outputs, "degraded": []}
+    with pytest.raises(errors.HoplineError, match="no arrays"):
+        read_result(json.dumps(answer).encode())
+
+
+@pytest.mark.parametrize("content", [b'{"model":"\xff"}', b'{"model":"\xff', b"[" * 100_000])
+@pytest.mark.parametrize("read", [read_result, read_json])
+def test_an_answer_that_is_no_json_is_told(read: Any, content: bytes) -> None:
+    with pytest.raises(errors.HoplineError, match="cannot be read"):
+        read(content)
 
 
 def test_an_answer_that_is_not_hoplines_is_told(make: Any, scripted: Any) -> None:

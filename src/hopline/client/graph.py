@@ -9,6 +9,7 @@ import msgspec
 
 from hopline import errors
 from hopline.client.wire import encode, number, plain
+from hopline.types import UNREADABLE
 
 EVENTS_PATH = "/v1/graph/events"
 GRAPH_PATH = "/v1/graph"
@@ -98,5 +99,5 @@ def read_state(content: bytes) -> GraphState:
 def _read(content: bytes, kind: type[AnswerT]) -> AnswerT:
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None

@@ -16,6 +16,7 @@ import numpy as np
 
 from hopline import errors
 from hopline.types import (
+    UNREADABLE,
     AnyArray,
     ExternalId,
     ExternalIds,
@@ -179,13 +180,16 @@ def read_result(content: bytes) -> ScoreResult:
     """
     try:
         answer = _read_answer(content)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
     gone: list[bool] = []
     if answer.missing is not None:
         first = next(iter(answer.outputs.values()), [])
         gone = [row is None for row in first]
-    outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
+    try:
+        outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise errors.HoplineError(f"the server's answer has outputs that are no arrays: {error}") from None
     missing = np.array(gone) if answer.missing is not None else None
     return ScoreResult(
         answer.model,
@@ -206,7 +210,7 @@ def read_json(content: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(content)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
 
 
@@ -228,7 +232,7 @@ def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineErr
         failure = msgspec.json.decode(content, type=dict[Literal["error"], _Failure | str])["error"]
         if isinstance(failure, str):
             failure = _Failure(code, failure)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+    except (*UNREADABLE, KeyError):
         text = f"HTTP {status}: {content[:200].decode(errors='replace')}"
         return errors.Unavailable(text) if status in (502, 503, 504) else errors.HoplineError(text)
     kind = _BY_CODE.get(failure.code)

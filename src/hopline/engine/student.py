@@ -16,7 +16,7 @@ import numpy as np
 from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import ArtifactCorrupted, ArtifactError
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
-from hopline.types import FloatArray
+from hopline.types import UNREADABLE, FloatArray
 
 SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
 
@@ -99,7 +99,7 @@ def read_student(folder: Path) -> StudentSpec:
         spec = msgspec.json.decode(path.read_bytes(), type=StudentSpec)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
     if not model.is_file():
         raise ArtifactCorrupted(f"{model}: student.json is there but not the student; distil again")

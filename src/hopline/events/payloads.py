@@ -13,6 +13,7 @@ import numpy as np
 
 from hopline.events import arrow_rows, wire
 from hopline.events.rows import Refused
+from hopline.types import UNREADABLE
 
 #: Events of one payload that are named as unreadable; a payload with so many is refused whole.
 MAX_UNREADABLE = 1_000
@@ -74,7 +75,7 @@ def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused])
     if len(payload) <= _AT_ONCE_BYTES:
         try:
             found = wire.read_any(payload)
-        except wire.UNREADABLE:
+        except UNREADABLE:
             pass
         else:
             events = found if type(found) is list else [found]

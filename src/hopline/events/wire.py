@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from hopline.types import UNREADABLE
+
 Vector: TypeAlias = list[float] | dict[str, float]
 
 
@@ -54,8 +56,6 @@ class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_un
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures
 OPS = ("add_edge", "remove_edge", "add_node", "set_features")
-#: What reading a payload may raise: anything may come, deep nesting and broken UTF-8 as well.
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 read_any = msgspec.json.Decoder(Event | list[Event]).decode
 _read_events = msgspec.json.Decoder(list[Event]).decode

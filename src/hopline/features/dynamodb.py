@@ -31,7 +31,7 @@ from hopline.features.published import PublishingStore
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.features.threads import Threads
 from hopline.settings import did_you_mean
-from hopline.types import ExternalIds, FloatArray
+from hopline.types import UNREADABLE, ExternalIds, FloatArray
 
 #: DynamoDB's own limits.
 _KEYS_OF_A_READ = 100
@@ -153,7 +153,7 @@ class DynamoDbStore(PublishingStore):
             raise FeatureGroupNotFound(not_found(self.kind, group, known))
         try:
             return msgspec.json.decode(schema, type=FeatureGroup)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FeatureStoreError(f"{self._name}: the schema in item {key!r} is none: {error}") from error
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:

@@ -20,7 +20,7 @@ from hopline.errors import ConfigError, FeatureGroupNotFound
 from hopline.features.base import DTYPES, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import IdRows, RowNumbers, index
 from hopline.features.rows import GrowingRows, Rows, check_group, check_same, checked_values, not_found
-from hopline.types import AnyArray, ExternalIds, FloatArray
+from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 
 class MemoryStore(FeatureStore):
@@ -99,7 +99,7 @@ def _mapped_rows(folder: Path, name: str, setting: str) -> Rows:
     if told_file.exists():
         try:
             told = msgspec.json.decode(told_file.read_bytes(), type=FeatureGroup)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{setting}: {told_file} is no feature group: {error}") from None
         if (told.name, told.dim, told.dtype) != (group.name, group.dim, group.dtype):
             raise ConfigError(f"{setting}: {told_file} tells of {told}; {file} holds {group}")

@@ -29,7 +29,7 @@ from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMisma
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found
-from hopline.types import AnyArray, ExternalIds, FloatArray
+from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
 _METADATA, _COLUMN = b"hopline", "features"
@@ -200,7 +200,7 @@ def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
     if told is not None:
         try:
             group = msgspec.json.decode(told, type=FeatureGroup)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FeatureStoreError(f"{paths[0]}: the schema in its metadata: {error}") from None
         return _Files(group, paths, columns)
     types = [schema.field(column).type for column in columns]

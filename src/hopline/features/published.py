@@ -23,7 +23,7 @@ import numpy as np
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.rows import not_found
-from hopline.types import ExternalIds
+from hopline.types import UNREADABLE, ExternalIds
 
 NOTE = "published"
 #: How old the catalog may be that a reader goes by.
@@ -107,7 +107,7 @@ def read_catalog(content: bytes | None, kind: str) -> Catalog:
         return Catalog()
     try:
         return msgspec.json.decode(content, type=Catalog)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise FeatureStoreError(
             f"{kind}: the note {NOTE!r} of published tables is damaged: {error}"
         ) from None

@@ -27,7 +27,7 @@ from hopline.features.redis_server import Server, Unreachable
 from hopline.features.redis_url import RedisUrl
 from hopline.features.resp import Bytes, Keys
 from hopline.features.rows import check_group, checked_values, not_found
-from hopline.types import AnyArray, ExternalIds, FloatArray
+from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 _OPEN_S = 5.0
 #: Bytes of rows that are sent before the answers are waited for: enough to fill a pipe, and little
@@ -108,7 +108,7 @@ class RedisStore(PublishingStore):
             described = msgspec.json.decode(told, type=_Described)
             found = FeatureGroup(group, described.dim, described.dtype, described.feature_names)
             check_group(found)
-        except (msgspec.DecodeError, FeatureStoreError) as error:
+        except (*UNREADABLE, FeatureStoreError) as error:
             raise FeatureStoreError(
                 f"{self.kind}: the schema of group {group!r} is damaged: {error}"
             ) from None

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ConfigError
+from hopline.types import UNREADABLE
 
 #: Bytes in front of the arrays: a page.
 HEADER_BYTES = 4096
@@ -123,7 +124,7 @@ def _read(fd: int) -> _Header | None:
     length = int.from_bytes(page[len(_MAGIC) : start], "little")
     try:
         return msgspec.msgpack.decode(page[start : start + length], type=_Header)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

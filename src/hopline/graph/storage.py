@@ -33,7 +33,7 @@ from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema, check_name, quoted
-from hopline.types import AnyArray
+from hopline.types import UNREADABLE, AnyArray
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative.
@@ -174,7 +174,7 @@ def read(folder: Path) -> Manifest:
                 "upgrade hopline"
             )
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise GraphError(f"{path} is damaged: {error}; build the graph again") from None
     for name in manifest.graph_schema.node_types:
         check_name(name, f"{path}: a node type's name")

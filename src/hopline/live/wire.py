@@ -27,6 +27,7 @@ import numpy as np
 from hopline import errors
 from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
+from hopline.types import UNREADABLE
 
 PROTOCOL = 2
 #: The longest message that is read, in bytes.
@@ -179,7 +180,7 @@ async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder
         if length > MAX_MESSAGE_BYTES:
             raise WireError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read")
         return decoder.decode(await reader.readexactly(length))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(str(error)) from None
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from hopline.types import IdArray
+from hopline.types import UNREADABLE, IdArray
 
 PROTOCOL = 1
 #: The longest message that is read, in bytes.
@@ -149,7 +149,7 @@ async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder
         if length > MAX_MESSAGE_BYTES:
             raise WireError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read")
         return decoder.decode(await reader.readexactly(length))
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WireError(str(error)) from None
 
 

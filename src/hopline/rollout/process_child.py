@@ -13,7 +13,7 @@ import msgspec
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
 from hopline.rollout import process_wire as wire
 from hopline.rollout.process_nursery import Born, Nursery
-from hopline.types import Deliver, ScoreRequest
+from hopline.types import UNREADABLE, Deliver, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             log.error("process %d says what no model says (%s) and is ended", self.pid, error)
             self.kill("garbled")
 

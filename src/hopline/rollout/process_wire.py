@@ -144,6 +144,13 @@ def _encode_other(value: Any) -> Any:
 
 
 def _decode_other(code: int, data: memoryview) -> AnyArray:
+    try:
+        return _array_of(code, data)
+    except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+        raise msgspec.ValidationError(f"not an array: {error}") from None
+
+
+def _array_of(code: int, data: memoryview) -> AnyArray:
     if code == _OBJECTS:
         shape, items = _plain.decode(data)
         objects = np.empty(len(items), object)

@@ -13,6 +13,7 @@ import msgspec
 
 from hopline.artifact import sha256_of
 from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.types import UNREADABLE
 
 #: A folder that holds one of these is a version; the first one found says what it is.
 MARKERS = ("model.json", "pipeline.toml")
@@ -73,7 +74,7 @@ def listed_files(manifest: bytes, where: str) -> dict[str, str]:
     """
     try:
         files = msgspec.json.decode(manifest, type=_Manifest).files
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{where}: not a valid model.json: {error}") from None
     for name in files:
         parts = PurePosixPath(name).parts

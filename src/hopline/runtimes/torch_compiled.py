@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import ArtifactError
+from hopline.types import UNREADABLE
 
 RECORD_FILE = "compiled.json"
 FILE = "compiled.pt2"
@@ -98,7 +99,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=CompiledRecord)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a record of a compiled program: {error}; package again") from None
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph.id_values import typed, wanted_ints
-from hopline.types import AnyArray, IdArray
+from hopline.types import UNREADABLE, AnyArray, IdArray
 
 _WORD = 2**64 - 1
 _INCREMENT = 0x9E3779B97F4A7C15
@@ -148,7 +148,7 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
         manifest = msgspec.json.decode((folder / "graph.json").read_bytes(), type=_Manifest)
     except OSError as error:
         raise GraphError(f"{folder}: graph.json cannot be read: {error.strerror or error}") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise GraphError(f"{folder / 'graph.json'} is damaged: {error}; build the graph again") from None
     if manifest.format > 1:
         raise GraphError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, sha256_of
 from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
-from hopline.types import FloatArray, InlineNode
+from hopline.types import UNREADABLE, FloatArray, InlineNode
 
 SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
 
@@ -30,7 +30,7 @@ class Student:
             told = msgspec.json.decode(path.read_bytes(), type=_Told)
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
         head = spec.head
         if (told.node_type, told.output_dim) != (head.node_type, head.output_dim):

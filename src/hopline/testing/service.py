@@ -314,6 +314,10 @@ def _row_numbers(request: ScoreRequest) -> AnyArray:
     amounts = np.asarray(columns["amount"])
     if amounts.dtype.kind not in "fiu":
         raise BadRequest("column 'amount' holds what is not a number")
+    if any(not isinstance(text, str) for text in columns["category"]):
+        raise BadRequest("column 'category' holds what is not a string")
+    if len(amounts) != len(columns["category"]):
+        raise BadRequest("columns 'amount' and 'category' differ in length")
     extra = 10 * len(request.key) + {"high": 100, "normal": 0, "low": 200}[request.priority]
     extra += 1000 * len(request.attributes or ())
     lengths = [len(text) for text in columns["category"]]

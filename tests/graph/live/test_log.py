@@ -119,6 +119,21 @@ def test_a_torn_last_record_is_cut_off_and_reported(
     assert read(tmp_path) == list(range(1, 16))
 
 
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_what_follows_a_record_that_lost_some_of_its_padding_is_not_lost(tmp_path: Path, cut: int) -> None:
+    log = Log.open(tmp_path, LINEAGE)
+    write(log, 2)
+    log.append(3, payload(1, 40))
+    log.close()
+    (path,) = (path for _, path in segment.list_segments(tmp_path))
+    os.truncate(path, path.stat().st_size - cut)  # a crash, before the file's size was on the disk
+    log = Log.open(tmp_path, LINEAGE)
+    assert log.last == 2
+    write(log, 4)
+    log.close()
+    assert read(tmp_path) == list(range(1, 7))
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_byte_is_refused_unless_it_is_of_the_last_record(

@@ -21,7 +21,7 @@ import numpy as np
 from hopline.errors import BadRequest
 from hopline.graph import id_values
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, Ids, NodeChanges, Rejected
-from hopline.types import AnyArray, IdArray
+from hopline.types import UNREADABLE, AnyArray, IdArray
 
 #: In one batch: who reads one may make arrays of that length.
 MAX_EVENTS = 2**24
@@ -122,7 +122,7 @@ def decode_changes(data: bytes | bytearray | memoryview) -> Changes:
     """
     try:
         return _decode(memoryview(data).cast("B"))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+    except (*UNREADABLE, OverflowError) as error:
         raise BadRequest(f"changes are malformed: {error}") from None
 
 
@@ -137,7 +137,7 @@ def decode_applied(data: bytes | bytearray | memoryview) -> Applied:
     """The outcome of `encode_applied`. Raises: BadRequest: the bytes are something else."""
     try:
         found = _outcomes.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadRequest(f"an outcome is malformed: {error}") from None
     if len(found.duplicates) % _INT.itemsize:
         raise BadRequest(f"an outcome is malformed: {len(found.duplicates)} bytes are no int64 positions")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import Conflict, GraphError
+from hopline.types import UNREADABLE
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,7 +45,7 @@ def read_owner(path: Path) -> Owner:
     """Who has, or had last, the lock of this file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Owner)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return Owner()
 
 

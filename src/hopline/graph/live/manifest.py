@@ -16,6 +16,7 @@ import msgspec
 
 from hopline.errors import LogDamaged
 from hopline.graph.live.log import sync_folder
+from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         )
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise LogDamaged(f"{path} is malformed: {error}; was it written by a newer Hopline?") from None
     if manifest.format > FORMAT:
         raise LogDamaged(
@@ -106,7 +107,7 @@ def read_positions(folder: Path) -> Positions | None:
             return msgspec.json.decode(body, type=Positions)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         pass
     log.warning("%s is damaged; sources go on where the last change has them", folder / POSITIONS)
     return None

@@ -142,12 +142,14 @@ def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Reco
     marker, length, found, synced, crc = _RECORD.unpack(head)
     if marker != _MARKER or found != sequence or length > MAX_PAYLOAD_BYTES:
         return None
-    # Compared before reading: nobody shall make room for bytes that are not there.
-    if length > os.fstat(file.fileno()).st_size - at - _RECORD.size:
+    padded = length + -length % 8
+    # Compared before reading: nobody shall make room for bytes that are not there. A record without all of
+    # its padding is not whole: the next one would be written where it ends, and read from behind it.
+    if padded > os.fstat(file.fileno()).st_size - at - _RECORD.size:
         return None
-    body = file.read(length + -length % 8)
+    body = file.read(padded)
     payload = body[:length]
-    if len(body) < length or zlib.crc32(payload, zlib.crc32(head[: _CHECKED.size], header.salt)) != crc:
+    if len(body) < padded or zlib.crc32(payload, zlib.crc32(head[: _CHECKED.size], header.salt)) != crc:
         return None
     return Record(sequence, synced, payload, at, at + _RECORD.size + len(body))
 

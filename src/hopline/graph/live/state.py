@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import LogDamaged
 from hopline.graph.live import seen
-from hopline.types import AnyArray, IdArray
+from hopline.types import UNREADABLE, AnyArray, IdArray
 
 _MAGIC = b"HLstate1"
 _BEGIN = len(_MAGIC) + 8
@@ -103,7 +103,7 @@ def read_state(path: Path) -> State:
         raise LogDamaged(f"{path}: the checksum of its head (byte 0) differs")
     try:
         head = msgspec.json.decode(packed, type=_Head)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise LogDamaged(
             f"{path}: its head is malformed: {error}; was it written by a newer Hopline?"
         ) from None

@@ -23,6 +23,7 @@ from hopline.errors import BatchError, RunMismatch
 from hopline.jobs.batch.publish import sync_file
 from hopline.jobs.batch.spans import Span, merged
 from hopline.jobs.batch.states import disk_errors
+from hopline.types import UNREADABLE
 
 FORMAT_VERSION = 1
 
@@ -239,7 +240,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BatchError(f"{path} is damaged: {error}; give --restart to throw the run away") from None
     if manifest.format != FORMAT_VERSION:
         raise BatchError(f"{path} is of format {manifest.format}, this Hopline writes {FORMAT_VERSION}")

@@ -28,7 +28,7 @@ from hopline.graph.schema import quoted
 from hopline.jobs.batch.publish import publish_file, publish_folder, sync_file
 from hopline.jobs.batch.remote_file import RemoteFile
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
-from hopline.types import AnyArray
+from hopline.types import UNREADABLE, AnyArray
 
 TABLE = "_table.json"
 #: Bytes of a row group, which is also what is held in memory; and its rows at most and at least.
@@ -342,7 +342,7 @@ def _told(schema: TableSchema) -> dict[bytes, bytes]:
 def _read_told(draft: Path) -> dict[str, str] | None:
     try:
         return msgspec.json.decode((draft / TABLE).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 

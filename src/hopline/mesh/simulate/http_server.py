@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from hopline.errors import BadRequest
+from hopline.types import UNREADABLE
 
 _LONGEST_BODY = 65_536
 
@@ -46,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(text))
         try:
             found = msgspec.json.decode(raw or b"{}")
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadRequest(f"the body is no JSON: {error}") from error
         if not isinstance(found, dict):
             raise BadRequest("the body has to be a JSON object")

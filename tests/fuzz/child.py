@@ -1,0 +1,52 @@
+"""One harness in this process, under atheris: `python -m tests.fuzz.child HARNESS [libFuzzer's arguments]`.
+
+Its address space is limited, and each input's processor time and memory are bounded.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import atheris
+
+from tests.fuzz.harnesses import HARNESSES
+
+_ADDRESS_SPACE_BYTES = 6 << 30
+#: Of one input of at most some KiB. Instrumented code takes several times as long as usual.
+_MAX_CPU_S, _MAX_GROWTH_KIB = 1.0, 64 << 10
+
+
+def bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """The same check; it also fails where one input costs too much."""
+
+    def run(data: bytes) -> None:
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        check(data)
+        spent = time.process_time() - began
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - kib
+        assert grown < _MAX_GROWTH_KIB, f"{len(data)} bytes grew memory by {grown} KiB"
+        assert spent < _MAX_CPU_S, f"{len(data)} bytes took {spent:.2f} s"
+
+    return run
+
+
+def main(name: str, arguments: list[str]) -> None:
+    """Fuzz; ends the process."""
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
+    with atheris.instrument_imports(include=list(HARNESSES[name])):
+        harness = importlib.import_module(f"tests.fuzz.harnesses.{name}")
+    gc.freeze()  # what was imported is not looked at again
+    # libFuzzer runs itself again by this command where it merges corpora.
+    command = f"{sys.executable} -m tests.fuzz.child {name}"
+    atheris.Setup([command, *arguments], bounded(harness.check))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

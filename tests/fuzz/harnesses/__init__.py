@@ -1,0 +1,33 @@
+"""Fuzzing harnesses: one module for each kind of bytes that come from outside.
+
+A harness has `check(data)`, which raises (`AssertionError`, or whatever the parser should not have raised)
+where something is wrong. Its modules below are instrumented, so that inputs that reach new code are kept.
+"""
+
+from __future__ import annotations
+
+#: Name -> prefixes of the modules whose coverage guides the search. No compiled (numba) code is among them:
+#: the instrumented functions could not be compiled.
+HARNESSES: dict[str, tuple[str, ...]] = {
+    "http1": ("hopline.transports",),
+    "http2": ("hopline.transports",),
+    "http2_head": ("hopline.transports.http2_head", "hpack"),
+    "routes": ("hopline.transports",),
+    "score_json": ("hopline.transports", "hopline.repeated_names"),
+    "oip_json": ("hopline.transports", "hopline.repeated_names"),
+    "tensors": ("hopline.transports",),
+    "protobuf": ("hopline.transports",),
+    "repository_json": ("hopline.transports", "hopline.rollout.rollout", "hopline.rollout.gates"),
+    "arrow_events": ("hopline.events",),
+    "json_events": ("hopline.events", "hopline.repeated_names"),
+    "broker_messages": ("hopline.transports",),
+    "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.entry"),
+    "client_answers": ("hopline.client",),
+    "state_files": (
+        *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline.mesh.state.segment"),
+        *("hopline.artifact", "hopline.jobs.batch.journal"),
+    ),
+    "lifecycle_state": ("hopline.rollout.state",),
+    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire"),
+    "model_wire": ("hopline.rollout.process_wire",),
+}

@@ -1,0 +1,27 @@
+"""Header blocks of HTTP/2: read by `HeadReader`, which remembers, and by the library, which does not."""
+
+from __future__ import annotations
+
+from hpack import Decoder, HPACKError
+
+from hopline.transports.http2_head import MAX_HEAD_BYTES, HeadError, HeadReader
+from tests.fuzz.fed import check_text
+
+
+def check(data: bytes) -> None:
+    """Args: data: blocks, each behind its length in one byte."""
+    reader, plain = HeadReader(), Decoder(MAX_HEAD_BYTES)
+    at = 0
+    while at < len(data):
+        block = data[at + 1 : at + 1 + data[at]]
+        at += 1 + data[at]
+        try:
+            head = reader.read(block)
+        except HeadError as error:
+            check_text(str(error))
+            return  # after which the connection ends
+        try:
+            expected = dict(plain.decode(block, raw=True))
+        except HPACKError as error:
+            raise AssertionError(f"a block was read that is none: {error}") from None
+        assert head == expected, "a block that was known meant something else"
