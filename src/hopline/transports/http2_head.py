@@ -6,22 +6,39 @@ table. While nothing enters or leaves that table, the same bytes mean the same h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 
+from hopline.transports.http2_fields import request_fault, trailers_fault
 from hopline.transports.http2_frames import ErrorCode
 
-#: Names in lower case, pseudo-headers among them; of headers that come twice, the last.
-Head: TypeAlias = Mapping[bytes, bytes]
-
-#: Of all headers of one request together, as HPACK counts them.
-MAX_HEAD_BYTES = 64 * 1024
+#: Of all headers of one request together, as HPACK counts them, and of their block. The C core of gRPC
+#: takes no more than that either; reading 64 KiB of Huffman codes keeps the loop for 15 ms.
+MAX_HEAD_BYTES = 16 * 1024
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
 #: Begins a block that first resizes the table.
 _SIZE_UPDATE = 0x20
 _MAX_RESIZES = 16
+
+
+class Head(dict[bytes, bytes]):
+    """Names in lower case, pseudo-headers among them; of headers that come twice, the last.
+
+    Attributes:
+        fault: why this is not the head of a request; "" where it is.
+        trailers_fault: why this is not the end of a request; "" where it is.
+        num_bytes: of its block.
+    """
+
+    __slots__ = ("fault", "num_bytes", "trailers_fault")
+
+    def __init__(self, fields: Sequence[tuple[bytes, bytes]] = (), num_bytes: int = 0) -> None:
+        names, values = zip(*fields, strict=True) if fields else ((), ())
+        super().__init__(fields)
+        self.fault = request_fault(names, values, self)
+        self.trailers_fault = trailers_fault(names, values) if self.fault else "pseudo-header fields (8.1)"
+        self.num_bytes = num_bytes
 
 
 class HeadError(Exception):
@@ -56,7 +73,7 @@ class HeadReader:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed again and again")
         before = len(self._entries), self._entries[0] if self._entries else None
         try:
-            head = dict(self._decoder.decode(block, raw=True))
+            head = Head(self._decoder.decode(block, raw=True), len(block))
         except OversizedHeaderListError as error:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
         except HPACKError as error:
