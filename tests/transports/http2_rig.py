@@ -82,7 +82,8 @@ class Served:
     """An endpoint with methods that tests need. Its clock stands still, so that a turn has no end, unless a
     test brings other turns.
 
-    /t/Echo answers with its message, /t/Later when a test lets it, /t/Each every message of a stream.
+    /t/Echo answers with its message, /t/Later when a test lets it, /t/Each every message of a stream, and
+    /t/Hold takes nothing of a stream.
     """
 
     def __init__(self, **limits: Any) -> None:
@@ -95,6 +96,7 @@ class Served:
             Method("Echo", lambda call, data: call.respond(data)),
             Method("Later", self._later),
             Method("Each", self._each, streams=True),
+            Method("Hold", lambda call, data: call.hold(), streams=True),
         ]
         table = {f"/t/{method.name}".encode(): method for method in methods}
         self.endpoint = GrpcEndpoint(table, self._fail, **(settings | limits))
