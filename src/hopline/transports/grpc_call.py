@@ -1,7 +1,8 @@
 """One gRPC call on a stream of HTTP/2: messages, metadata, deadline, status ("gRPC over HTTP2").
 
 A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
-call's message, or, where the client streams, before the first one; it answers when it likes. Compressed messages are unpacked when their turn comes, and are what they become to every bound.
+call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
+messages are unpacked when their turn comes, and are what they become to every bound.
 """
 
 from __future__ import annotations
@@ -386,9 +387,10 @@ class Call:
             self._method.begin(self, message)
 
     def _begin_unpacked(self, message: bytes | Exception) -> None:
+        if isinstance(message, Exception):  # raised here, it would refer to itself by this frame
+            self._fail(message)
+            return
         try:
-            if isinstance(message, Exception):
-                raise message
             self._method.begin(self, message)
         except Exception as error:  # the boundary of a call
             self._fail(error)

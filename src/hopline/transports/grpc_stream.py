@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hopline.errors import HoplineError, Unavailable
-from hopline.transports.failure import as_hopline_error
+from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.http2_turns import TURN_S
@@ -119,7 +119,7 @@ class InferStream(Listener):
     def _stop(self, failure: HoplineError | CallError) -> None:
         if not self._stopped and not self._is_over:
             self._stopped = True
-            self._failure = failure
+            self._failure = without_frames(failure)
             self.call.drop()
 
     def _give_up(self) -> None:

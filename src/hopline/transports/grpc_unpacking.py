@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 from grpc import StatusCode
 
-from hopline.errors import RequestTooLarge
+from hopline.errors import HoplineError, RequestTooLarge
 from hopline.transports.budget import Budget
 from hopline.transports.compression import decompress
+from hopline.transports.failure import without_frames
 from hopline.transports.grpc_errors import CallError
 
 #: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked at once: some
@@ -86,14 +87,7 @@ class Unpacker:
         Returns: what may be cancelled; None where `done` was called.
         """
         if len(message) <= _SMALL_BYTES:
-            try:
-                content: bytes | Exception = decompress(
-                    encoding, message, min(max_bytes, _SMALL_CONTENT_BYTES)
-                )
-            except RequestTooLarge as error:
-                content = error
-            except Exception as error:
-                content = error
+            content = _attempt(encoding, message, min(max_bytes, _SMALL_CONTENT_BYTES))
             if max_bytes <= _SMALL_CONTENT_BYTES or not isinstance(content, RequestTooLarge):
                 done(content)
                 return None
@@ -134,3 +128,10 @@ class Unpacker:
             None, decompress, unpacking.encoding, unpacking.message, unpacking.max_bytes
         )
         work.add_done_callback(done)
+
+
+def _attempt(encoding: str, message: bytes, max_bytes: int) -> bytes | HoplineError:
+    try:
+        return decompress(encoding, message, max_bytes)
+    except HoplineError as error:
+        return without_frames(error)
