@@ -73,7 +73,7 @@ class HeadReader:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed again and again")
         before = len(self._entries), self._entries[0] if self._entries else None
         try:
-            head = Head(self._decoder.decode(block, raw=True), len(block))
+            head = Head(list(self._decoder.decode(block, raw=True)), len(block))
         except OversizedHeaderListError as error:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
         except HPACKError as error:
