@@ -7,6 +7,7 @@ stable code travels in the trailing metadata `hopline-error`, and `retry-after-m
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -288,19 +289,16 @@ class GrpcApp:
     def _stream_infer(self, call: Call, data: bytes) -> None:
         """One answer for each request, in their order; a failed one does not end the stream."""
 
-        def read(data: bytes) -> Any:
-            return _parsed(self._outer, data)
-
         def permit(request: Any) -> None:
-            if self._guard is not None:  # again: what was presented may have expired
-                headers = call.metadata("authorization"), call.metadata("x-api-key")
-                call.client = self._guard.recognise("ModelInfer", *headers)
-            self._permit(request, call.client)
-            if call.client is not None:
-                call.client.admit()
-
-        def translate(request: Any) -> ScoreRequest:
-            return self._read(request, None)
+            if self._guard is None:
+                self._permit(request, None)
+                return
+            # Again: what was presented may have expired.
+            headers = call.metadata("authorization"), call.metadata("x-api-key")
+            call.client = client = self._guard.recognise("ModelInfer", *headers)
+            self._permit(request, client)
+            if client is not None:
+                client.admit()
 
         def submit(scoring: ScoreRequest, deliver: Deliver) -> Ticket:
             return self._service.submit(self._signed(scoring, call), deliver)
@@ -309,7 +307,10 @@ class GrpcApp:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        steps = Steps(read, permit, translate, submit, respond)
+        read = functools.partial(_parsed, self._outer)
+        # Without keys and traces there is nothing to sign.
+        hand_in = submit if self._guard is not None or self._traces else self._service.submit
+        steps = Steps(read, permit, self._read, hand_in, respond)
         stream = InferStream(call, steps, self._stream_ended)
         call.listener = stream
         self._streams.add(stream)
@@ -336,7 +337,7 @@ class GrpcApp:
             fill_response(answer, request.id, outcome)
         return response
 
-    def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
+    def _read(self, request: Any, deadline: float | None = None) -> ScoreRequest:
         return oip.request_from_tensors(
             request.model_name,
             request.model_version,

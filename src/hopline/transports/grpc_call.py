@@ -38,8 +38,6 @@ _OK = block_of([(b"grpc-status", b"0")])
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: Of a status' text, encoded: what clients surely take in their trailers.
 _MAX_TEXT_BYTES = 4096
-#: Heads of up to this are not counted among what a call holds.
-_SMALL_HEAD_BYTES = 1024
 #: Characters of what a client sent that a text repeats.
 MAX_QUOTED = 200
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -99,6 +97,7 @@ class Call:
     Attributes:
         client: who calls, where `Method.admit` has told.
         deadline: on the monotonic clock, in seconds; None without one.
+        is_heard: whether a client that streams has sent all it has to.
         listener: of a client that streams.
         on_gone: called when the client gives the call up.
     """
@@ -119,6 +118,7 @@ class Call:
         "_unpacking",
         "client",
         "deadline",
+        "is_heard",
         "listener",
         "on_gone",
     )
@@ -141,6 +141,7 @@ class Call:
         self._finished = False
         self._num_unsent = 0
         self.client: Any = None
+        self.is_heard = False
         self.listener: Listener | None = None
         self.on_gone: Callable[[], object] | None = None
         self.deadline: float | None = None
@@ -156,7 +157,7 @@ class Call:
         timeout = head.get(b"grpc-timeout")
         if timeout is not None:
             self.deadline = time.monotonic() + _seconds(timeout)
-        if head.num_bytes > _SMALL_HEAD_BYTES and not stream.keep(head.num_bytes):
+        if head.num_bytes and not stream.keep(head.num_bytes):
             raise self._no_room()
         if method.streams:
             stream.lasts = True
@@ -224,11 +225,6 @@ class Call:
     def is_open(self) -> bool:
         """Until its status is given, or the client gave it up."""
         return self._stream.is_open
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether the client has sent all it has to."""
-        return self._stream.is_heard
 
     @property
     def has_more(self) -> bool:
@@ -303,6 +299,7 @@ class Call:
 
     def _take(self, data: bytes, is_last: bool) -> None:
         if self._method.streams:
+            self.is_heard = is_last
             self._take_more(data)
             return
         was_kept = bool(self._kept)
@@ -410,7 +407,7 @@ class Call:
         kept = self._kept
         size = self._size(kept)
         if size is None or len(kept) < size:
-            if kept and self._stream.is_heard:
+            if kept and self.is_heard:
                 raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
             return None
         flag, message = kept[0], bytes(kept[PREFIX_BYTES:size])

@@ -11,7 +11,7 @@ from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_unpacking import Unpacker
 from hopline.transports.http2_connection import Http2Connection
-from hopline.transports.http2_head import Head, block_of
+from hopline.transports.http2_head import Head, block_of, head_of
 from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.http2_stream import Stream
 from hopline.transports.http2_turns import Turns
@@ -147,7 +147,7 @@ def _no_method(call: Call, message: bytes) -> None:
 
 
 _NO_METHOD = Method("", _no_method)
-_NO_HEAD = Head()
+_NO_HEAD = head_of(())
 
 
 def _refusal(head: Head) -> bytes | None:

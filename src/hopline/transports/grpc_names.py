@@ -26,7 +26,7 @@ def check_name(field: str, name: str) -> None:
             f"{field} has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed: "
             f"{name[:MAX_NAME_LENGTH]!r}…"
         )
-    if not name.isprintable() and _CONTROLS.search(name):
+    if not name.isprintable() and _CONTROLS.search(name):  # the first is quick
         raise BadRequest(f"{field} has a control character: {name!r}")
 
 

@@ -176,19 +176,19 @@ class InferStream(Listener):
         if self._is_over:
             return
         if not call.has_more or self._stopped:
-            self._hold(False)
+            if self._holds:
+                self._hold(False)
             if not self._places and not self._is_reading and (self._stopped or call.is_heard):
                 self._end()
         else:
             self._hold(self._is_waiting or self._is_full())
 
     def _hold(self, holds: bool) -> None:
-        if holds is not self._holds:
-            self._holds = holds
-            if holds:
-                self.call.hold()
-            else:
-                self.call.let_go()
+        self._holds = holds
+        if holds:
+            self.call.hold()
+        else:
+            self.call.let_go()
 
     def _answer(self) -> None:
         places = self._places
@@ -210,21 +210,27 @@ class InferStream(Listener):
 
     def _begin(self) -> bool:
         """Begin with the next message; False where there is no further one, or not now."""
-        if self._stopped or self._is_full():
+        call = self.call
+        if (
+            self._stopped
+            or self._is_reading
+            or call.num_unsent_bytes > _MAX_UNSENT_BYTES
+            or (self._places and self._is_full())
+        ):
             return False
         try:
-            found = self.call.next_message()
+            found = call.next_message()
             if found is None:
                 return False
             flag, data = found
             if flag:
                 self._is_reading = True
-                self.call.unpack(flag, data, functools.partial(self._begin_unpacked, len(data)))
+                call.unpack(flag, data, functools.partial(self._begin_unpacked, len(data)))
             else:
                 self._begin_with(_Place(PREFIX_BYTES + len(data)), data)
         except (HoplineError, CallError) as error:
             self._fail(error)
-        return self.call.has_more
+        return call.has_more
 
     def _begin_unpacked(self, num_packed: int, data: bytes | Exception) -> None:
         self._is_reading = False

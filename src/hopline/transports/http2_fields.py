@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 #: Visible ASCII without capital letters and colons (8.2.1).
 _NAME = re.compile(rb"[!-9;-@\[-~]+")
@@ -21,44 +24,29 @@ _SINGLE = _PSEUDO | {b"content-length", b"host", b"te"}
 #: More digits than that stand for no length that there is; Python refuses to read 4,300.
 _MAX_DIGITS = 18
 _SLASH = ord("/")
+#: Fields that are right whatever others there are, of any connection: most of a request were seen before.
+_seen: set[tuple[bytes, bytes]] = set()
+_MAX_SEEN, _MAX_SEEN_BYTES = 1024, 256
 
 
-def request_fault(names: tuple[bytes, ...], values: tuple[bytes, ...], head: Mapping[bytes, bytes]) -> str:
+def request_fault(fields: Fields) -> str:
     """Why fields are not the head of a request; "" where they are.
 
     Args:
-        names, values: of the fields, in their order.
-        head: the values by name.
+        fields: names and values, in their order.
     """
-    fault = _names_fault(names) or _values_fault(values)
-    if fault:
-        return fault
-    method, path, authority = head.get(b":method"), head.get(b":path"), head.get(b":authority")
-    if method == b"CONNECT":  # 8.5
-        is_right = authority and path is None and b":scheme" not in head
-        return "" if is_right else "CONNECT with more than :authority (8.5)"
-    if not (method and path and head.get(b":scheme")):
-        return ":method, :scheme or :path is absent or empty (8.3.1)"
-    if path[0] != _SLASH and (path != b"*" or method != b"OPTIONS"):
-        return ":path begins with no slash (8.3.1)"
-    if authority and b"@" in authority:
-        return ":authority with user information (8.3.1)"
-    if b"host" in head and authority is not None and head[b"host"] != authority:
-        return "host is not :authority (8.3.1)"
-    if b"te" in head and head[b"te"].lower() != b"trailers":
-        return "te is not trailers (8.2.2)"
-    if b"content-length" in head:
-        length = head[b"content-length"]
-        if not length.isdigit() or len(length) > _MAX_DIGITS:
-            return "content-length is not a number (8.1.1)"
-    return ""
+    names = tuple([field[0] for field in fields])
+    fault, is_usual = _names_fault(names)
+    fault = fault or _values_fault(fields)
+    return fault if fault or is_usual else _unusual_fault(dict(fields))
 
 
-def trailers_fault(names: tuple[bytes, ...], values: tuple[bytes, ...]) -> str:
+def trailers_fault(fields: Fields) -> str:
     """Why fields are not the trailers of a request; "" where they are."""
-    if any(name in _PSEUDO for name in names):
+    names = tuple([field[0] for field in fields])
+    if not _PSEUDO.isdisjoint(names):
         return "pseudo-header fields in trailers (8.1)"
-    return _names_fault(names) or _values_fault(values)
+    return _names_fault(names)[0] or _values_fault(fields)
 
 
 def content_length(head: Mapping[bytes, bytes]) -> int | None:
@@ -68,25 +56,74 @@ def content_length(head: Mapping[bytes, bytes]) -> int | None:
 
 
 @functools.lru_cache(maxsize=128)
-def _names_fault(names: tuple[bytes, ...]) -> str:
-    """What is wrong with names and their order. Clients send the same ones again and again."""
+def _names_fault(names: tuple[bytes, ...]) -> tuple[str, bool]:
+    """What is wrong with names and their order, and whether values matter each for itself only.
+
+    Clients send the same names again and again.
+    """
     seen: set[bytes] = set()
     for number, name in enumerate(names):
         if name in _PSEUDO:
             if len(seen) < number or not seen <= _PSEUDO:
-                return "a pseudo-header field behind others (8.3)"
+                return "a pseudo-header field behind others (8.3)", False
         elif not _NAME.fullmatch(name):
-            return "a name with a capital letter, a colon, or what else is no name (8.2.1)"
+            return "a name with a capital letter, a colon, or what else is no name (8.2.1)", False
         if name in _SINGLE and name in seen:
-            return "a field twice that may be there once (8.3)"
+            return "a field twice that may be there once (8.3)", False
         seen.add(name)
-    return "" if _OF_CONNECTIONS.isdisjoint(seen) else "a field of HTTP/1.1's connections (8.2.2)"
+    if not _OF_CONNECTIONS.isdisjoint(seen):
+        return "a field of HTTP/1.1's connections (8.2.2)", False
+    is_usual = {b":method", b":scheme", b":path"} <= seen and b"host" not in seen
+    return "", is_usual
 
 
-def _values_fault(values: tuple[bytes, ...]) -> str:
-    lines = b"\n%b\n" % b"\n".join(values)
-    if b"\0" in lines or b"\r" in lines or lines.count(b"\n") > len(values) + 1:
+def _values_fault(fields: Fields) -> str:
+    for field in fields:
+        if field not in _seen:
+            name, value = field
+            fault = _value_fault(name, value)
+            if fault:
+                return fault
+            if value in (b"CONNECT", b"*") and name in _PSEUDO:
+                return _unusual_fault(dict(fields))
+            if len(name) + len(value) <= _MAX_SEEN_BYTES:
+                if len(_seen) >= _MAX_SEEN:
+                    _seen.clear()
+                _seen.add((name, value))
+    return ""
+
+
+def _value_fault(name: bytes, value: bytes) -> str:
+    """What is wrong with a value, whatever other fields there are."""
+    if b"\0" in value or b"\r" in value or b"\n" in value:
         return "a value with NUL, CR or LF (8.2.1)"
-    if b"\n " in lines or b" \n" in lines or b"\n\t" in lines or b"\t\n" in lines:
+    if value.strip(b" \t") != value:
         return "a value with white space around it (8.2.1)"
+    if name not in _SINGLE:
+        return ""
+    if not value and name != b":authority":
+        return "a field without value that has to have one (8.3.1)"
+    if name == b":path" and value[0] != _SLASH and value != b"*":
+        return ":path begins with no slash (8.3.1)"
+    if name == b":authority" and b"@" in value:
+        return ":authority with user information (8.3.1)"
+    if name == b"te" and value.lower() != b"trailers":
+        return "te is not trailers (8.2.2)"
+    if name == b"content-length" and not (value.isdigit() and len(value) <= _MAX_DIGITS):
+        return "content-length is not a number (8.1.1)"
+    return ""
+
+
+def _unusual_fault(head: Mapping[bytes, bytes]) -> str:
+    """What is wrong with fields beside others, of a head whose names and values are right by themselves."""
+    method, path, authority = head.get(b":method"), head.get(b":path"), head.get(b":authority")
+    if method == b"CONNECT":  # 8.5
+        is_right = authority and path is None and b":scheme" not in head
+        return "" if is_right else "CONNECT with more than :authority (8.5)"
+    if method is None or path is None or b":scheme" not in head:
+        return ":method, :scheme or :path is absent (8.3.1)"
+    if path == b"*" and method != b"OPTIONS":
+        return ":path begins with no slash (8.3.1)"
+    if authority is not None and head.get(b"host", authority) != authority:
+        return "host is not :authority (8.3.1)"
     return ""
