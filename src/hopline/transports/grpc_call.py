@@ -129,7 +129,9 @@ class Call:
         self._method = method
         self._head = head
         self._since = endpoint.now
-        self._max_bytes = endpoint.max_message_bytes if method.max_bytes is None else method.max_bytes
+        self._max_bytes = endpoint.max_message_bytes
+        if method.max_bytes is not None and method.max_bytes < self._max_bytes:
+            self._max_bytes = method.max_bytes
         #: What came and was not begun with, where it is not a whole message of a call that has one.
         self._kept = bytearray()
         #: The one message of a call that has one, and whether it is compressed, until its client's end.
@@ -341,7 +343,11 @@ class Call:
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"a message of {size} bytes is larger than {self._max_bytes}"
-                + (" (server.max_body_bytes)" if self._method.max_bytes is None else ""),
+                + (
+                    " (server.max_body_bytes)"
+                    if self._max_bytes == self._endpoint.max_message_bytes
+                    else ""
+                ),
             )
         return PREFIX_BYTES + size
 
