@@ -9,10 +9,13 @@ from typing import Any
 
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.grpc_endpoint import GrpcEndpoint
+from hopline.transports.http2_turns import Turns
 
 
 def endpoint_of(app: GrpcApp, **settings: Any) -> GrpcEndpoint:
+    """Its clock stands still, so that a turn has no end, unless a test brings other turns."""
     limits = {"max_message_bytes": 1 << 20, "connection_age_s": 60.0, "read_timeout_s": 30.0}
+    limits["turns"] = Turns(lambda: 0.0)  # type: ignore[assignment]
     return GrpcEndpoint(app.methods(), app.fail, **(limits | settings))
 
 

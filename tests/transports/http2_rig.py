@@ -11,11 +11,12 @@ import h2.events
 import h2.settings
 
 from hopline.errors import HoplineError
-from hopline.transports.grpc_call import Call, CallError, Listener, Method
+from hopline.transports.grpc_call import Call, Listener, Method
 from hopline.transports.grpc_endpoint import GrpcEndpoint
-from hopline.transports.grpc_errors import grpc_code
+from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_frames import ACK, GOAWAY, PING, frame
+from hopline.transports.http2_turns import Turns
 
 HEADERS = [
     (":method", "POST"),
@@ -66,17 +67,23 @@ class Repeat(Listener):
     def __init__(self, call: Call) -> None:
         self.call = call
 
-    def message(self, flag: int, data: bytes) -> None:
-        self.call.write(self.call.unpacked(flag, data))
+    def heard(self) -> None:
+        while (found := self.call.next_message()) is not None:
+            self.call.unpack(*found, self._answer)
+        if self.call.is_heard:
+            self.call.finish()
 
-    def end(self) -> None:
-        self.call.finish()
+    def _answer(self, data: bytes | Exception) -> None:
+        assert isinstance(data, bytes)
+        self.call.write(data)
 
 
 class Served:
-    """An endpoint with methods that tests need.
+    """An endpoint with methods that tests need. Its clock stands still, so that a turn has no end, unless a
+    test brings other turns.
 
-    /t/Echo answers with its message, /t/Later when a test lets it, /t/Each every message of a stream.
+    /t/Echo answers with its message, /t/Later when a test lets it, /t/Each every message of a stream, and
+    /t/Hold takes nothing of a stream.
     """
 
     def __init__(self, **limits: Any) -> None:
@@ -84,10 +91,12 @@ class Served:
         self.num_gone = 0
         self.failures: list[BaseException] = []
         settings = {"max_message_bytes": 1 << 20, "connection_age_s": 60.0, "read_timeout_s": 30.0}
+        settings["turns"] = Turns(lambda: 0.0)  # type: ignore[assignment]
         methods = [
             Method("Echo", lambda call, data: call.respond(data)),
             Method("Later", self._later),
             Method("Each", self._each, streams=True),
+            Method("Hold", lambda call, data: call.hold(), streams=True),
         ]
         table = {f"/t/{method.name}".encode(): method for method in methods}
         self.endpoint = GrpcEndpoint(table, self._fail, **(settings | limits))

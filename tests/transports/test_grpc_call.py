@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from hopline.config import load_config
 from hopline.testing.service import FakeService
+from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.grpc_stream import _MAX_UNSENT_BYTES
 from hopline.transports.proto import message
@@ -304,27 +306,129 @@ async def test_packed_messages_wait_packed() -> None:
     bomb = framed(gzip.compress(bytes(1_000_000)), 1)
     client.send(number, bomb * 100)
     client.exchange()
-    (stream,) = app._streams
-    assert sum(len(data) for _, data in stream._messages) < 100 * len(bomb)
+    assert client.server.held.num_arriving == 100 * len(bomb)
+    assert client.server.held.num_bytes < 101 * len(bomb) + 64 * 200
     client.server.connection_lost(None)
 
 
 async def test_requests_that_do_not_end_are_bounded_together() -> None:
     served = Served(max_message_bytes=500_000)
     client = Client(served)
-    numbers = [client.call("/t/Echo", end=False) for _ in range(5)]
-    for number in numbers:
-        client.send(number, framed(bytes(400_000))[:-1])
+    numbers = [client.call("/t/Echo", end=False) for _ in range(4)]
+    for number, size in zip(numbers, (300_000, 200_000, 50_000, 100_000), strict=True):
+        client.send(number, framed(bytes(size))[:-1])
         client.exchange()
-    assert [client.answers[number].ended for number in numbers] == 4 * [False] + [True]
-    assert "were begun over this connection" in client.answers[numbers[-1]].text
-    assert client.server.num_held <= 4 * 400_005
+    assert [client.answers[number].ended for number in numbers] == [False, False, False, True]
+    assert "565536 bytes" in failed(client.answers[numbers[3]], Code.RESOURCE_EXHAUSTED)
+    assert client.server.held.num_arriving == 550_000 + 3 * 4
     client.h2.reset_stream(numbers[0])
     client.exchange()
-    for _ in range(10):  # it was refused, so the others come first
+    for _ in range(10):  # one was refused, so the others come first
         await asyncio.sleep(0)
     client.send(numbers[1], b"\0")
     client.h2.end_stream(numbers[1])
     client.exchange()
-    assert client.answers[numbers[1]].messages == [bytes(400_000)]
-    assert client.server.num_held == 2 * 400_004
+    assert client.answers[numbers[1]].messages == [bytes(200_000)]
+    assert client.server.held.num_arriving == client.server.held.num_bytes == 50_004
+
+
+def test_requests_of_all_connections_share_one_budget() -> None:
+    """What exceeds 64 KiB of a connection is reserved; who finds no room is refused alone."""
+    budget = Budget(2_000_000)
+    served = Served(max_message_bytes=1_000_000, budget=budget)
+    clients = [Client(served) for _ in range(4)]
+    numbers = [client.call("/t/Later", end=False) for client in clients]
+    for client, number in zip(clients, numbers, strict=True):
+        client.send(number, framed(bytes(900_000))[:-1])
+        client.exchange()
+    ended = [client.answers[number].ended for client, number in zip(clients, numbers, strict=True)]
+    assert ended == [False, False, True, True]
+    assert "2000000 bytes in all" in failed(clients[3].answers[numbers[3]], Code.RESOURCE_EXHAUSTED)
+    assert 2 * 830_000 < budget.used <= budget.limit
+    client, number = clients[0], numbers[0]
+    client.send(number, b"\0")
+    client.h2.end_stream(number)
+    client.exchange()
+    assert budget.used > 2 * 830_000  # until it is answered
+    served.release()
+    client.exchange()
+    assert client.answers[number].messages == [bytes(900_000)]
+    clients[1].server.connection_lost(None)
+    assert budget.used == 0
+
+
+async def test_messages_that_are_unpacked_are_counted_by_what_they_become() -> None:
+    """One at a time, so that what they become is never in memory all at once."""
+    budget = Budget(3_000_000)
+    served = Served(max_message_bytes=2_000_000, budget=budget)
+    client = Client(served)
+    packed = framed(gzip.compress(bytes(1_900_000)), 1)
+    numbers = [client.call("/t/Later", end=False, grpc_encoding="gzip") for _ in range(5)]
+    for number in numbers:
+        client.send(number, packed)
+        client.h2.end_stream(number)
+    client.exchange()
+    assert not served.waiting  # a thread is at work
+    await eventually(lambda: client.exchange() or len(served.waiting) + _num_ended(client) == 5)
+    assert [len(data) for _, data in served.waiting] == [1_900_000]
+    assert budget.used <= budget.limit
+    assert sum(answer.ended and answer.status == 8 for answer in client.answers.values()) == 4
+    served.release()
+    await eventually(lambda: client.exchange() or budget.used == 0)
+
+
+def _num_ended(client: Client) -> int:
+    return sum(answer.ended for answer in client.answers.values())
+
+
+async def test_calls_that_end_while_they_are_unpacked_leave_nothing() -> None:
+    budget = Budget(300_000_000)
+    served = Served(max_message_bytes=100_000_000, budget=budget)
+    client = Client(served)
+    packed = framed(gzip.compress(bytes(20_000_000)), 1)
+    for _ in range(3):
+        number = client.call("/t/Later", end=False, grpc_encoding="gzip")
+        client.send(number, packed)
+        client.h2.end_stream(number)
+    client.exchange()
+    assert budget.used > 0
+    client.server.connection_lost(None)
+    await eventually(lambda: budget.used == 0)
+    assert not served.waiting
+
+
+async def test_connections_take_turns_at_unpacking() -> None:
+    served = Served(max_message_bytes=10_000_000)
+    greedy, other = Client(served), Client(served)
+    large, small = (framed(gzip.compress(bytes(size)), 1) for size in (4_000_000, 100_000))
+    for client, packed in [(greedy, large)] * 5 + [(other, small)]:
+        number = client.call("/t/Later", end=False, grpc_encoding="gzip")
+        client.send(number, packed)
+        client.h2.end_stream(number)
+        client.exchange()
+    await eventually(lambda: len(served.waiting) == 6)
+    assert [len(data) for _, data in served.waiting].index(100_000) <= 2
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("timeout", ["9" * 5_000, "9" * 5_000 + "S", "5x", "", "\u00b2S"])
+def test_a_timeout_that_is_none_is_quoted_in_part(timeout: str) -> None:
+    text = failed(Client(Served()).ask("/t/Echo", b"x", grpc_timeout=timeout), Code.INVALID_ARGUMENT)
+    assert "invalid grpc-timeout" in text
+    assert len(text) < 300
+
+
+def test_texts_repeat_little_of_what_was_sent() -> None:
+    served = Served()
+    texts = [
+        failed(Client(served).ask("/t/" + "x" * 5_000, b"x"), Code.UNIMPLEMENTED),
+        failed(
+            raw(Client(served), "/t/Echo", framed(b"x", 1), grpc_encoding="x" * 5_000), Code.UNIMPLEMENTED
+        ),
+    ]
+    assert all(100 < len(text) < 400 for text in texts)

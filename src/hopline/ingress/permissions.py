@@ -40,6 +40,10 @@ class Permissions:
             globs = (*self.read, *self.admin, *(self.score if model != SERVER else ()))
         return any(fnmatchcase(model, glob) for glob in globs)
 
+    def has(self, permission: Permission) -> bool:
+        """Whether there may be a model that this may be done to."""
+        return bool(getattr(self, permission)) or (permission == "read" and bool(self.admin or self.score))
+
 
 def globs_of(value: bool | tuple[str, ...]) -> tuple[str, ...]:
     """How files and tokens write it: true is everything, false nothing, a list names globs."""

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TypeVar
 
 from hopline import errors
 
 logger = logging.getLogger(__name__)
+
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def without_frames(error: Error) -> Error:
+    """An error that is kept: its frames refer to all that was at work, and to the one who keeps it, so that
+    only the garbage collector would find any of them."""
+    error.__traceback__ = error.__context__ = None
+    return error
 
 
 def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:

@@ -7,9 +7,10 @@ stable code travels in the trailing metadata `hopline-error`, and `retry-after-m
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -25,15 +26,17 @@ from hopline.errors import (
     Overloaded,
     Unavailable,
 )
+from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.grpc_access import GrpcGuard
-from hopline.transports.grpc_call import Call, CallError, Method
-from hopline.transports.grpc_errors import grpc_code
+from hopline.transports.grpc_access import GrpcGuard, permission_of
+from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
+from hopline.transports.grpc_errors import CallError, grpc_code
+from hopline.transports.grpc_names import check_name, check_names
 from hopline.transports.grpc_request import OUTER, RequestReader, parameters_of
-from hopline.transports.grpc_stream import InferStream
+from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
@@ -43,6 +46,8 @@ from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
+#: Of messages that only name something.
+_MAX_NAMING_BYTES = 64 * 1024
 #: Methods of the published interface that there is nothing behind.
 _UNIMPLEMENTED = {
     **{
@@ -103,7 +108,7 @@ class GrpcApp:
             self._count(error.code)
             call.finish(error.code, str(error))
             return
-        known = as_hopline_error(error, request_id or "(none)")
+        known = as_hopline_error(error, request_id[:MAX_QUOTED] or "(none)")
         code = grpc_code(known)
         self._count(code)
         trailers = [("hopline-error", known.code)]
@@ -118,30 +123,49 @@ class GrpcApp:
         counter.inc()
 
     def _method(self, method: Any, prefix: str) -> Method:
+        admit = self._entrance(method.name)
         if method.name == "ModelInfer":
-            return Method(method.name, self._infer)
+            return Method(method.name, self._infer, admit=admit)
         if method.name == "ModelStreamInfer":
-            return Method(method.name, self._stream_infer, streams=True)
+            return Method(method.name, self._stream_infer, streams=True, admit=admit)
         behaviour = getattr(self, f"_{prefix}{_snake_case(method.name)}")
         request = message(method.input_type.full_name)
         answer = self._answer_each if method.name == "Watch" else self._answer_once
 
         def begin(call: Call, data: bytes) -> None:
-            task = asyncio.get_running_loop().create_task(
-                answer(behaviour, method.name, request, call, data)
-            )
-            # Tasks that nobody holds may be collected before they have run.
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            call.on_gone = task.cancel
+            self._work(call, answer(behaviour, method.name, request, call, data))
 
-        return Method(method.name, begin)
+        is_naming = permission_of(method.name) != "admin"
+        return Method(method.name, begin, admit=admit, max_bytes=_MAX_NAMING_BYTES if is_naming else None)
+
+    def _entrance(self, method: str) -> Callable[[Call], None] | None:
+        """Who calls is asked on the head of a call, before a message is read."""
+        guard = self._guard
+        if guard is None or permission_of(method) == "open":
+            return None
+        find = guard.recognise if method == "ModelStreamInfer" else guard.enter
+
+        def admit(call: Call) -> None:
+            call.client = find(method, call.metadata("authorization"), call.metadata("x-api-key"))
+
+        return admit
 
     def _unimplemented(self, name: str, text: str) -> Method:
-        def begin(call: Call, data: bytes) -> None:
-            self.fail(call, CallError(StatusCode.UNIMPLEMENTED, text))
+        def refuse(call: Call) -> None:
+            raise CallError(StatusCode.UNIMPLEMENTED, f"{name}: {text}")
 
-        return Method(name, begin)
+        def begin(call: Call, data: bytes) -> None:
+            """Never: no call is admitted."""
+
+        return Method(name, begin, admit=refuse)
+
+    def _work(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        """Answer a call in a task, which ends where its client gives it up."""
+        task = asyncio.get_running_loop().create_task(work)
+        # Tasks that nobody holds may be collected before they have run.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        call.on_gone = task.cancel
 
     async def _answer_once(
         self,
@@ -151,11 +175,13 @@ class GrpcApp:
         call: Call,
         data: bytes,
     ) -> None:
-        """Let in who may; turn every failure into a status; a cancelled call stays cancelled."""
+        """Turn every failure into a status; a cancelled call stays cancelled."""
         try:
             asked = _parsed(request, data)
-            if self._guard is not None:
-                self._guard.admit(name, asked, call)
+            check_names(asked)
+            if call.client is not None:
+                assert self._guard is not None
+                self._guard.check(name, asked, call.client)
             answer = (await behaviour(asked, call)).SerializeToString()
         except Exception as error:
             self.fail(call, error)
@@ -173,7 +199,9 @@ class GrpcApp:
     ) -> None:
         """The same of a method that answers again and again."""
         try:
-            async for answer in behaviour(_parsed(request, data), call):
+            asked = _parsed(request, data)
+            check_names(asked)
+            async for answer in behaviour(asked, call):
                 call.write(answer.SerializeToString())
         except Exception as error:
             self.fail(call, error)
@@ -183,8 +211,31 @@ class GrpcApp:
     # Inference
 
     def _infer(self, call: Call, data: bytes) -> None:
+        if len(data) > LARGE_BYTES:
+            self._work(call, self._infer_large(call, data))
+            return
         request_id = ""
+        try:
+            request = _parsed(self._outer, data)
+            request_id = request.id
+            self._permit(request, call.client)
+            scoring = self._signed(self._read(request, call.deadline), call)
+        except Exception as error:
+            self.fail(call, error, request_id)
+        else:
+            self._submit(call, request_id, scoring)
 
+    async def _infer_large(self, call: Call, data: bytes) -> None:
+        try:
+            request, scoring = await self._read_large(data, call, call.deadline)
+        except Exception as error:
+            self.fail(call, error)
+            return
+        call.on_gone = None
+        if call.is_open:
+            self._submit(call, request.id, self._signed(scoring, call))
+
+    def _submit(self, call: Call, request_id: str, scoring: ScoreRequest) -> None:
         def deliver(outcome: ScoreResult | HoplineError) -> None:
             call.on_gone = None
             if isinstance(outcome, HoplineError):
@@ -201,40 +252,66 @@ class GrpcApp:
             call.respond(answer)
 
         try:
-            request = _parsed(self._outer, data)
-            request_id = request.id
-            ticket = self._service.submit(self._admit(request, call.deadline, call), deliver)
+            ticket = self._service.submit(scoring, deliver)
         except Exception as error:
             self.fail(call, error, request_id)
         else:
             if call.is_open:
                 call.on_gone = ticket.cancel
 
-    def _admit(self, request: Any, deadline: float | None, call: Call) -> ScoreRequest:
-        client = None if self._guard is None else self._guard.admit("ModelInfer", request, call)
-        if self._turn_away is not None and not request.model_version:
-            self._turn_away(request.model_name)
-        scoring = self._read(request, deadline)
+    def _permit(self, request: Any, client: Client | None) -> None:
+        """Refuse, by the model's name, before tensors are read."""
+        model, version = request.model_name, request.model_version
+        check_name("model_name", model)
+        if version:
+            check_name("model_version", version)
         if client is not None:
-            client.sign(scoring)
+            assert self._guard is not None
+            self._guard.check("ModelInfer", request, client)
+        if self._turn_away is not None and not version:
+            self._turn_away(model)
+
+    def _signed(self, scoring: ScoreRequest, call: Call) -> ScoreRequest:
+        if call.client is not None:
+            call.client.sign(scoring)
         if self._traces:
             join_trace(scoring, call.metadata("traceparent"))
         return scoring
 
+    async def _read_large(
+        self, data: bytes, call: Call, deadline: float | None
+    ) -> tuple[Any, ScoreRequest]:
+        """A request that would keep the loop too long: it is read in a thread, and permitted in between."""
+        request = await asyncio.to_thread(_parsed, self._outer, data)
+        self._permit(request, call.client)
+        return request, await asyncio.to_thread(self._read, request, deadline)
+
     def _stream_infer(self, call: Call, data: bytes) -> None:
         """One answer for each request, in their order; a failed one does not end the stream."""
 
-        def submit(request: Any, deliver: Deliver) -> Ticket:
-            return self._service.submit(self._admit(request, None, call), deliver)
+        def permit(request: Any) -> None:
+            if self._guard is None:
+                self._permit(request, None)
+                return
+            # Again: what was presented may have expired.
+            headers = call.metadata("authorization"), call.metadata("x-api-key")
+            call.client = client = self._guard.recognise("ModelInfer", *headers)
+            self._permit(request, client)
+            if client is not None:
+                client.admit()
 
-        def read(data: bytes) -> Any:
-            return _parsed(self._outer, data)
+        def submit(scoring: ScoreRequest, deliver: Deliver) -> Ticket:
+            return self._service.submit(self._signed(scoring, call), deliver)
 
         def respond(request: Any, outcome: ScoreResult | HoplineError) -> bytes:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        stream = InferStream(call, read, submit, respond, self._stream_ended)
+        read = functools.partial(_parsed, self._outer)
+        # Without keys and traces there is nothing to sign.
+        hand_in = submit if self._guard is not None or self._traces else self._service.submit
+        steps = Steps(read, permit, self._read, hand_in, respond)
+        stream = InferStream(call, steps, self._stream_ended)
         call.listener = stream
         self._streams.add(stream)
         if self._draining:
@@ -260,7 +337,7 @@ class GrpcApp:
             fill_response(answer, request.id, outcome)
         return response
 
-    def _read(self, request: Any, deadline: float | None) -> ScoreRequest:
+    def _read(self, request: Any, deadline: float | None = None) -> ScoreRequest:
         return oip.request_from_tensors(
             request.model_name,
             request.model_version,
@@ -280,7 +357,10 @@ class GrpcApp:
         return message("inference.ServerReadyResponse")(ready=self._is_ready())
 
     async def _model_ready(self, request: Any, call: Call) -> Any:
-        ready = oip.model_is_ready(self._service, request.name, request.version or None)
+        try:
+            ready = oip.model_is_ready(self._service, request.name, request.version or None)
+        except ModelNotFound:
+            ready = False
         return message("inference.ModelReadyResponse")(ready=ready and not self._draining)
 
     async def _server_metadata(self, request: Any, call: Call) -> Any:
@@ -308,10 +388,8 @@ class GrpcApp:
 
     def _shown(self, rows: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
         """Those rows of a list whose models the caller may read."""
-        if self._guard is None:
-            return rows
-        client = self._guard.caller(call)
-        return [row for row in rows if client.may("read", row["name"])]
+        client = call.client
+        return rows if client is None else [row for row in rows if client.may("read", row["name"])]
 
     async def _repository_model_load(self, request: Any, call: Call) -> Any:
         await self._change("load", request)

@@ -22,6 +22,7 @@ _METHODS: dict[str, Permission | Literal["open", "list"]] = {
     "ModelMetadata": "read",
     "ModelConfig": "read",
     "ModelInfer": "score",
+    "ModelStreamInfer": "score",
     # of a mesh watch
     "GetVerdict": "read",
     "WatchVerdicts": "read",
@@ -43,32 +44,64 @@ class GrpcGuard:
     def __init__(self, gate: Gatekeeper) -> None:
         self._gate = gate
 
+    def enter(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
+        """Who calls, before a message has come; None where nobody has to say. What does not depend on the
+        message is checked, and the call is counted.
+
+        Args:
+            method: its name.
+            authorization, api_key: as the call's metadata have them.
+
+        Raises: Unauthenticated, PermissionDenied, RateLimited.
+        """
+        client = self.recognise(method, authorization, api_key)
+        if client is not None:
+            client.admit()
+        return client
+
+    def recognise(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
+        """The same of a call that carries many requests: each is admitted and counted by itself.
+
+        Raises: Unauthenticated, PermissionDenied.
+        """
+        asked = permission_of(method)
+        if asked == "open":
+            return None
+        client = self._gate.identify(authorization, api_key)
+        if asked != "list" and not client.permissions.has(asked):
+            client.check(asked, SERVER)
+        return client
+
+    def check(self, method: str, request: Any, client: Client) -> None:
+        """Refuse what a client may not do with the model that a message names.
+
+        Raises: PermissionDenied.
+        """
+        asked = permission_of(method)
+        model = getattr(request, "model_name", "") or getattr(request, "name", "") or SERVER
+        if asked not in ("open", "list"):
+            client.check(asked, model)  # type: ignore[arg-type]
+        elif model != SERVER and asked == "list":
+            client.check("read", model)
+
     def admit(self, method: str, request: Any, context: Any) -> Client | None:
-        """Who calls; None where nobody has to say.
+        """All of this at once, of a call whose message has come.
 
         Args:
             method: its name.
             request: its message, which may name a model.
-            context: of the call.
+            context: of the call, as grpc.aio has it.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
-        asked = _METHODS.get(method, "admin")
-        if asked == "open":
-            return None
-        client = self.caller(context)
-        model = getattr(request, "model_name", "") or getattr(request, "name", "") or SERVER
-        if asked != "list":
-            client.check(asked, model)
-        elif model != SERVER:
-            client.check("read", model)
-        client.admit()
+        metadata = dict(context.invocation_metadata() or ())
+        client = self.recognise(method, metadata.get("authorization"), metadata.get("x-api-key"))
+        if client is not None:
+            self.check(method, request, client)
+            client.admit()
         return client
 
-    def caller(self, context: Any) -> Client:
-        """Who calls.
 
-        Raises: Unauthenticated.
-        """
-        metadata = dict(context.invocation_metadata() or ())
-        return self._gate.identify(metadata.get("authorization"), metadata.get("x-api-key"))
+def permission_of(method: str) -> Permission | Literal["open", "list"]:
+    """What a method asks for, by its name."""
+    return _METHODS.get(method, "admin")

@@ -1,7 +1,8 @@
 """One gRPC call on a stream of HTTP/2: messages, metadata, deadline, status ("gRPC over HTTP2").
 
-A method is begun with a call's message, or, where the client streams, with its first; it answers when it
-likes, through the call.
+A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
+call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
+messages are unpacked when their turn comes, and are what they become to every bound.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from urllib.parse import quote
 from grpc import StatusCode
 
 from hopline.errors import BadRequest
-from hopline.transports.compression import decompress
+from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
+from hopline.transports.http2_turns import Turns
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -35,6 +38,8 @@ _OK = block_of([(b"grpc-status", b"0")])
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: Of a status' text, encoded: what clients surely take in their trailers.
 _MAX_TEXT_BYTES = 4096
+#: Characters of what a client sent that a text repeats.
+MAX_QUOTED = 200
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
@@ -49,18 +54,6 @@ _REFUSALS = frozenset(
 )
 
 
-class CallError(Exception):
-    """What ends a call with a status that no error of Hopline has.
-
-    Attributes:
-        code: that status.
-    """
-
-    def __init__(self, code: StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 @dataclass(frozen=True, slots=True)
 class Method:
     """A method of a service.
@@ -69,22 +62,22 @@ class Method:
         name: without its service.
         begin: is given the call and, of one that does not stream, its message.
         streams: whether the client sends any number of messages, to `Call.listener`, which `begin` sets.
+        admit: is given the call once its head has come, and raises what refuses it; None admits all.
+        max_bytes: of a message, where that is less than the endpoint's limit.
     """
 
     name: str
     begin: Callable[[Call, bytes], None]
     streams: bool = False
+    admit: Callable[[Call], None] | None = None
+    max_bytes: int | None = None
 
 
 class Listener:
     """Takes the messages of a client that streams."""
 
-    def message(self, flag: int, data: bytes) -> None:
-        """One of them, as `Call.unpacked` takes it."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """The client has sent all."""
+    def heard(self) -> None:
+        """Something came: `Call.next_message` may have a message, and `Call.is_heard` may be true now."""
         raise NotImplementedError
 
     def sent(self) -> None:
@@ -102,25 +95,30 @@ class Call:
         head: metadata and more.
 
     Attributes:
+        client: who calls, where `Method.admit` has told.
         deadline: on the monotonic clock, in seconds; None without one.
+        is_heard: whether a client that streams has sent all it has to.
         listener: of a client that streams.
         on_gone: called when the client gives the call up.
     """
 
     __slots__ = (
         "_begun",
-        "_buffer",
         "_endpoint",
         "_finished",
         "_head",
         "_kept",
+        "_max_bytes",
+        "_message",
         "_method",
+        "_next",
         "_num_unsent",
         "_since",
         "_stream",
-        "_wanted",
-        "_was_heard",
+        "_unpacking",
+        "client",
         "deadline",
+        "is_heard",
         "listener",
         "on_gone",
     )
@@ -131,18 +129,38 @@ class Call:
         self._method = method
         self._head = head
         self._since = endpoint.now
-        self._buffer = b""
-        #: Of a message that is not whole, and the bytes that are missing.
+        self._max_bytes = endpoint.max_message_bytes
+        if method.max_bytes is not None and method.max_bytes < self._max_bytes:
+            self._max_bytes = method.max_bytes
+        #: What came and was not begun with, where it is not a whole message of a call that has one.
         self._kept = bytearray()
-        self._wanted = 0
+        #: The one message of a call that has one, and whether it is compressed, until its client's end.
+        self._message: tuple[int, bytes] | None = None
+        #: One whole message of a client that streams, before it is stored.
+        self._next: bytes | None = None
+        self._unpacking: Unpacking | None = None
         self._begun = False  # an answer
         self._finished = False
         self._num_unsent = 0
-        self._was_heard = False
+        self.client: Any = None
+        self.is_heard = False
         self.listener: Listener | None = None
         self.on_gone: Callable[[], object] | None = None
+        self.deadline: float | None = None
+
+    def start(self) -> None:
+        """Admit the call, and begin with it where its client streams.
+
+        Raises: what it is refused with.
+        """
+        head, method, stream = self._head, self._method, self._stream
+        if method.admit is not None:
+            method.admit(self)
         timeout = head.get(b"grpc-timeout")
-        self.deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
+        if timeout is not None:
+            self.deadline = time.monotonic() + _seconds(timeout)
+        if head.num_bytes and not stream.keep(head.num_bytes):
+            raise self._no_room()
         if method.streams:
             stream.lasts = True
             method.begin(self, b"")
@@ -166,6 +184,7 @@ class Call:
 
     def respond(self, message: bytes) -> None:
         """The one answer of a call that went well."""
+        self._finished = True
         data = b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
         self._stream.send(_HEAD if not self._begun else b"", data, _OK)
 
@@ -186,6 +205,7 @@ class Call:
         if self._finished:
             return
         self._finished = True
+        self._forget()
         if code is StatusCode.OK and not trailers:
             self._stream.send(b"" if self._begun else _HEAD, b"", _OK)
             return
@@ -208,6 +228,16 @@ class Call:
         """Until its status is given, or the client gave it up."""
         return self._stream.is_open
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a message, or a part of one, that was not taken."""
+        return self._next is not None or bool(self._kept)
+
+    @property
+    def turns(self) -> Turns:
+        """Whose turn it is."""
+        return self._endpoint.turns
+
     def hold(self) -> None:
         """Let the client send no more messages for now."""
         self._stream.hold()
@@ -225,15 +255,29 @@ class Call:
         try:
             self._take(data, is_last)
         except Exception as error:  # the boundary of a call: the others of its connection go on
-            self._endpoint.failed(self, error)
-            self.gone()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        on_gone, self.on_gone = self.on_gone, None
+        self._endpoint.failed(self, error)
+        if on_gone is not None:
+            on_gone()
 
     def gone(self) -> None:
         """The client gave it up."""
-        on_gone, self.on_gone = self.on_gone, None
-        self.listener = None
+        on_gone = self.on_gone
+        self._forget()
+        self._finished = True
         if on_gone is not None:
             on_gone()
+
+    def _forget(self) -> None:
+        """Drop what came, and those who are told: what refers to this call waits for the collector else."""
+        self.on_gone = self.listener = self._message = self._next = None
+        self._kept = bytearray()
+        if self._unpacking is not None:
+            self._unpacking.cancel()
+            self._unpacking = None
 
     def sent(self) -> None:
         """All answers have left."""
@@ -256,94 +300,178 @@ class Call:
             self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text))
 
     def _take(self, data: bytes, is_last: bool) -> None:
-        if self._wanted:
-            self._keep(data)
-            self._wanted -= len(data)
-            if self._wanted <= 0:
-                data, self._kept, self._wanted = bytes(self._kept), bytearray(), 0
-                self._stream.keep(-self._stream.num_held)
-            else:
-                data = b""
-        while len(data) >= PREFIX_BYTES:
-            size = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
-            if size - PREFIX_BYTES > self._endpoint.max_message_bytes:
-                raise CallError(
-                    StatusCode.RESOURCE_EXHAUSTED,
-                    f"a message of {size - PREFIX_BYTES} bytes is larger than "
-                    f"{self._endpoint.max_message_bytes} (server.max_body_bytes)",
-                )
-            if len(data) < size:
-                break
-            flag, message, data = data[0], data[PREFIX_BYTES:size], data[size:]
-            self._hear(flag, message)
-            if not self._stream.is_open:
-                return
+        if self._method.streams:
+            self.is_heard = is_last
+            self._take_more(data)
+            return
+        was_kept = bool(self._kept)
+        if was_kept:
+            if data:
+                self._keep(data)
+            data = self._whole_of_kept()
         if data:
-            size = PREFIX_BYTES
-            if len(data) >= PREFIX_BYTES:
-                size += int.from_bytes(data[1:PREFIX_BYTES], "big")
-            self._keep(data)
-            self._wanted = size - len(data)
+            size = self._size(data) or PREFIX_BYTES
+            if self._message is not None or len(data) > size:
+                raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
+            if len(data) < size:
+                self._keep(data)
+            elif was_kept or self._stream.keep(size):
+                self._message = data[0], data[PREFIX_BYTES:]
+            else:
+                raise self._no_room()
         if is_last:
-            self._hear_end()
+            self._begin()
 
-    def _keep(self, data: bytes) -> None:
-        self._kept += data
-        limit = self._endpoint.max_held_bytes
-        if self._stream.keep(len(data)) > limit:
+    def _take_more(self, data: bytes) -> None:
+        """Of a client that streams: most send one message at a time, which need not be stored first."""
+        if data and not self._kept and self._size(data) == len(data):
+            self._next = data
+        elif data:
+            self._keep(data)
+        if self.listener is not None:
+            self.listener.heard()
+        if self._next is not None:  # its turn has not come
+            data, self._next = self._next, None
+            self._keep(data)
+
+    def _size(self, data: bytes | bytearray) -> int | None:
+        """Of the message that data begins with, its prefix included; None where that is not told yet."""
+        if len(data) < PREFIX_BYTES:
+            return None
+        size = int.from_bytes(data[1:PREFIX_BYTES], "big")
+        if size > self._max_bytes:
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"requests of over {limit} bytes together were begun over this connection and not ended",
+                f"a message of {size} bytes is larger than {self._max_bytes}"
+                + (
+                    " (server.max_body_bytes)"
+                    if self._max_bytes == self._endpoint.max_message_bytes
+                    else ""
+                ),
             )
+        return PREFIX_BYTES + size
 
-    def _hear(self, flag: int, message: bytes) -> None:
-        if self._method.streams:
-            if self.listener is not None:
-                self.listener.message(flag, message)
-        elif self._was_heard:
-            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
-        else:
-            self._was_heard = True
-            self._buffer = self.unpacked(flag, message)
+    def _keep(self, data: bytes) -> None:
+        if not self._stream.keep_arriving(len(data), self._endpoint.max_arriving_bytes):
+            raise self._no_room()
+        self._kept += data
 
-    def _hear_end(self) -> None:
-        if self._wanted:
+    def _whole_of_kept(self) -> bytes:
+        """What was kept, if it is a whole message or more; else it is kept on."""
+        kept = self._kept
+        size = self._size(kept)
+        if size is None or len(kept) < size:
+            return b""
+        self._kept = bytearray()
+        self._stream.arrived(len(kept))
+        return bytes(kept)
+
+    def _no_room(self) -> CallError:
+        return CallError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            "requests that are not answered yet hold all the memory that they may, over this connection "
+            f"({self._endpoint.max_arriving_bytes} bytes that were not begun with) or in this worker "
+            f"({self._endpoint.budget.limit} bytes in all); ask again later",
+        )
+
+    def _begin(self) -> None:
+        """All has come."""
+        if self._kept:
             raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
-        if self._method.streams:
-            if self.listener is not None:
-                self.listener.end()
-        elif not self._was_heard:
+        if self._message is None:
             raise CallError(
                 StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes a message, but there is none"
             )
+        flag, message = self._message
+        self._message = None
+        if flag:
+            self.unpack(flag, message, self._begin_unpacked)
         else:
-            message, self._buffer = self._buffer, b""
             self._method.begin(self, message)
 
-    def unpacked(self, flag: int, message: bytes) -> bytes:
-        """A message as it was before its client compressed it.
+    def _begin_unpacked(self, message: bytes | Exception) -> None:
+        if isinstance(message, Exception):  # raised here, it would refer to itself by this frame
+            self._fail(message)
+            return
+        try:
+            self._method.begin(self, message)
+        except Exception as error:  # the boundary of a call
+            self._fail(error)
 
-        Raises:
-            CallError: it cannot be told how.
-            BadRequest, RequestTooLarge: what it is, or becomes.
+    def next_message(self) -> tuple[int, bytes] | None:
+        """The next message of a client that streams, as `unpack` takes it; None where none has come whole.
+
+        What it holds is held until `give_back`.
+
+        Raises: CallError: it is too large, or the last one and not whole, or there is no room for it.
+        """
+        if self._next is not None:
+            data, self._next = self._next, None
+            if not self._stream.keep(len(data)):
+                raise self._no_room()
+            return data[0], data[PREFIX_BYTES:]
+        kept = self._kept
+        size = self._size(kept)
+        if size is None or len(kept) < size:
+            if kept and self.is_heard:
+                raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
+            return None
+        flag, message = kept[0], bytes(kept[PREFIX_BYTES:size])
+        del kept[:size]
+        self._stream.arrived(size)
+        return flag, message
+
+    def drop(self) -> None:
+        """Forget messages that were not taken."""
+        size = len(self._kept)
+        self._next, self._kept = None, bytearray()
+        self._stream.arrived(size)
+        self._stream.give_back(size)
+
+    def give_back(self, num_bytes: int) -> None:
+        """Messages of a client that streams are answered: with prefixes, packed and unpacked."""
+        self._stream.give_back(num_bytes)
+
+    def unpack(self, flag: int, message: bytes, done: Callable[[bytes | Exception], None]) -> None:
+        """Read a message as it was before its client compressed it.
+
+        Args:
+            flag: whether it is compressed.
+            message: as it came.
+            done: called with it, or with what is wrong with it: at once where it is small, else later,
+                unless the call ends before.
+
+        Raises: CallError: it cannot be told how.
         """
         if not flag:
-            return message
+            done(message)
+            return
         encoding = self.metadata("grpc-encoding") or "identity"
         if flag != 1 or encoding == "identity":
             raise CallError(
-                StatusCode.INTERNAL, f"a message is compressed ({flag}), and grpc-encoding {encoding}"
+                StatusCode.INTERNAL,
+                f"a message is compressed ({flag}), and grpc-encoding {encoding[:MAX_QUOTED]}",
             )
         if encoding not in ("gzip", "deflate"):
             raise CallError(
                 StatusCode.UNIMPLEMENTED,
-                f"grpc-encoding {encoding!r} is not supported; send gzip or deflate",
+                f"grpc-encoding {encoding[:MAX_QUOTED]!r} is not supported; send gzip or deflate",
             )
-        return decompress(encoding, message, self._endpoint.max_message_bytes)
+
+        def unpacked(content: bytes | Exception) -> None:
+            self._unpacking = None
+            if not isinstance(content, Exception) and not self._stream.keep(len(content)):
+                content = self._no_room()
+            done(content)
+
+        self._unpacking = self._endpoint.unpacker.unpack(
+            self._stream.connection, encoding, message, self._max_bytes, unpacked
+        )
 
 
 def _encoded(text: str) -> bytes:
     """A status' text as its trailer has it, cut if that would be too long."""
+    text = text[:_MAX_TEXT_BYTES]
     encoded = quote(text, safe=_PRINTABLE, errors="replace")
     while len(encoded) > _MAX_TEXT_BYTES:
         text = text[: len(text) * _MAX_TEXT_BYTES // len(encoded)]
@@ -358,7 +486,8 @@ def _seconds(timeout: bytes) -> float:
     """
     unit = _UNITS.get(timeout[-1:])
     if unit is None or not 1 < len(timeout) <= 9 or not timeout[:-1].isdigit():
-        raise BadRequest(f"grpc-timeout {timeout.decode('latin-1')!r} is none; 250m is 250 milliseconds")
+        quoted = timeout[:MAX_QUOTED].decode("latin-1")
+        raise BadRequest(f"invalid grpc-timeout {quoted!r} (example: 250m is 250 milliseconds)")
     return int(timeout[:-1]) * unit
 
 

@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping
 
 from grpc import StatusCode
 
-from hopline.transports.grpc_call import Call, CallError, Method
+from hopline.transports.budget import Budget
+from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
+from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_unpacking import Unpacker
 from hopline.transports.http2_connection import Http2Connection
-from hopline.transports.http2_head import Head, block_of
+from hopline.transports.http2_head import Head, block_of, head_of
+from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.http2_stream import Stream
+from hopline.transports.http2_turns import Turns
 from hopline.transports.http_lane import LateLane
 
 #: Connections of one client that come together are not told to go together.
 _SPREAD = 0.2
-#: Requests of the largest size that one connection may have begun at a time.
-_HELD_MESSAGES = 4
+#: Requests of the largest size that a process has room for, where nobody says otherwise.
+_BUDGET_MESSAGES = 8
 
 
 class GrpcEndpoint:
@@ -28,11 +33,16 @@ class GrpcEndpoint:
         connection_age_s: a client is told to connect anew after this.
         read_timeout_s: a request must have arrived whole by then.
         is_pressed: see `LateLane`.
+        budget: of the process, for requests that are not answered; None makes one of eight messages.
+        turns: whose turn it is to go on; None makes one.
 
     Attributes:
         connections: that are open.
-        max_held_bytes: of requests that are not whole, of one connection together.
+        budget: as given.
+        max_arriving_bytes: of requests that nothing was begun with, of one connection together.
         lane: of those whose last answer was a refusal.
+        turns: as given.
+        unpacker: of compressed messages.
         closing: whether new connections are told at once to go.
     """
 
@@ -45,16 +55,21 @@ class GrpcEndpoint:
         connection_age_s: float,
         read_timeout_s: float,
         is_pressed: Callable[[], bool] = lambda: False,
+        budget: Budget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._methods = methods
         self.failed = fail
         self.max_message_bytes = max_message_bytes
-        self.max_held_bytes = _HELD_MESSAGES * max_message_bytes
+        self.max_arriving_bytes = max_message_bytes + FREE_BYTES
+        self.budget = budget or Budget(_BUDGET_MESSAGES * max_message_bytes)
+        self.unpacker = Unpacker(self.budget)
         self._connection_age_s = connection_age_s
         self.read_timeout_s = read_timeout_s
         self.connections: set[Http2Connection] = set()
         self.closing = False
         self.lane = LateLane(is_pressed)
+        self.turns = turns or Turns()
         self.now = 0.0
         text = (
             b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has a port of its own\n"
@@ -77,15 +92,17 @@ class GrpcEndpoint:
         path = head.get(b":path", b"")
         method = self._methods.get(path)
         if method is None:
-            name = path.decode("latin-1")
+            name = path[:MAX_QUOTED].decode("latin-1")
             error = CallError(StatusCode.UNIMPLEMENTED, f"there is no method {name!r}")
-            self.failed(Call(self, stream, _NO_METHOD, {}), error)
+            self.failed(Call(self, stream, _NO_METHOD, _NO_HEAD), error)
             return None
+        call = Call(self, stream, method, head)
         try:
-            return Call(self, stream, method, head)
+            call.start()
         except Exception as error:  # the boundary of a call
-            self.failed(Call(self, stream, _NO_METHOD, {}), error)
+            self.failed(call, error)
             return None
+        return call
 
     def age_of(self, connection: Http2Connection) -> float:
         """Seconds until a connection is told to go; not the same for all."""
@@ -130,6 +147,7 @@ def _no_method(call: Call, message: bytes) -> None:
 
 
 _NO_METHOD = Method("", _no_method)
+_NO_HEAD = head_of(())
 
 
 def _refusal(head: Head) -> bytes | None:

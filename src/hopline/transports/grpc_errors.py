@@ -6,6 +6,19 @@ from grpc import StatusCode
 
 from hopline import errors
 
+
+class CallError(Exception):
+    """What ends a call with a status that no error of Hopline has.
+
+    Attributes:
+        code: that status.
+    """
+
+    def __init__(self, code: StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.HoplineError: StatusCode.INTERNAL,
     errors.BadRequest: StatusCode.INVALID_ARGUMENT,

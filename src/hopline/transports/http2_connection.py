@@ -5,7 +5,8 @@ several times what scoring a node does, most of it in handing each call from thr
 its end is not in order: see docs/log.md. Header blocks are read by a library (hpack).
 
 Handled here: flow control in both directions, limits on heads, streams and resets, an end in order
-(announced, confirmed by the client, and only then final), slow readers, connections that came of age.
+(announced, confirmed by the client, and only then final), slow readers, connections that came of age,
+and turns: what came at once is read for a bounded time, then others are (`http2_turns.py`).
 
 This file is long because every kind of frame, and every way in which a connection ends, changes one state.
 """
@@ -16,6 +17,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hopline.transports.http2_closed import ClosedStreams
+from hopline.transports.http2_fields import content_length
 from hopline.transports.http2_frames import (
     ACK,
     CONTINUATION,
@@ -53,8 +56,10 @@ from hopline.transports.http2_frames import (
     settings,
     window_update,
 )
-from hopline.transports.http2_head import MAX_HEAD_BYTES, HeadError, HeadReader
+from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader
+from hopline.transports.http2_held import Held
 from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
+from hopline.transports.http2_turns import TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -110,7 +115,7 @@ class Http2Connection(asyncio.Protocol):
         resize: what the next head begins with: the client's table was made smaller, and ours is not used.
         is_final: whether the client has heard that no further stream is taken.
         is_blocked: whether the client does not read what was sent.
-        num_held: bytes of requests that are not whole.
+        held: what its requests hold of the process's memory.
         num_resets: streams that were given up within this second.
         is_late: whether its last answer was a refusal: what it sends next waits for the others.
     """
@@ -123,7 +128,7 @@ class Http2Connection(asyncio.Protocol):
         self._heads = HeadReader()
         self._streams: dict[int, Stream] = {}
         self._blocked: dict[Stream, None] = {}
-        self._last = 0
+        self._closed_streams = ClosedStreams()
         self._first_window = DEFAULT_WINDOW
         self.send_window = DEFAULT_WINDOW
         self._receive_window = _CONNECTION_WINDOW
@@ -135,13 +140,15 @@ class Http2Connection(asyncio.Protocol):
         self.num_resets = 0
         self._since = endpoint.now
         self._ending_since: float | None = None
-        self.num_held = 0
+        self.held = Held(endpoint.budget)
         self._num_settings = 0
         #: Of a connection that ends: bytes that had not left when it was last looked.
         self._unsent = 0
         self._has_confirmed = False
         self.is_final = False
         self.is_late = False
+        #: Whether what came is not all read, and goes on later.
+        self._is_waiting = False
         self._is_paused = self.is_blocked = False
         self._closed = False
 
@@ -170,12 +177,10 @@ class Http2Connection(asyncio.Protocol):
         self.is_final = True
         self._endpoint.connections.discard(self)
         self._endpoint.lane.leave(self)
-        streams, self._streams = list(self._streams.values()), {}
-        self._blocked.clear()
-        for stream in streams:
-            stream.is_open = False
-            if stream.receiver is not None:
-                stream.receiver.gone()
+        self._endpoint.turns.leave(self)
+        self._buffer = b""
+        self._unfinished = None
+        self._abandon_streams()
 
     def eof_received(self) -> bool:
         """A half-closed client counts as gone, since nothing else tells that it is."""
@@ -193,14 +198,21 @@ class Http2Connection(asyncio.Protocol):
         self._resume()
         if not self._closed:
             self._pump()
+        if self._is_waiting and not self._closed and self not in self._endpoint.lane:
+            self._endpoint.turns.wait(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that are whole."""
+        """Take the frames that are whole, as far as this turn goes."""
         if self._closed:
             return
-        if self.is_late:
+        if self._is_waiting:
+            self._buffer += data
+        elif self.is_late:
             self._endpoint.lane.hold(self, data)
-            return
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if self._buffer:
             data = self._buffer + data
         self._out = []
@@ -225,12 +237,29 @@ class Http2Connection(asyncio.Protocol):
             self._linger()
         elif self.is_final and not self._streams:
             self._finish()
+        elif self._is_waiting:
+            self.pause_reading()
+            if self.is_late:
+                self._endpoint.lane.hold(self, b"")
+            else:
+                self._endpoint.turns.wait(self)
 
     def take_late(self, data: bytes) -> None:
         """Read what waited in the lane, and go on reading."""
         self.is_late = False
-        self.data_received(data)
-        if self._is_paused:
+        self.go_on(data)
+
+    def go_on(self, data: bytes = b"") -> None:
+        """Read what is left over of what came, behind what others sent."""
+        if self._closed:
+            return
+        if self.is_blocked:  # until it reads again
+            self._buffer += data
+            self._is_waiting = True
+            return
+        self._is_waiting = False
+        self._read(data)
+        if self._is_paused and not self._is_waiting:
             self._is_paused = False
             self._resume()
 
@@ -262,9 +291,10 @@ class Http2Connection(asyncio.Protocol):
         return len(PREFACE)
 
     def _take_frames(self, data: bytes, position: int) -> int:
-        """Handle whole frames from a position on; where the first one begins that is not."""
+        """Handle whole frames from a position on, as far as this turn goes; where the next one begins."""
         size = len(data)
         unpack = HEAD.unpack_from
+        until = 0.0
         while size - position >= HEAD_BYTES and not self._closed:
             word, flags, number = unpack(data, position)
             length, kind = word >> 8, word & 0xFF
@@ -278,8 +308,17 @@ class Http2Connection(asyncio.Protocol):
             number &= MOST
             if self._unfinished is not None:
                 self._continue(kind, flags, number, payload)
+            elif not self._knows_settings and (kind != SETTINGS or flags & ACK):
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame has to be SETTINGS")
             elif kind in _FRAMES:  # others mean nothing to us
                 _FRAMES[kind](self, flags, number, payload)
+            if position < size:
+                now = self._endpoint.turns.clock()
+                if not until:
+                    until = now + TURN_S
+                elif now > until:
+                    self._is_waiting = True
+                    break
         return position
 
     # Frames
@@ -292,12 +331,15 @@ class Http2Connection(asyncio.Protocol):
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
             self.write(window_update(0, _CONNECTION_WINDOW - self._receive_window))
             self._receive_window = _CONNECTION_WINDOW
+        if flags & PADDED:
+            payload = _unpadded(payload)
         stream = self._streams.get(number)
         if stream is None:
             self._check_known(number, "DATA")
+            is_last = bool(flags & END_STREAM)
+            if not self.is_final and not self._closed_streams.takes(number, is_last=is_last):
+                self._reset(number, ErrorCode.STREAM_CLOSED)
             return
-        if flags & PADDED:
-            payload = _unpadded(payload)
         if stream.is_heard:
             stream.reset(ErrorCode.STREAM_CLOSED)
             return
@@ -305,6 +347,8 @@ class Http2Connection(asyncio.Protocol):
             stream.is_heard = True
         if not stream.take(length):
             stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
+        elif stream.content_left is not None and not stream.takes_content(len(payload)):
+            stream.reset(ErrorCode.PROTOCOL_ERROR)
         elif stream.receiver is not None:
             stream.receiver.data(payload, stream.is_heard)
 
@@ -339,43 +383,77 @@ class Http2Connection(asyncio.Protocol):
         head = self._heads.read(block)
         stream = self._streams.get(number)
         if stream is not None:
-            self._take_trailers(stream, flags)
+            self._take_trailers(stream, flags, head)
             return
+        closed = self._closed_streams
         if number % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a client's")
-        if number <= self._last:
-            return  # the trailers of a stream that has ended here
+        if number <= closed.last:
+            self._take_late_head(flags, number)
+            return
         if self.is_final:
             return  # told that it is not taken
-        if not self._knows_settings:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream before SETTINGS")
         if self.num_resets > _MAX_RESETS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
-        self._last = number
-        if len(self._streams) >= MAX_STREAMS:
-            self.write(rst_stream(number, ErrorCode.REFUSED_STREAM))
+        closed.open(number)
+        is_heard = bool(flags & END_STREAM)
+        if head.fault or len(self._streams) >= MAX_STREAMS:
+            if not is_heard:
+                closed.discard(number)
+            if head.fault:
+                logger.debug("stream %d begins with %s", number, head.fault)
+            self._reset(number, ErrorCode.PROTOCOL_ERROR if head.fault else ErrorCode.REFUSED_STREAM)
             return
         stream = Stream(self, number, self._first_window)
+        if b"content-length" in head:
+            stream.content_left = content_length(head)
+            if is_heard and stream.content_left:
+                self._reset(number, ErrorCode.PROTOCOL_ERROR)
+                return
         self._streams[number] = stream
-        stream.is_heard = bool(flags & END_STREAM)
-        stream.receiver = self._endpoint.open(stream, head)
-        if stream.is_heard and stream.receiver is not None and stream.is_open:
-            stream.receiver.data(b"", True)
+        stream.is_heard = is_heard
+        receiver = self._endpoint.open(stream, head)
+        if receiver is not None and stream.is_open:
+            stream.receiver = receiver
+            if is_heard:
+                receiver.data(b"", True)
 
-    def _take_trailers(self, stream: Stream, flags: int) -> None:
-        if stream.is_heard or not flags & END_STREAM:
+    def _take_late_head(self, flags: int, number: int) -> None:
+        """Fields for a stream that is closed: the trailers of one that was ended here, or a fault."""
+        closed = self._closed_streams
+        if closed.takes(number, is_last=bool(flags & END_STREAM)):
+            return
+        if closed.was_skipped(number):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} behind stream {closed.last}")
+        raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed")
+
+    def _take_trailers(self, stream: Stream, flags: int, head: Head) -> None:
+        if stream.is_heard:
+            stream.reset(ErrorCode.STREAM_CLOSED)
+            return
+        if not flags & END_STREAM or head.trailers_fault:
             stream.reset(ErrorCode.PROTOCOL_ERROR)
             return
         stream.is_heard = True
-        if stream.receiver is not None:
+        if stream.content_left:
+            stream.reset(ErrorCode.PROTOCOL_ERROR)
+        elif stream.receiver is not None:
             stream.receiver.data(b"", True)
+
+    def _reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream that there is not, or not any more; that counts as the client's doing."""
+        self.num_resets += 1
+        self.write(rst_stream(number, code))
 
     def _on_priority(self, flags: int, number: int, payload: bytes) -> None:
         if number == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY of no stream")
-        stream = self._streams.get(number)
-        if len(payload) != 5 and stream is not None:
-            stream.reset(ErrorCode.FRAME_SIZE_ERROR)
+        if len(payload) != 5:
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.reset(ErrorCode.FRAME_SIZE_ERROR)
+            elif self._closed_streams.is_idle(number):  # which cannot be reset
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another length")
 
     def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -383,11 +461,11 @@ class Http2Connection(asyncio.Protocol):
         stream = self._streams.get(number)
         if stream is None:
             self._check_known(number, "RST_STREAM")
+            self._closed_streams.takes(number, is_last=True)
             return
         self.num_resets += 1
-        stream.close()
-        if stream.receiver is not None:
-            stream.receiver.gone()
+        stream.is_heard = True  # nothing more comes
+        stream.abandon()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number != 0:
@@ -401,8 +479,12 @@ class Http2Connection(asyncio.Protocol):
         if self._num_settings > _MAX_SETTINGS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_SETTINGS} SETTINGS in a second")
         window = self._first_window
-        for setting, value in dict(SETTING.iter_unpack(payload)).items():
-            self._set(setting, value)
+        if payload:
+            values = list(SETTING.iter_unpack(payload))
+            for setting, value in values:
+                _check_setting(setting, value)
+            for setting, value in dict(values).items():  # the last ones count
+                self._set(setting, value)
         self.write(_SETTINGS_ACK)
         if self._first_window > window:
             # Behind the ACK: before it, the client counts by what it said earlier.
@@ -412,8 +494,6 @@ class Http2Connection(asyncio.Protocol):
 
     def _set(self, setting: int, value: int) -> None:
         if setting == INITIAL_WINDOW_SIZE:
-            if value > MOST:
-                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
             change = value - self._first_window
             self._first_window = value
             for stream in self._streams.values():
@@ -422,10 +502,6 @@ class Http2Connection(asyncio.Protocol):
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
         elif setting == HEADER_TABLE_SIZE and value < 4096:
             self.resize = b"\x20"
-        elif setting == ENABLE_PUSH and value > 1:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
-        elif setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE is 2^14 to 2^24 - 1")
 
     def _on_push_promise(self, flags: int, number: int, payload: bytes) -> None:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients promise nothing")
@@ -478,7 +554,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _check_known(self, number: int, what: str) -> None:
         """Frames of streams that have ended may still come; of those that never were, not."""
-        if number == 0 or (number > self._last and not self.is_final):
+        if number == 0 or (self._closed_streams.is_idle(number) and not self.is_final):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which is none")
 
     # For streams
@@ -498,7 +574,8 @@ class Http2Connection(asyncio.Protocol):
 
     def forget(self, stream: Stream) -> None:
         """It has ended."""
-        self._streams.pop(stream.number, None)
+        if self._streams.pop(stream.number, None) is not None and not stream.is_heard:
+            self._closed_streams.discard(stream.number)
         self._blocked.pop(stream, None)
         if self.is_final and not self._streams and self._out is None:
             self._finish()
@@ -560,7 +637,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _make_final(self) -> None:
         self.is_final = True
-        self.write(goaway(self._last, ErrorCode.NO_ERROR))
+        self.write(goaway(self._closed_streams.last, ErrorCode.NO_ERROR))
         if not self._streams and self._out is None:
             self._finish()
 
@@ -572,19 +649,20 @@ class Http2Connection(asyncio.Protocol):
 
     def _give_up(self, code: ErrorCode, text: str) -> None:
         self._closed = True
-        self.write(goaway(self._last, code, text))
+        self.write(goaway(self._closed_streams.last, code, text))
+        self._abandon_streams()
+
+    def _abandon_streams(self) -> None:
         for stream in list(self._streams.values()):
-            stream.is_open = False
-            if stream.receiver is not None:
-                stream.receiver.gone()
-        self._streams.clear()
-        self._blocked.clear()
+            stream.abandon()
 
     def _linger(self) -> None:
         """Say that nothing more comes, and wait for the client to close."""
         self.is_final = True
         self._ending_since = self._endpoint.now
         self._unsent = self._transport.get_write_buffer_size()
+        self._buffer, self._is_waiting = b"", False
+        self._endpoint.turns.leave(self)
         if self._is_paused or self.is_blocked:  # or its end would not be heard
             self._is_paused = self.is_blocked = False
             self._transport.resume_reading()
@@ -612,6 +690,16 @@ _FRAMES = {
     WINDOW_UPDATE: Http2Connection._on_window_update,
     CONTINUATION: Http2Connection._on_continuation,
 }
+
+
+def _check_setting(setting: int, value: int) -> None:
+    """Refuse values that there are not (6.5.2)."""
+    if setting == INITIAL_WINDOW_SIZE and value > MOST:
+        raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
+    if setting == ENABLE_PUSH and value > 1:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+    if setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE is 2^14 to 2^24 - 1")
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -6,22 +6,48 @@ table. While nothing enters or leaves that table, the same bytes mean the same h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 
+from hopline.transports.http2_fields import Fields, request_fault, trailers_fault
 from hopline.transports.http2_frames import ErrorCode
 
-#: Names in lower case, pseudo-headers among them; of headers that come twice, the last.
-Head: TypeAlias = Mapping[bytes, bytes]
-
-#: Of all headers of one request together, as HPACK counts them.
-MAX_HEAD_BYTES = 64 * 1024
+#: Of all headers of one request together, as HPACK counts them, and of their block. The C core of gRPC
+#: takes no more than that either; reading 64 KiB of Huffman codes keeps the loop for 15 ms.
+MAX_HEAD_BYTES = 16 * 1024
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
+#: Blocks of up to this are not counted among what a request holds.
+_SMALL_BLOCK_BYTES = 1024
 #: Begins a block that first resizes the table.
 _SIZE_UPDATE = 0x20
 _MAX_RESIZES = 16
+
+
+class Head(dict[bytes, bytes]):
+    """Names in lower case, pseudo-headers among them; of headers that come twice, the last.
+
+    Attributes:
+        fault: why this is not the head of a request; "" where it is.
+        trailers_fault: why this is not the end of a request; "" where it is.
+        num_bytes: of its block; 0 where it is not worth counting.
+    """
+
+    fault = ""
+    trailers_fault = "pseudo-header fields (8.1)"
+    num_bytes = 0
+
+
+def head_of(fields: Fields, num_bytes: int = 0) -> Head:
+    """The headers of a block of so many bytes."""
+    head = Head(fields)
+    if num_bytes > _SMALL_BLOCK_BYTES:
+        head.num_bytes = num_bytes
+    fault = request_fault(fields)
+    if fault:
+        head.fault = fault
+        head.trailers_fault = trailers_fault(fields)
+    return head
 
 
 class HeadError(Exception):
@@ -52,18 +78,18 @@ class HeadReader:
         known = self._known.get(block)
         if known is not None:
             return known
-        if _num_resizes(block) > _MAX_RESIZES:  # two would do, and each is work
+        resizes = bool(block) and block[0] & 0xE0 == _SIZE_UPDATE  # what was refused then may enter now
+        if resizes and _num_resizes(block) > _MAX_RESIZES:  # two would do, and each is work
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed again and again")
         before = len(self._entries), self._entries[0] if self._entries else None
         try:
-            head = dict(self._decoder.decode(block, raw=True))
+            head = head_of(tuple(self._decoder.decode(block, raw=True)), len(block))
         except OversizedHeaderListError as error:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
         except HPACKError as error:
             raise HeadError(ErrorCode.COMPRESSION_ERROR, f"not HPACK: {error}") from None
         entries = self._decoder.header_table.dynamic_entries
         after = len(entries), entries[0] if entries else None
-        resizes = bool(block) and block[0] & 0xE0 == _SIZE_UPDATE  # what was refused then may enter now
         if resizes or entries is not self._entries or before[0] != after[0] or before[1] is not after[1]:
             self._entries = entries
             self._known.clear()

@@ -16,6 +16,7 @@ from hopline.transports.http2_frames import (
     rst_stream,
     window_update,
 )
+from hopline.transports.http2_held import FREE_BYTES
 
 if TYPE_CHECKING:
     from hopline.transports.http2_connection import Http2Connection
@@ -51,19 +52,24 @@ class Stream:
         receiver: None until the request was looked at, and where it was refused.
         is_heard: whether the client has sent all it has to.
         lasts: whether the client may send for as long as it likes.
-        num_held: bytes of it that are kept until the rest has come.
+        num_held: bytes of it that are stored, reserved in the connection's `held`.
+        num_arriving: those of them that nothing was begun with.
+        content_left: bytes that its head announced and that have not come; None where it says nothing.
         is_open: until everything was sent, or somebody gave it up.
         num_pending: bytes that wait until the client takes more.
     """
 
     __slots__ = (
         "_connection",
+        "_held",
         "_holds",
         "_pending",
         "_receive_window",
+        "content_left",
         "is_heard",
         "is_open",
         "lasts",
+        "num_arriving",
         "num_held",
         "num_pending",
         "number",
@@ -73,6 +79,7 @@ class Stream:
 
     def __init__(self, connection: Http2Connection, number: int, send_window: int) -> None:
         self._connection = connection
+        self._held = connection.held
         self.number = number
         self.send_window = send_window
         self.receiver: Receiver | None = None
@@ -81,9 +88,16 @@ class Stream:
         self.lasts = False
         self.num_pending = 0
         self.num_held = 0
+        self.num_arriving = 0
+        self.content_left: int | None = None
         self._pending: deque[tuple[int, memoryview]] = deque()
         self._receive_window = RECEIVE_WINDOW
         self._holds = False
+
+    @property
+    def connection(self) -> Http2Connection:
+        """As given."""
+        return self._connection
 
     # What the client sends
 
@@ -107,11 +121,45 @@ class Stream:
             if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.is_heard:
                 self._widen()
 
-    def keep(self, num_bytes: int) -> int:
-        """Count bytes that are kept until a request is whole; returns those of the whole connection."""
+    def takes_content(self, num_bytes: int) -> bool:
+        """Count content against what the head announced; whether it fits."""
+        assert self.content_left is not None
+        self.content_left -= num_bytes
+        return self.content_left == 0 if self.is_heard else self.content_left >= 0
+
+    def keep(self, num_bytes: int) -> bool:
+        """Count bytes before they are stored; False where there is no room for them, or it is closed."""
+        held = self._held
+        total = held.num_bytes + num_bytes
+        if not self.is_open or (total > held.num_allowed and not held.allow(total)):
+            return False
+        held.num_bytes = total
         self.num_held += num_bytes
-        self._connection.num_held += num_bytes
-        return self._connection.num_held
+        return True
+
+    def keep_arriving(self, num_bytes: int, limit: int) -> bool:
+        """The same of a request that is not whole, or waits; not above a limit for the connection."""
+        held = self._held
+        if held.num_arriving + num_bytes > limit or not self.keep(num_bytes):
+            return False
+        self.num_arriving += num_bytes
+        held.num_arriving += num_bytes
+        return True
+
+    def arrived(self, num_bytes: int) -> None:
+        """What was stored is begun with now, and is still held."""
+        if self.num_arriving:  # and not closed
+            self.num_arriving -= num_bytes
+            self._held.num_arriving -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """They are not stored any more."""
+        if self.num_held:  # and not closed
+            held = self._held
+            self.num_held -= num_bytes
+            held.num_bytes -= num_bytes
+            if held.num_allowed > FREE_BYTES:
+                held.shrink()
 
     def _widen(self) -> None:
         self._connection.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
@@ -219,13 +267,20 @@ class Stream:
         if self.is_open:
             self._connection.num_resets += 1
             self._connection.write(rst_stream(self.number, code))
-            self.close()
-            if self.receiver is not None:
-                self.receiver.gone()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Forget it, and what it is about: nobody reads an answer."""
+        receiver = self.receiver
+        self.close()
+        if receiver is not None:
+            receiver.gone()
 
     def close(self) -> None:
         """Forget it."""
         self.is_open = False
+        self.receiver = None  # which refers to this stream: only the garbage collector would find them
         self._pending.clear()
-        self.keep(-self.num_held)
+        self.arrived(self.num_arriving)
+        self.give_back(self.num_held)
         self._connection.forget(self)

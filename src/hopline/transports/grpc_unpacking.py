@@ -1,0 +1,137 @@
+"""Compressed messages, unpacked: small ones at once, others in a thread, one at a time.
+
+Sixty-four KiB may become sixty-four MiB, which takes a tenth of a second. zlib lets other threads run
+meanwhile. One at a time is enough for what is sent compressed, and bounds memory and processor time. The
+next one is another connection's, if there is another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from grpc import StatusCode
+
+from hopline.errors import HoplineError, RequestTooLarge
+from hopline.transports.budget import Budget
+from hopline.transports.compression import decompress
+from hopline.transports.failure import without_frames
+from hopline.transports.grpc_errors import CallError
+
+#: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked at once: some
+#: tenths of a millisecond.
+_SMALL_BYTES = 4 * 1024
+_SMALL_CONTENT_BYTES = 64 * 1024
+#: Deflate makes at most 258 bytes out of two bits.
+_MAX_RATIO = 1032
+
+Done: TypeAlias = Callable[[bytes | Exception], None]
+
+
+class Unpacking:
+    """One message that waits, or is worked on."""
+
+    __slots__ = ("_done", "encoding", "max_bytes", "message")
+
+    def __init__(self, encoding: str, message: bytes, max_bytes: int, done: Done) -> None:
+        self.encoding = encoding
+        self.message = message
+        self.max_bytes = max_bytes
+        self._done: Done | None = done
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its content is not wanted any more."""
+        return self._done is None
+
+    def cancel(self) -> None:
+        """Its content is not wanted any more."""
+        self.message = b""
+        self._done = None
+
+    def finish(self, content: bytes | Exception) -> None:
+        """Tell who waits."""
+        done = self._done
+        self.cancel()
+        if done is not None:
+            done(content)
+
+
+class Unpacker:
+    """See the module; of one listener.
+
+    Args:
+        budget: of which what a message may become is reserved while it is unpacked.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        #: By owner; the owner who waits longest comes first.
+        self._waiting: dict[object, deque[Unpacking]] = {}
+        self._is_working = False
+
+    def unpack(
+        self, owner: object, encoding: str, message: bytes, max_bytes: int, done: Done
+    ) -> Unpacking | None:
+        """Unpack a message.
+
+        Args:
+            owner: those of one owner are unpacked in their order.
+            encoding: gzip or deflate.
+            message: compressed.
+            max_bytes: of its content.
+            done: called with the content, or with what is wrong with it.
+
+        Returns: what may be cancelled; None where `done` was called.
+        """
+        if len(message) <= _SMALL_BYTES:
+            content = _attempt(encoding, message, min(max_bytes, _SMALL_CONTENT_BYTES))
+            if max_bytes <= _SMALL_CONTENT_BYTES or not isinstance(content, RequestTooLarge):
+                done(content)
+                return None
+        unpacking = Unpacking(encoding, message, max_bytes, done)
+        self._waiting.setdefault(owner, deque()).append(unpacking)
+        self._work()
+        return unpacking
+
+    def _work(self) -> None:
+        while self._waiting and not self._is_working:
+            owner, queue = next(iter(self._waiting.items()))
+            del self._waiting[owner]
+            unpacking = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue
+            if not unpacking.is_cancelled:
+                self._begin(unpacking)
+
+    def _begin(self, unpacking: Unpacking) -> None:
+        num_bytes = min(unpacking.max_bytes, _MAX_RATIO * len(unpacking.message))
+        if not self._budget.take(num_bytes):
+            text = "requests that are not answered yet hold all the memory that they may; ask again later"
+            unpacking.finish(CallError(StatusCode.RESOURCE_EXHAUSTED, text))
+            return
+        self._is_working = True
+
+        def done(work: asyncio.Future[bytes]) -> None:
+            self._is_working = False
+            self._budget.give_back(num_bytes)
+            error = asyncio.CancelledError() if work.cancelled() else work.exception()
+            if isinstance(error, Exception):
+                unpacking.finish(error)
+            elif error is None:
+                unpacking.finish(work.result())
+            self._work()
+
+        work = asyncio.get_running_loop().run_in_executor(
+            None, decompress, unpacking.encoding, unpacking.message, unpacking.max_bytes
+        )
+        work.add_done_callback(done)
+
+
+def _attempt(encoding: str, message: bytes, max_bytes: int) -> bytes | HoplineError:
+    try:
+        return decompress(encoding, message, max_bytes)
+    except HoplineError as error:
+        return without_frames(error)

@@ -1,0 +1,71 @@
+"""Turns: what one connection sent at once is not all read at once.
+
+        a turn of the loop      read ▸ read ▸ read ▸ │ others' callbacks │ what was left over ▸ │ poll
+
+A client may write thousands of requests at a time. Each connection, and each stream of requests, goes on
+for a bounded time; what is left waits here, behind what others sent. All that waits shares one such time
+in each turn of the loop, first come, first served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+#: Seconds that a connection, or a stream of requests, may take before others have their turn. A request
+#: takes some tens of microseconds, and callers wait for a few milliseconds.
+TURN_S = 1e-3
+
+
+class Waiting(Protocol):
+    """What goes on later."""
+
+    def go_on(self) -> None:
+        """Take a turn; and wait again if that was not enough."""
+
+
+class Turns:
+    """See the module; of one listener.
+
+    Args:
+        clock: seconds, monotonic.
+
+    Attributes:
+        clock: as given.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._waiting: dict[Waiting, None] = {}
+        self._is_scheduled = False
+
+    def __contains__(self, item: Waiting) -> bool:
+        return item in self._waiting
+
+    def wait(self, item: Waiting) -> None:
+        """Let something go on behind those who wait already; its `go_on` is called once."""
+        self._waiting[item] = None
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def leave(self, item: Waiting) -> None:
+        """It need not go on."""
+        self._waiting.pop(item, None)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        until = self.clock() + TURN_S
+        try:
+            for item in list(self._waiting):
+                if item in self._waiting:  # it has not left meanwhile
+                    del self._waiting[item]
+                    item.go_on()
+                    if self.clock() > until:
+                        break
+        finally:
+            if self._waiting and not self._is_scheduled:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._turn)

@@ -1,0 +1,193 @@
+"""One connection's burst is read in turns, and others are answered in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from hopline.config import load_config
+from hopline.testing.service import FakeService
+from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
+from hopline.transports.http2_turns import TURN_S, Turns
+from hopline.transports.proto import message
+from hopline.types import Deliver, ScoreRequest, Ticket
+from tests.transports.grpc_rig import endpoint_of
+from tests.transports.http2_rig import Client, Served
+from tests.transports.test_grpc_call import framed, infer_request
+
+
+class Clock:
+    """Each look at it costs a tenth of a turn."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += TURN_S / 10
+        return self.now
+
+
+class Counting(FakeService):
+    """Counts the requests that it gets."""
+
+    num_requests = 0
+
+    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+        self.num_requests += 1
+        return super().submit(request, deliver)
+
+
+def over(app: GrpcApp) -> Served:
+    served = Served()
+    served.endpoint = endpoint_of(app, turns=Turns(Clock()))
+    return served
+
+
+def send(client: Client) -> None:
+    """What a client has to say, in one write."""
+    client.server.data_received(client.h2.data_to_send())
+
+
+def num_answered(client: Client) -> int:
+    return client.transport.written.count(b"grpc-status")
+
+
+async def turns_until(condition: Callable[[], object]) -> int:
+    """Turns of the loop until something is so."""
+    for number in range(20_000):
+        if condition():
+            return number
+        await asyncio.sleep(0)
+    raise AssertionError("it never is so")
+
+
+async def test_a_burst_of_calls_is_read_in_turns_and_others_go_first() -> None:
+    served = Served(turns=Turns(Clock()))
+    greedy, other = Client(served), Client(served)
+    numbers = [greedy.call("/t/Echo", b"%d" % number) for number in range(200)]
+    send(greedy)
+    assert not greedy.transport.is_reading  # the rest waits, and no more comes
+    assert num_answered(greedy) < 10
+    assert other.ask("/t/Echo", b"other").messages == [b"other"]
+    await turns_until(lambda: greedy.transport.is_reading)
+    greedy.exchange()
+    assert [greedy.answers[number].messages for number in numbers] == [[b"%d" % n] for n in range(200)]
+
+
+async def test_connections_with_bursts_take_turns() -> None:
+    served = Served(turns=Turns(Clock()))
+    clients = [Client(served) for _ in range(5)]
+    for client in clients:
+        for _ in range(100):
+            client.call("/t/Echo", b"x")
+        send(client)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    counts = [num_answered(client) for client in clients]
+    assert max(counts) < 30
+    assert min(counts) > 3
+    await turns_until(lambda: all(client.transport.is_reading for client in clients))
+    assert not any(client.server in served.endpoint.turns for client in clients)
+
+
+async def test_what_comes_while_a_rest_waits_is_read_behind_it() -> None:
+    served = Served(turns=Turns(Clock()))
+    client = Client(served)
+    first = [client.call("/t/Echo", b"1") for _ in range(50)]
+    send(client)
+    second = client.call("/t/Echo", b"2")
+    send(client)  # an encrypted transport may hand out more
+    await turns_until(lambda: client.transport.is_reading)
+    client.exchange()
+    assert all(client.answers[number].messages == [b"1"] for number in first)
+    assert client.answers[second].messages == [b"2"]
+
+
+async def test_a_client_that_does_not_read_has_no_turns() -> None:
+    served = Served(turns=Turns(Clock()))
+    client = Client(served)
+    for _ in range(50):
+        client.call("/t/Echo", b"1")
+    send(client)
+    client.server.pause_writing()
+    written = len(client.transport.written)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(client.transport.written) == written
+    client.server.resume_writing()
+    await turns_until(lambda: client.transport.is_reading)
+    assert num_answered(client) == 50
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_a_connection_that_ends_leaves_nothing_to_read(aborted: bool) -> None:
+    served = Served(turns=Turns(Clock()))
+    client = Client(served)
+    for _ in range(50):
+        client.call("/t/Later", b"1")
+    send(client)
+    if aborted:
+        client.server.abort()
+    client.server.connection_lost(None)
+    assert client.server not in served.endpoint.turns
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(served.waiting) < 10
+
+
+async def test_the_rest_of_a_burst_with_a_refusal_waits_in_the_lane_of_those() -> None:
+    served = over(GrpcApp(FakeService(load_config())))
+    client = Client(served)
+    requests = [infer_request([1]) for _ in range(41)]
+    requests[0].model_name = "busy"
+    numbers = [client.call(f"/{INFERENCE}/ModelInfer", each.SerializeToString()) for each in requests]
+    send(client)
+    assert client.server in served.endpoint.lane
+    await turns_until(lambda: client.transport.is_reading)
+    client.exchange()
+    assert [client.answers[number].status for number in numbers] == [8] + 40 * [0]
+
+
+async def test_a_burst_of_health_checks_is_answered_in_turns() -> None:
+    service = FakeService(load_config())
+    await service.start()
+    client = Client(over(GrpcApp(service)))
+    numbers = [client.call(f"/{HEALTH}/Check", b"") for _ in range(99)]
+    send(client)
+    assert len(client.server._streams) < 10
+    await turns_until(lambda: client.server.idle and client.transport.is_reading)
+    client.exchange()
+    assert all(client.answers[number].messages == [b"\x08\x01"] for number in numbers)
+
+
+async def test_empty_messages_of_a_stream_wait_as_they_came() -> None:
+    """One read with thousands of them: few are begun with, and others are answered before the rest."""
+    served = over(GrpcApp(FakeService(load_config())))
+    client, other = Client(served), Client(served)
+    number = client.call(f"/{INFERENCE}/ModelStreamInfer", end=False)
+    client.send(number, framed(b"") * 3_000)
+    send(client)
+    (stream,) = client.server._streams.values()
+    assert 0 < client.transport.written.count(b"no model") < 12
+    assert stream.num_arriving > 14_000
+    assert other.ask(f"/{INFERENCE}/ModelInfer", infer_request([1]).SerializeToString()).status == 0
+    client.h2.end_stream(number)
+    await turns_until(lambda: client.exchange() or client.answers[number].ended)
+    assert client.answers[number].status == 0
+    assert len(client.answers[number].messages) == 3_000
+    assert client.server.held.num_bytes == client.server.held.num_arriving == 0
+
+
+async def test_answers_of_a_stream_come_in_order_however_its_turns_fall() -> None:
+    service = Counting(load_config())
+    client = Client(over(GrpcApp(service)))
+    requests = [infer_request([n], id=str(n)).SerializeToString() for n in range(300)]
+    number = client.call(f"/{INFERENCE}/ModelStreamInfer", *requests)
+    send(client)
+    assert 0 < service.num_requests < 20
+    await turns_until(lambda: client.exchange() or client.answers[number].ended)
+    kind = message("inference.ModelStreamInferResponse")
+    answers = [kind.FromString(data).infer_response.id for data in client.answers[number].messages]
+    assert answers == [str(n) for n in range(300)]
