@@ -247,6 +247,7 @@ class Server:
             connection_age_s=settings.grpc_connection_age_s,
             read_timeout_s=settings.read_timeout_s,
             is_pressed=getattr(self._service, "is_pressed", lambda: False),
+            budget=self._budget,
         )
         loop = asyncio.get_running_loop()
         self._grpc_endpoint.tick(loop.time())

@@ -86,8 +86,8 @@ class HeadReader:
             head = head_of(tuple(self._decoder.decode(block, raw=True)), len(block))
         except OversizedHeaderListError as error:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
-        except HPACKError as error:
-            raise HeadError(ErrorCode.COMPRESSION_ERROR, f"not HPACK: {error}") from None
+        except HPACKError:  # its text may hold addresses of this process
+            raise HeadError(ErrorCode.COMPRESSION_ERROR, "the header block is not valid HPACK") from None
         entries = self._decoder.header_table.dynamic_entries
         after = len(entries), entries[0] if entries else None
         if resizes or entries is not self._entries or before[0] != after[0] or before[1] is not after[1]:

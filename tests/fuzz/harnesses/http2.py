@@ -67,6 +67,7 @@ async def _feed(parts: list[bytes]) -> bytes:
         await asyncio.sleep(0)
     connection.connection_lost(None)
     await asyncio.sleep(0)
+    assert endpoint.budget.used == 0
     return bytes(transport.written)
 
 
