@@ -7,6 +7,7 @@ stable code travels in the trailing metadata `hopline-error`, and `retry-after-m
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +25,8 @@ from hopline.errors import (
     ModelNotReady,
     Overloaded,
     Unavailable,
+    public_text,
+    quoted,
 )
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
@@ -32,11 +35,12 @@ from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_call import Call, CallError, Method
 from hopline.transports.grpc_errors import grpc_code
-from hopline.transports.grpc_request import OUTER, RequestReader, parameters_of
+from hopline.transports.grpc_request import RequestReader, parameters_of
 from hopline.transports.grpc_stream import InferStream
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters
 from hopline.transports.proto import message, methods
+from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
@@ -62,16 +66,21 @@ class GrpcApp:
         service: what answers.
         gate: knows who asks; None lets everybody in.
         traces: whether requests belong to the trace that their call names.
-
+        max_nodes: nodes, pairs or rows of one request.
     """
 
     def __init__(
-        self, service: ScoringService, gate: Gatekeeper | None = None, *, traces: bool = False
+        self,
+        service: ScoringService,
+        gate: Gatekeeper | None = None,
+        *,
+        traces: bool = False,
+        max_nodes: int = 4096,
     ) -> None:
+        self._max_nodes = max_nodes
         self._draining = False
         self._streams: set[InferStream] = set()
         self._reader = RequestReader()
-        self._outer = message(OUTER)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
@@ -101,7 +110,7 @@ class GrpcApp:
         """End a call with what its client may know of a failure, and count that."""
         if isinstance(error, CallError):
             self._count(error.code)
-            call.finish(error.code, str(error))
+            call.finish(error.code, public_text(str(error)))
             return
         known = as_hopline_error(error, request_id or "(none)")
         code = grpc_code(known)
@@ -109,7 +118,7 @@ class GrpcApp:
         trailers = [("hopline-error", known.code)]
         if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
             trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
-        call.finish(code, str(known), trailers)
+        call.finish(code, public_text(str(known)), trailers)
 
     def _count(self, code: StatusCode) -> None:
         counter = self._answers.get(code)
@@ -201,7 +210,7 @@ class GrpcApp:
             call.respond(answer)
 
         try:
-            request = _parsed(self._outer, data)
+            request = self._reader.read(data)
             request_id = request.id
             ticket = self._service.submit(self._admit(request, call.deadline, call), deliver)
         except Exception as error:
@@ -227,14 +236,11 @@ class GrpcApp:
         def submit(request: Any, deliver: Deliver) -> Ticket:
             return self._service.submit(self._admit(request, None, call), deliver)
 
-        def read(data: bytes) -> Any:
-            return _parsed(self._outer, data)
-
         def respond(request: Any, outcome: ScoreResult | HoplineError) -> bytes:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        stream = InferStream(call, read, submit, respond, self._stream_ended)
+        stream = InferStream(call, self._reader.read, submit, respond, self._stream_ended)
         call.listener = stream
         self._streams.add(stream)
         if self._draining:
@@ -252,7 +258,7 @@ class GrpcApp:
         answer = response.infer_response
         if isinstance(outcome, HoplineError):
             self._count(grpc_code(outcome))
-            response.error_message = str(outcome)
+            response.error_message = public_text(str(outcome))
             answer.id = request.id
             answer.model_name = request.model_name
         else:
@@ -269,6 +275,7 @@ class GrpcApp:
             parameters_of(request.parameters),
             request.id or f"{self._id_prefix}-{next(self._ids):x}",
             deadline,
+            self._max_nodes,
         )
 
     # Health and description
@@ -331,7 +338,7 @@ class GrpcApp:
     async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)
         if status == _SERVICE_UNKNOWN:
-            raise ModelNotFound(f"no service {request.service!r}; there is {INFERENCE}")
+            raise ModelNotFound(f"no service {quoted(request.service)}; there is {INFERENCE}")
         return message("grpc.health.v1.HealthCheckResponse")(status=status)
 
     async def _health_watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
@@ -373,13 +380,20 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
 def _parsed(kind: Any, data: bytes) -> Any:
     """A message.
 
-    Raises: BadRequest.
+    Raises:
+        BadRequest: it is none.
+        RequestTooLarge: it was compressed, and holds more than its sender's share.
     """
+    check_message(_layout(kind.DESCRIPTOR.full_name), data)
     try:
         return kind.FromString(data)
     except DecodeError:
-        name = "ModelInferRequest" if kind.DESCRIPTOR.full_name == OUTER else kind.DESCRIPTOR.name
-        raise BadRequest(f"{len(data)} bytes that are no {name}") from None
+        raise BadRequest(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
+
+
+@functools.cache
+def _layout(name: str) -> Layout:
+    return layout_of(message(name).DESCRIPTOR)
 
 
 def _snake_case(name: str) -> str:

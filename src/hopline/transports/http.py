@@ -26,16 +26,16 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.compression import decompress
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
+from hopline.transports.http_bodies import Check, Reading, check_json, check_score, is_small, read
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body
 from hopline.transports.lifecycle import Lifecycle, graph_updates
-from hopline.transports.oip_json import decode_infer
+from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import (
     deadline_after,
@@ -43,6 +43,7 @@ from hopline.transports.score_json import (
     may_name_version,
     score_request,
 )
+from hopline.transports.share import PIECE_BYTES
 from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"
@@ -74,12 +75,14 @@ class Route:
         methods: others are answered 405; none where every method is answered alike.
         oip: errors take the Open Inference Protocol's form.
         access: what it asks for, where clients have to say who they are; filled in from its path.
+        check: counts large bodies before they are decoded.
     """
 
     handle: Callable[[Request, bytes], Response | Pending]
     methods: tuple[bytes, ...]
     oip: bool
     access: Access = OPEN
+    check: Check | None = None
 
 
 class HttpApp:
@@ -101,6 +104,8 @@ class HttpApp:
         self._service = service
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
+        self._max_nodes = config.limits.max_nodes_per_request
+        self._check_score = check_score(self._max_nodes)
         self._submit = service.submit
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
         self._traces = bool(config.tracing.endpoint)
@@ -124,11 +129,24 @@ class HttpApp:
                 return self._method_not_allowed(request, route, id_line)
             if self._guard is not None:
                 self._guard.admit(request, route.access)
-            if b"content-encoding" in headers:
-                encoding = headers[b"content-encoding"].decode("latin-1")
-                request.body = decompress(encoding, request.body, self._max_body_bytes)
-            if b"charset" in headers.get(b"content-type", b""):
-                check_charset(headers[b"content-type"], request.body)
+            if (len(request.body) > PIECE_BYTES or b"content-encoding" in headers) and not is_small(
+                request
+            ):
+                reading = read(request, route.check, self._max_body_bytes)
+                return Reading(reading, functools.partial(self._handle, route, request, id_line))
+        except Exception as error:
+            return self.failed(error, id_line, oip=route.oip)
+        return self._handle(route, request, id_line)
+
+    def _handle(
+        self, route: Route, request: Request, id_line: bytes, reading: asyncio.Future[None] | None = None
+    ) -> Response | Pending:
+        """Answer a request whose body is there, or could not be read; never raises."""
+        try:
+            if reading is not None:
+                reading.result()
+            if b"charset" in request.headers.get(b"content-type", b""):
+                check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:
             return self.failed(error, id_line, oip=route.oip)
@@ -160,7 +178,8 @@ class HttpApp:
     ) -> Response | Pending:
         if version is None and self._turn_away is not None and not may_name_version(request.body):
             self._turn_away(model)
-        body = decode_score(request.body)
+        body = decode_score(request.body, is_counted=request.is_counted)
+        oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
         header = request.headers.get(b"timeout-ms")
         deadline = None
         if header is not None or body.timeout_ms is not None:
@@ -180,16 +199,18 @@ class HttpApp:
         headers = request.headers
         if version is None and self._turn_away is not None:
             self._turn_away(model)
-        infer, tensors = decode_infer(request.body, headers.get(b"inference-header-content-length"))
+        length = headers.get(b"inference-header-content-length")
+        infer, tensors = decode_infer(request.body, length, is_counted=request.is_counted)
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())
         scoring = oip.request_from_tensors(
             model,
-            version or "",
+            check_names(infer, model, version) or "",
             tensors,
             [output.name for output in infer.outputs or ()],
             infer.parameters or {},
             id_line[14:-2].decode(),
             deadline,
+            self._max_nodes,
         )
         if self._guard is not None:
             client_of(request).sign(scoring)
@@ -374,9 +395,9 @@ class HttpApp:
             case ["v1", "graph"]:
                 return Route(self._graph, _READ, oip=False)
             case ["v1", "graph", "events"]:
-                return Route(self._events, post, oip=False)
+                return Route(self._events, post, oip=False)  # counts by itself
             case ["v1", "rollouts"]:
-                return Route(self._rollouts, (*_READ, b"POST"), oip=False)
+                return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_json)
             case ["v1", "rollouts", model]:
                 return Route(functools.partial(self._rollout, model), _READ, oip=False)
             case [
@@ -385,7 +406,8 @@ class HttpApp:
                 model,
                 ("promote" | "rollback" | "pause" | "resume" | "advance" | "end") as verb,
             ]:
-                return Route(functools.partial(self._decide, verb, model), post, oip=False)
+                decide = functools.partial(self._decide, verb, model)
+                return Route(decide, post, oip=False, check=check_json)
             case ["v2"]:
                 return Route(self._server_metadata, _READ, oip=True)
             case ["v2", "health", "live"]:
@@ -397,9 +419,10 @@ class HttpApp:
             case ["v2", "models", model, *rest]:
                 return self._find_v2(model, rest)
             case ["v2", "repository", "index"]:
-                return Route(self._repository_index, post, oip=True)
+                return Route(self._repository_index, post, oip=True, check=check_json)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
-                return Route(functools.partial(self._repository_change, verb, model), post, oip=True)
+                change = functools.partial(self._repository_change, verb, model)
+                return Route(change, post, oip=True, check=check_json)
         return None
 
     def _find_v1(self, model: str, rest: list[str]) -> Route | None:
@@ -408,7 +431,8 @@ class HttpApp:
             case []:
                 return Route(functools.partial(self._describe, model, version), _READ, oip=False)
             case ["score"]:
-                return Route(functools.partial(self._score, model, version), (b"POST",), oip=False)
+                score = functools.partial(self._score, model, version)
+                return Route(score, (b"POST",), oip=False, check=self._check_score)
         return None
 
     def _find_v2(self, model: str, rest: list[str]) -> Route | None:
@@ -420,7 +444,8 @@ class HttpApp:
             "stats": self._statistics,
         }
         if rest == ["infer"]:
-            return Route(functools.partial(self._infer, model, version), (b"POST",), oip=True)
+            infer = functools.partial(self._infer, model, version)
+            return Route(infer, (b"POST",), oip=True, check=check_json)
         name = rest[0] if rest else ""
         if len(rest) > 1 or name not in handlers:
             return None

@@ -22,9 +22,10 @@ class Request:
         connection: the header line that its answer has to carry: none, keep-alive (asked for by
             HTTP/1.0) or close.
         client: who asks; set where clients have to say so, and absent elsewhere, which costs nothing.
+        is_counted: its JSON was counted, and no name in it comes twice.
     """
 
-    __slots__ = ("body", "client", "connection", "headers", "method", "target")
+    __slots__ = ("body", "client", "connection", "headers", "is_counted", "method", "target")
 
     client: object
 
@@ -41,6 +42,7 @@ class Request:
         self.headers = headers
         self.body = body
         self.connection = connection
+        self.is_counted = False
 
 
 class KnownHead(NamedTuple):

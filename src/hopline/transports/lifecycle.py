@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
 
@@ -109,12 +109,12 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
         if name == "unload_dependents" and verb == "unload" and not value:
             continue
         if name not in known:
-            raise BadRequest(f"parameter {name!r} of {verb} is unknown; known are {', '.join(known)}")
+            raise BadRequest(f"parameter {quoted(name)} of {verb} is unknown; known are {', '.join(known)}")
         if name == "groups" and isinstance(value, str):  # gRPC has no lists
             value = [part for part in value.split(",") if part]
         if not isinstance(value, known[name]):
             raise BadRequest(
-                f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {value!r}"
+                f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
             )
         found[name] = tuple(map(str, value)) if isinstance(value, list) else value
     return found
