@@ -31,6 +31,7 @@ from hopline.errors import (
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
+from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_call import Call, CallError, Method
@@ -38,7 +39,7 @@ from hopline.transports.grpc_errors import grpc_code
 from hopline.transports.grpc_request import RequestReader, parameters_of
 from hopline.transports.grpc_stream import InferStream
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import change_parameters
+from hopline.transports.lifecycle import change_parameters, checked_name
 from hopline.transports.proto import message, methods
 from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
@@ -50,12 +51,12 @@ HEALTH = "grpc.health.v1.Health"
 #: Methods of the published interface that there is nothing behind.
 _UNIMPLEMENTED = {
     **{
-        f"{kind}SharedMemory{verb}": "shared memory is not supported; send the data in the request"
+        f"{kind}SharedMemory{verb}": oip.NO_SHARED_MEMORY
         for kind in ("System", "Cuda")
         for verb in ("Status", "Register", "Unregister")
     },
-    "TraceSetting": "trace settings are not supported",
-    "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
+    "TraceSetting": oip.NO_TRACE_SETTINGS,
+    "LogSettings": oip.NO_LOG_SETTINGS,
 }
 
 
@@ -81,6 +82,7 @@ class GrpcApp:
         self._draining = False
         self._streams: set[InferStream] = set()
         self._reader = RequestReader()
+        load_kernels()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
@@ -300,7 +302,7 @@ class GrpcApp:
     async def _model_config(self, request: Any, call: Call) -> Any:
         info = self._service.describe(request.name, request.version or None)
         response = message("inference.ModelConfigResponse")()
-        return json_format.ParseDict({"config": oip.model_config(info)}, response)
+        return json_format.ParseDict({"config": oip.model_config(info, self._max_nodes)}, response)
 
     async def _model_statistics(self, request: Any, call: Call) -> Any:
         rows = oip.all_statistics(self._service, request.name or None, request.version or None)
@@ -333,7 +335,8 @@ class GrpcApp:
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
         parameters = parameters_of(request.parameters)
-        await change(request.model_name, **change_parameters(verb, parameters))
+        model = checked_name("model", request.model_name)
+        await change(model, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)

@@ -26,6 +26,7 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
+from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
 from hopline.transports.http_bodies import Check, Reading, check_json, check_score, is_small, read
@@ -106,6 +107,7 @@ class HttpApp:
         self._max_body_bytes = config.server.max_body_bytes
         self._max_nodes = config.limits.max_nodes_per_request
         self._check_score = check_score(self._max_nodes)
+        load_kernels()
         self._submit = service.submit
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
         self._traces = bool(config.tracing.endpoint)
@@ -282,9 +284,8 @@ class HttpApp:
         return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
 
     def _config(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        return Response(
-            encode_json(oip.model_config(self._service.describe(model, version))), headers=id_line
-        )
+        config = oip.model_config(self._service.describe(model, version), self._max_nodes)
+        return Response(encode_json(config), headers=id_line)
 
     def _statistics(
         self, model: str | None, version: str | None, request: Request, id_line: bytes
@@ -414,12 +415,20 @@ class HttpApp:
                 return Route(self._live, _READ, oip=True)
             case ["v2", "health", "ready"]:
                 return Route(self._ready, _READ, oip=True)
+            case ["v2", "models", _, "trace", "setting"]:
+                return _unsupported(oip.NO_TRACE_SETTINGS)
             case ["v2", "models", "stats"]:
                 return Route(functools.partial(self._statistics, None, None), _READ, oip=True)
             case ["v2", "models", model, *rest]:
                 return self._find_v2(model, rest)
             case ["v2", "repository", "index"]:
                 return Route(self._repository_index, post, oip=True, check=check_json)
+            case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
+                return _unsupported(oip.NO_SHARED_MEMORY)
+            case ["v2", "trace", "setting"]:
+                return _unsupported(oip.NO_TRACE_SETTINGS)
+            case ["v2", "logging"]:
+                return _unsupported(oip.NO_LOG_SETTINGS)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
                 change = functools.partial(self._repository_change, verb, model)
                 return Route(change, post, oip=True, check=check_json)
@@ -482,6 +491,15 @@ class HttpApp:
         if found is None:
             found = self._answers[status] = self._service.metrics.answers("http", str(status))
         return found
+
+
+def _unsupported(text: str) -> Route:
+    """What Triton has and this server has not: 501, where gRPC says UNIMPLEMENTED."""
+
+    def handle(request: Request, id_line: bytes) -> Response:
+        return plain_error(501, text, id_line, oip=True)
+
+    return Route(handle, (), oip=True)
 
 
 def _split_version(rest: list[str]) -> tuple[str | None, list[str]]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from hopline.transports import json_scan
+from hopline.transports.body_threads import THREADS
 from hopline.transports.compression import decompress
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.oip import check_count
@@ -25,8 +25,6 @@ from hopline.transports.share import PIECE_BYTES, check_share, sent_bytes
 _WEIGHT = 2**17
 #: Compressed bodies that are tried on the loop first: the next thread's turn may take longer.
 _TRIED_BYTES = 4 * 1024
-#: Few, since they take processor time from the loop.
-_THREADS = ThreadPoolExecutor(2, "bodies")
 
 #: Counts what is in a body, on a thread, and raises a HoplineError where that is too much.
 Check: TypeAlias = Callable[[Mapping[bytes, bytes], bytes], object]
@@ -87,7 +85,7 @@ def read(request: Request, check: Check | None, max_bytes: int) -> asyncio.Futur
             check(request.headers, request.body)
             request.is_counted = True
 
-    return asyncio.get_running_loop().run_in_executor(_THREADS, work)
+    return asyncio.get_running_loop().run_in_executor(THREADS, work)
 
 
 class Reading(Pending):

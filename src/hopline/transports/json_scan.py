@@ -80,6 +80,12 @@ def refuse_repeated(text: bytes, num_names: int) -> None:
         raise BadRequest(f"field {quoted(shown)} comes twice in one object; send it once")
 
 
+def warm_up() -> None:
+    """Have the kernels ready."""
+    text = b'{"a":[1],"b":2}'
+    refuse_repeated(text, count(text).num_names)
+
+
 @njit(nogil=True, cache=True)
 def _string_end(data, at):  # type: ignore[no-untyped-def]
     """Where the string ends that begins at `at`, the place of its quote; and its number of escapes."""

@@ -32,7 +32,7 @@ from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
 from hopline.transports.rows import attributes_of, priority_of
 from hopline.transports.tensors import Tensor, tensor_from_array
-from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 SERVER_NAME = "hopline"
 PLATFORM = "hopline"
@@ -202,29 +202,32 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def model_config(info: ModelInfo) -> dict[str, Any]:
+def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
     """ModelConfig, as far as clients read it.
 
-    `max_batch_size` is 0: shapes are whole, a request brings any number of nodes, and the server batches
-    requests of any sizes by itself.
+    `max_batch_size` is what one request may ask for, and shapes are those of one node, pair or row, as in
+    Triton: a request of many has one dimension more. The server batches requests by itself, of any sizes.
+
+    Args:
+        max_nodes: nodes, pairs or rows of one request.
     """
     return {
         "name": info.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "version_policy": {"all": {}},
-        "max_batch_size": 0,
+        "max_batch_size": max_nodes,
         "input": [
             {
                 "name": tensor.name,
                 "data_type": _config_type(tensor.datatype),
-                "dims": list(tensor.shape),
+                "dims": _dims(tensor),
                 "optional": tensor.optional,
             }
             for tensor in info.inputs
         ],
         "output": [
-            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": list(tensor.shape)}
+            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": _dims(tensor)}
             for tensor in info.outputs
         ],
         "dynamic_batching": {},
@@ -342,6 +345,11 @@ def _blanked(array: AnyArray, missing: AnyArray) -> AnyArray:
     array = array.copy()
     array[missing] = np.nan if array.dtype.kind == "f" else -1
     return array
+
+
+def _dims(tensor: TensorInfo) -> list[int]:
+    """Of one item. One without dimensions has a single one, as Triton has it: [n, 1] is read as [n] is."""
+    return list(tensor.shape[1:]) or [1]
 
 
 def _config_type(datatype: str) -> str:

@@ -7,7 +7,7 @@ many of the bytes that follow, in order.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,7 @@ from hopline.transports.tensors import (
 from hopline.types import ScoreResult
 
 _Parameters = dict[str, bool | int | float | str]
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class InferInput(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,7 +37,7 @@ class InferInput(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     datatype: str
-    shape: list[int]
+    shape: list[_Size]
     parameters: _Parameters | None = None
     data: msgspec.Raw = msgspec.Raw()
 

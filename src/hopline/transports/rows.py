@@ -56,8 +56,8 @@ def priority_of(value: object) -> Priority:
     Raises:
         BadRequest: it is neither.
     """
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
-        value = int(value[:20])  # larger than any number that means something
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdecimal():
+        value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
         return "low"
     found = None if isinstance(value, bool | float) else _PRIORITIES.get(value)
