@@ -43,15 +43,19 @@ REST = {
         IDS,
     ),
 }
+SIZE = b'"\x16\n\x10binary_data_size\x12\x02\x10'
+INPUT = b"\n\x08node_ids\x12\x05%b\x1a\x01\x02"
 GRPC = {
-    "typed": b"\n\x04sage\x1a\x03r-1*\x1a\n\x08node_ids\x12\x05INT64\x1a\x01\x02*\x04\x1a\x02\x03\x04",
-    "raw": b'\n\x04sage\x1a\x03r-1*,\n\x08node_ids\x12\x05INT64\x1a\x01\x02"\x16\n\x10binary_data_size\x12\x02'
-    b"\x10\x102\x1a\n\x05label\x12\x11\n\x0bbinary_data\x12\x02\x08\x01:\x10" + IDS,
-    "strings": b"\n\x06people\x1a\x03r-1*\x1e\n\x08node_ids\x12\x05BYTES\x1a\x01\x02*\x08B\x02n3B\x02n4",
-    "raw strings": b'\n\x06people\x1a\x03r-1*,\n\x08node_ids\x12\x05BYTES\x1a\x01\x02"\x16\n\x10binary_data_size'
-    b"\x12\x02\x10\x0c:\x0c" + STRINGS,
-    "raw outputs": b'\n\x04sage\x12\x012\x1a\x03r-1"\x18\n\x12binary_data_output\x12\x02\x08\x01*,\n\x08node_ids'
-    b'\x12\x05INT64\x1a\x01\x02"\x16\n\x10binary_data_size\x12\x02\x10\x10:\x10' + IDS,
+    "typed": b"\n\x04sage\x1a\x03r-1*\x1a" + INPUT % b"INT64" + b"*\x04\x1a\x02\x03\x04",
+    "raw": b"\n\x04sage\x1a\x03r-1*," + INPUT % b"INT64" + SIZE + b"\x102\x1a\n\x05label"
+    b"\x12\x11\n\x0bbinary_data\x12\x02\x08\x01:\x10" + IDS,
+    "strings": b"\n\x06people\x1a\x03r-1*\x1e" + INPUT % b"BYTES" + b"*\x08B\x02n3B\x02n4",
+    "raw strings": b"\n\x06people\x1a\x03r-1*," + INPUT % b"BYTES" + SIZE + b"\x0c:\x0c" + STRINGS,
+    "raw outputs": b'\n\x04sage\x12\x012\x1a\x03r-1"\x18\n\x12binary_data_output\x12\x02\x08\x01*,'
+    + INPUT % b"INT64"
+    + SIZE
+    + b"\x10:\x10"
+    + IDS,
 }
 
 

@@ -29,7 +29,15 @@ from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
-from hopline.transports.http_bodies import Check, Reading, check_json, check_score, is_small, read
+from hopline.transports.http_bodies import (
+    Check,
+    Reading,
+    check_change,
+    check_json,
+    check_score,
+    is_small,
+    read,
+)
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_waiting import Inferring, Scoring, Working
@@ -398,7 +406,7 @@ class HttpApp:
             case ["v1", "graph", "events"]:
                 return Route(self._events, post, oip=False)  # counts by itself
             case ["v1", "rollouts"]:
-                return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_json)
+                return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_change)
             case ["v1", "rollouts", model]:
                 return Route(functools.partial(self._rollout, model), _READ, oip=False)
             case [
@@ -408,7 +416,7 @@ class HttpApp:
                 ("promote" | "rollback" | "pause" | "resume" | "advance" | "end") as verb,
             ]:
                 decide = functools.partial(self._decide, verb, model)
-                return Route(decide, post, oip=False, check=check_json)
+                return Route(decide, post, oip=False, check=check_change)
             case ["v2"]:
                 return Route(self._server_metadata, _READ, oip=True)
             case ["v2", "health", "live"]:
@@ -422,7 +430,7 @@ class HttpApp:
             case ["v2", "models", model, *rest]:
                 return self._find_v2(model, rest)
             case ["v2", "repository", "index"]:
-                return Route(self._repository_index, post, oip=True, check=check_json)
+                return Route(self._repository_index, post, oip=True, check=check_change)
             case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
                 return _unsupported(oip.NO_SHARED_MEMORY)
             case ["v2", "trace", "setting"]:
@@ -431,7 +439,7 @@ class HttpApp:
                 return _unsupported(oip.NO_LOG_SETTINGS)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
                 change = functools.partial(self._repository_change, verb, model)
-                return Route(change, post, oip=True, check=check_json)
+                return Route(change, post, oip=True, check=check_change)
         return None
 
     def _find_v1(self, model: str, rest: list[str]) -> Route | None:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from hopline.errors import RequestTooLarge
 from hopline.transports import json_scan
 from hopline.transports.body_threads import THREADS
 from hopline.transports.compression import decompress
@@ -45,6 +46,18 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
     return counts
 
 
+def check_change(headers: Mapping[bytes, bytes], body: bytes) -> None:
+    """Refuse a body that no change of models needs.
+
+    Raises: RequestTooLarge.
+    """
+    if len(body) > PIECE_BYTES:
+        raise RequestTooLarge(
+            f"the body has {len(body)} bytes; at most {PIECE_BYTES} are read here: models, graphs and "
+            "settings are named, not sent"
+        )
+
+
 def check_score(max_nodes: int) -> Check:
     """Counts bodies of score requests, which have so many nodes, pairs or rows at most."""
 
@@ -67,10 +80,10 @@ def is_small(request: Request) -> bool:
         return len(request.body) <= PIECE_BYTES
     if len(request.body) > _TRIED_BYTES:
         return False
-    text = decompress(encoding.decode("latin-1"), request.body, PIECE_BYTES + 1)
-    if len(text) > PIECE_BYTES:
+    try:
+        request.body = decompress(encoding.decode("latin-1"), request.body, PIECE_BYTES)
+    except RequestTooLarge:
         return False
-    request.body = text
     return True
 
 

@@ -26,7 +26,7 @@ _ENDS = (_COMMA, _CLOSE_LIST, _CLOSE_OBJECT, _QUOTE, _COLON, _OPEN_LIST, _OPEN_O
 #: What building takes, in the time of a small integer: an object's own, a string's, a list's.
 _OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 3
 #: Characters of a number, or of a string, that take as long as one more value.
-_NUMBER_CHARS, _STRING_CHARS = 8, 64
+_NUMBER_CHARS, _STRING_CHARS = 8, 16
 #: Names of an object that are compared each with each.
 _FEW = 12
 #: Of the hash of names: nobody can choose names that collide.
