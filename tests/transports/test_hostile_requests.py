@@ -103,6 +103,7 @@ class Loop:
             await asyncio.wait([answer._reading])
             await asyncio.sleep(0)
             took += sum(read)
+            assert read
         if isinstance(answer, Pending):
             answer.cancel()
             await asyncio.sleep(0)

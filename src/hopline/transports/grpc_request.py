@@ -16,7 +16,7 @@ from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.transports import oip
 from hopline.transports.proto import message
 from hopline.transports.proto_scan import check_message, layout_of
-from hopline.transports.share import check_share, sent_bytes
+from hopline.transports.share import Decompressed, check_share, sent_bytes
 from hopline.transports.tensors import Tensor, TensorHead, check_amount, decode_typed, tensor_head
 
 OUTER = "hopline.oip.v1.OuterInferRequest"
@@ -59,16 +59,18 @@ class RequestReader:
             BadRequest: it is none.
             RequestTooLarge: it holds more than its sender's share.
         """
-        check_message(self._layout, data)
+        is_compressed = isinstance(data, Decompressed)
+        if is_compressed:
+            check_message(self._layout, data)
         try:
             request = self._outer.FromString(data)
         except DecodeError:
             raise BadRequest(f"{len(data)} bytes that are no ModelInferRequest") from None
-        sent = sent_bytes(data)
-        check_share("the request", len(request.inputs), "inputs", _INPUTS, sent)
-        if sent < len(data) and request.raw_input_contents:
+        if len(request.inputs) > _INPUTS:
+            check_share("the request", len(request.inputs), "inputs", _INPUTS, sent_bytes(data))
+        if is_compressed and request.raw_input_contents:
             heads = [(head.datatype, head.count) for head in self._heads(request.inputs)]
-            check_amount("the request", heads, len(data), sent)
+            check_amount("the request", heads, len(data), sent_bytes(data))
         return request
 
     def tensors(self, request: Any) -> list[Tensor]:

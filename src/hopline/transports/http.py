@@ -14,7 +14,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -28,9 +27,8 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
+from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
-    Check,
     Reading,
     check_change,
     check_json,
@@ -40,6 +38,7 @@ from hopline.transports.http_bodies import (
 )
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.http_routes import Route, split_version, unsupported
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body
@@ -73,25 +72,6 @@ class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_index = msgspec.json.Decoder(IndexBody).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What one target means.
-
-    Attributes:
-        handle: called with the request and its id line.
-        methods: others are answered 405; none where every method is answered alike.
-        oip: errors take the Open Inference Protocol's form.
-        access: what it asks for, where clients have to say who they are; filled in from its path.
-        check: counts large bodies before they are decoded.
-    """
-
-    handle: Callable[[Request, bytes], Response | Pending]
-    methods: tuple[bytes, ...]
-    oip: bool
-    access: Access = OPEN
-    check: Check | None = None
 
 
 class HttpApp:
@@ -189,7 +169,8 @@ class HttpApp:
         if version is None and self._turn_away is not None and not may_name_version(request.body):
             self._turn_away(model)
         body = decode_score(request.body, is_counted=request.is_counted)
-        oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
+        if len(request.body) > self._max_nodes:  # no node takes less than a byte
+            oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
         header = request.headers.get(b"timeout-ms")
         deadline = None
         if header is not None or body.timeout_ms is not None:
@@ -424,7 +405,7 @@ class HttpApp:
             case ["v2", "health", "ready"]:
                 return Route(self._ready, _READ, oip=True)
             case ["v2", "models", _, "trace", "setting"]:
-                return _unsupported(oip.NO_TRACE_SETTINGS)
+                return unsupported(oip.NO_TRACE_SETTINGS)
             case ["v2", "models", "stats"]:
                 return Route(functools.partial(self._statistics, None, None), _READ, oip=True)
             case ["v2", "models", model, *rest]:
@@ -432,18 +413,18 @@ class HttpApp:
             case ["v2", "repository", "index"]:
                 return Route(self._repository_index, post, oip=True, check=check_change)
             case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
-                return _unsupported(oip.NO_SHARED_MEMORY)
+                return unsupported(oip.NO_SHARED_MEMORY)
             case ["v2", "trace", "setting"]:
-                return _unsupported(oip.NO_TRACE_SETTINGS)
+                return unsupported(oip.NO_TRACE_SETTINGS)
             case ["v2", "logging"]:
-                return _unsupported(oip.NO_LOG_SETTINGS)
+                return unsupported(oip.NO_LOG_SETTINGS)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
                 change = functools.partial(self._repository_change, verb, model)
                 return Route(change, post, oip=True, check=check_change)
         return None
 
     def _find_v1(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = _split_version(rest)
+        version, rest = split_version(rest)
         match rest:
             case []:
                 return Route(functools.partial(self._describe, model, version), _READ, oip=False)
@@ -453,7 +434,7 @@ class HttpApp:
         return None
 
     def _find_v2(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = _split_version(rest)
+        version, rest = split_version(rest)
         handlers: dict[str, Any] = {
             "": self._metadata,
             "ready": self._model_ready,
@@ -499,19 +480,3 @@ class HttpApp:
         if found is None:
             found = self._answers[status] = self._service.metrics.answers("http", str(status))
         return found
-
-
-def _unsupported(text: str) -> Route:
-    """What Triton has and this server has not: 501, where gRPC says UNIMPLEMENTED."""
-
-    def handle(request: Request, id_line: bytes) -> Response:
-        return plain_error(501, text, id_line, oip=True)
-
-    return Route(handle, (), oip=True)
-
-
-def _split_version(rest: list[str]) -> tuple[str | None, list[str]]:
-    """`versions/<v>/…` -> (v, …)."""
-    if len(rest) >= 2 and rest[0] == "versions":
-        return rest[1], rest[2:]
-    return None, rest

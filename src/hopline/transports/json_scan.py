@@ -8,7 +8,7 @@ byte. Text that is not JSON is counted at least as far as a reader gets.
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -162,7 +162,7 @@ def _hash(data, begin, end, key, start):  # type: ignore[no-untyped-def]
     """Of a name, the same with and without escapes."""
     value, at = start, begin
     while at < end:
-        code = np.int64(data[at])
+        code: Any = np.int64(data[at])
         at += 1
         if code == _BACKSLASH and at < end:
             code = np.int64(data[at])

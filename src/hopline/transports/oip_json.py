@@ -17,7 +17,7 @@ from hopline.transports.http_messages import Response
 from hopline.transports.json_body import check_repeated, decode_body
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
-from hopline.transports.share import sent_bytes
+from hopline.transports.share import Decompressed
 from hopline.transports.tensors import (
     Tensor,
     check_amount,
@@ -87,11 +87,10 @@ def decode_infer(
     if not is_counted:
         check_repeated(text, (b'"inputs"', b'"outputs"'))
         check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
-    sent, view = sent_bytes(body), memoryview(body)
-    if sent < len(body):
+    if isinstance(body, Decompressed):
         heads = [(item.datatype, checked_shape(item.name, item.shape)[1]) for item in infer.inputs]
-        check_amount("the inference request", heads, len(body), sent)
-    tensors = []
+        check_amount("the inference request", heads, len(body), body.sent_bytes)
+    view, tensors = memoryview(body), []
     for item in infer.inputs:
         parameters = item.parameters or {}
         size = parameters.pop("binary_data_size", None)
