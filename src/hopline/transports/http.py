@@ -346,7 +346,7 @@ class HttpApp:
             return Route(self._options, (b"OPTIONS",), oip=False)
         path = target.partition(b"?")[0]
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
-        route = self._find(parts)
+        route = self._find(parts) or unsupported(parts)
         if route is None:
             text = f"nothing is at {path.decode('latin-1')}; see / for what there is"
             is_oip = parts[0] == "v2"
@@ -404,20 +404,12 @@ class HttpApp:
                 return Route(self._live, _READ, oip=True)
             case ["v2", "health", "ready"]:
                 return Route(self._ready, _READ, oip=True)
-            case ["v2", "models", _, "trace", "setting"]:
-                return unsupported(oip.NO_TRACE_SETTINGS)
             case ["v2", "models", "stats"]:
                 return Route(functools.partial(self._statistics, None, None), _READ, oip=True)
             case ["v2", "models", model, *rest]:
                 return self._find_v2(model, rest)
             case ["v2", "repository", "index"]:
                 return Route(self._repository_index, post, oip=True, check=check_change)
-            case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
-                return unsupported(oip.NO_SHARED_MEMORY)
-            case ["v2", "trace", "setting"]:
-                return unsupported(oip.NO_TRACE_SETTINGS)
-            case ["v2", "logging"]:
-                return unsupported(oip.NO_LOG_SETTINGS)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
                 change = functools.partial(self._repository_change, verb, model)
                 return Route(change, post, oip=True, check=check_change)

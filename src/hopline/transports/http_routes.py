@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hopline.transports import oip
 from hopline.transports.http_access import OPEN, Access
 from hopline.transports.http_bodies import Check
 from hopline.transports.http_errors import plain_error
@@ -30,8 +31,17 @@ class Route:
     check: Check | None = None
 
 
-def unsupported(text: str) -> Route:
-    """What Triton has and this server has not: 501, where gRPC says UNIMPLEMENTED."""
+def unsupported(parts: list[str]) -> Route | None:
+    """What Triton has and this server has not: 501 with the reason, where gRPC says UNIMPLEMENTED."""
+    match parts:
+        case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
+            text = oip.NO_SHARED_MEMORY
+        case ["v2", "trace", "setting"] | ["v2", "models", _, "trace", "setting"]:
+            text = oip.NO_TRACE_SETTINGS
+        case ["v2", "logging"]:
+            text = oip.NO_LOG_SETTINGS
+        case _:
+            return None
 
     def handle(request: Request, id_line: bytes) -> Response:
         return plain_error(501, text, id_line, oip=True)
