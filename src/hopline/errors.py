@@ -59,8 +59,10 @@ from collections.abc import Sequence
 MAX_QUOTED = 200
 #: Characters of an error text that is sent to a caller: some list names.
 MAX_TEXT = 2000
-#: Quoted values that are longer, and what else has no end.
-_LONG = re.compile(rf"""(['"`])[^'"`]{{{MAX_QUOTED + 1},}}|\S{{{MAX_QUOTED + 1},}}""")
+#: Values in quotes, and words, of a text; whatever it is, each of its characters is looked at once.
+_PARTS = re.compile(
+    r"""(?<!\w)(?:'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|`[^`]*`?)|[^\s'"`]+""", re.DOTALL
+)
 
 
 def quoted(value: object) -> str:
@@ -87,7 +89,9 @@ def public_text(text: str) -> str:
     """An error text as a caller is sent it, whoever made it: no value in it is long, and neither is it."""
     if len(text) <= MAX_QUOTED:
         return text
-    return _cut(_LONG.sub(lambda found: _cut(found[0], MAX_QUOTED), text[: 20 * MAX_TEXT]), MAX_TEXT)
+    if len(text) > 8 * MAX_TEXT:
+        text = text[: 4 * MAX_TEXT] + text[-4 * MAX_TEXT :]
+    return _cut(_PARTS.sub(lambda found: _cut(found[0], MAX_QUOTED), text), MAX_TEXT)
 
 
 def _cut(text: str, most: int) -> str:
