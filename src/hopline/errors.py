@@ -52,7 +52,50 @@ Errors know nothing of HTTP or gRPC: each transport owns one table from class to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+#: Characters of a caller's value that an error text quotes.
+MAX_QUOTED = 200
+#: Characters of an error text that is sent to a caller: some list names.
+MAX_TEXT = 2000
+#: Values in quotes, and words, of a text; whatever it is, each of its characters is looked at once.
+_PARTS = re.compile(
+    r"""(?<!\w)(?:'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|`[^`]*`?)|[^\s'"`]+""", re.DOTALL
+)
+
+
+def quoted(value: object) -> str:
+    """A value that a caller sent, for an error text: its `repr`, cut after 200 characters.
+
+    A value of any size or depth takes no longer than a short one.
+    """
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        if len(value) <= MAX_QUOTED:
+            return _cut(repr(value), MAX_QUOTED)
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return f"{_cut(repr(value[:MAX_QUOTED]), MAX_QUOTED - 40)} ({len(value)} {unit})"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list | tuple) and len(value) <= 20:
+        items = (quoted(item) if isinstance(item, str | bytes | int | float) else "…" for item in value)
+        return _cut(f"[{', '.join(items)}]", MAX_QUOTED)
+    if isinstance(value, list | tuple | dict):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} values"
+    return _cut(repr(value), MAX_QUOTED)
+
+
+def public_text(text: str) -> str:
+    """An error text as a caller is sent it, whoever made it: no value in it is long, and neither is it."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    if len(text) > 8 * MAX_TEXT:
+        text = text[: 4 * MAX_TEXT] + text[-4 * MAX_TEXT :]
+    return _cut(_PARTS.sub(lambda found: _cut(found[0], MAX_QUOTED), text), MAX_TEXT)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 class HoplineError(Exception):

@@ -239,7 +239,12 @@ class Server:
         from hopline.transports.grpc_endpoint import GrpcEndpoint
 
         settings = self.config.server
-        self._grpc_app = GrpcApp(self._service, self._gate, traces=bool(self.config.tracing.endpoint))
+        self._grpc_app = GrpcApp(
+            self._service,
+            self._gate,
+            traces=bool(self.config.tracing.endpoint),
+            max_nodes=self.config.limits.max_nodes_per_request,
+        )
         self._grpc_endpoint = GrpcEndpoint(
             self._grpc_app.methods(),
             self._grpc_app.fail,

@@ -33,9 +33,10 @@ OnMissing = Literal["error", "null"]
 Priority = Literal["high", "normal", "low"]
 
 
-@dataclass(frozen=True, slots=True)
-class InlineNode:
+class InlineNode(msgspec.Struct, frozen=True, gc=False):
     """A node that the graph does not have, described by the request itself.
+
+    A msgspec struct, as `ScoreRequest` is: thousands may be made for one request.
 
     Attributes:
         features: float [dim], the node's feature row.
@@ -48,10 +49,10 @@ class InlineNode:
     """
 
     features: Sequence[float] | FloatArray
-    neighbors: Mapping[str, ExternalIds] = field(default_factory=dict)
+    neighbors: Mapping[str, ExternalIds] = {}
     id: ExternalId | None = None
-    edge_attr: Mapping[str, Any] = field(default_factory=dict)
-    edge_weight: Mapping[str, Any] = field(default_factory=dict)
+    edge_attr: Mapping[str, Any] = {}
+    edge_weight: Mapping[str, Any] = {}
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):

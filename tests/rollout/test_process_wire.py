@@ -1,6 +1,5 @@
 """What goes to a model's own process and comes back is what was put in."""
 
-import dataclasses
 from datetime import UTC, datetime
 
 import msgspec
@@ -44,8 +43,8 @@ def same(a, b):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
     elif isinstance(a, InlineNode):
-        for item in dataclasses.fields(a):
-            same(getattr(a, item.name), getattr(b, item.name))
+        for name in InlineNode.__struct_fields__:
+            same(getattr(a, name), getattr(b, name))
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hopline.config import Config, load_config
 from hopline.testing.service import FakeService
+from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp
 from hopline.transports.http_endpoint import HttpEndpoint
 
@@ -66,6 +67,7 @@ async def listening(max_body_bytes: int = 200_000) -> AsyncIterator[Host]:
     """A host that takes connections."""
     made = Host(load_config(overrides={"server.max_body_bytes": max_body_bytes}))
     await made.service.start()
+    await asyncio.wrap_future(load_kernels())  # compiled where they never were
     server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     yield made

@@ -89,7 +89,7 @@ def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
         (Ask("people", nodes=[1]), "bad_request", "string ids"),
         (Ask(nodes=["n1"]), "bad_request", "integer ids"),
         (Ask(), "bad_request", "at least one"),
-        (Ask(nodes=list(range(5000))), "request_too_large", "5000 nodes; at most 4096"),
+        (Ask(nodes=list(range(5000))), "request_too_large", "5000 nodes in one request; at most 4096"),
         (Ask(features=[[1, 2]]), "bad_request", "3 finite numbers"),
         (Ask("busy", nodes=[1]), "overloaded", "queue is full"),
         (Ask("loading", nodes=[1]), "model_not_ready", "weights are being read"),

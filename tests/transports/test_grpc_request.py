@@ -121,7 +121,7 @@ def test_contents_are_checked_of_requests_that_look_alike_too() -> None:
         (b"", "1 BYTES values, 0 were sent"),
         (b"\x01\x00", "begins a length, but only 2 bytes follow"),
         (b"\x02\x00\x00\x00a", "a value of 2 bytes begins at 4, 1 follow"),
-        (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "1 BYTES values, 2 were sent"),
+        (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "1 BYTES values, 4 bytes follow them"),
     ],
 )
 def test_a_single_string_is_checked_as_many_are(data: bytes, why: str) -> None:

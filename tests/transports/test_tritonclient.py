@@ -253,3 +253,41 @@ def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_request_has_as_many_rows_as_the_config_says(triton: tuple[Any, Any]) -> None:
+    """`perf_analyzer -b 8` reads it so: [8] and the dimensions of one item."""
+    module, client = triton
+    config = as_dict(client.get_model_config("sage"))
+    config = config.get("config", config)
+    assert config["max_batch_size"] == 4096
+    by_name = {tensor["name"]: tensor for tensor in config["input"] + config["output"]}
+    assert [int(size) for size in by_name["features"]["dims"]] == [3]
+    assert [int(size) for size in by_name["probabilities"]["dims"]] == [2]
+    dims = [int(size) for size in by_name["node_ids"]["dims"]]
+    tensor = module.InferInput("node_ids", [8, *dims], "INT64")
+    tensor.set_data_from_numpy(np.arange(8, dtype=np.int64).reshape([8, *dims]))
+    assert client.infer("sage", [tensor]).as_numpy("label").tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda client: client.get_trace_settings(), "trace settings are not supported"),
+        (lambda client: client.get_trace_settings("sage"), "trace settings are not supported"),
+        (lambda client: client.update_trace_settings("sage", {}), "trace settings are not supported"),
+        (lambda client: client.get_log_settings(), "log settings cannot be changed"),
+        (lambda client: client.update_log_settings({}), "log settings cannot be changed"),
+        (lambda client: client.get_system_shared_memory_status(), "shared memory is not supported"),
+        (
+            lambda client: client.register_system_shared_memory("a", "/a", 8),
+            "shared memory is not supported",
+        ),
+        (lambda client: client.unregister_system_shared_memory(), "shared memory is not supported"),
+        (lambda client: client.get_cuda_shared_memory_status("a"), "shared memory is not supported"),
+        (lambda client: client.unregister_cuda_shared_memory("a"), "shared memory is not supported"),
+    ],
+)
+def test_what_there_is_not_says_so_over_both(triton: tuple[Any, Any], ask: Any, text: str) -> None:
+    with pytest.raises(InferenceServerException, match=text):
+        ask(triton[1])

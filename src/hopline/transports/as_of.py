@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 
 EXAMPLE = "2011-03-13T07:06:40Z"
 _ISO = re.compile(
@@ -25,6 +25,8 @@ def read_as_of(value: float | str) -> int | datetime:
     Raises: BadRequest.
     """
     if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise BadRequest(f"as_of is {quoted(value)}, beyond 64 bits")
         return value
     if isinstance(value, float):
         if not value.is_integer() or abs(value) >= _EXACT:
@@ -36,15 +38,17 @@ def read_as_of(value: float | str) -> int | datetime:
     text = value.strip()
     if re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII):
         raise BadRequest(
-            f"as_of is {value!r}, a number as text; send it as a number, or a date with dashes"
+            f"as_of is {quoted(value)}, a number as text; send it as a number, or a date with dashes"
         )
     found = _ISO.fullmatch(text)
     if found is None:
         raise BadRequest(f"as_of is {value[:60]!r}; a number, or ISO 8601 such as {EXAMPLE!r}, is needed")
     if found[3] and len(found[3].rstrip("0")) > 7:
-        raise BadRequest(f"as_of is {value!r}, finer than microseconds; send a number in the graph's unit")
+        raise BadRequest(
+            f"as_of is {quoted(value)}, finer than microseconds; send a number in the graph's unit"
+        )
     try:
         moment = datetime.fromisoformat(text.upper())
     except ValueError as error:
-        raise BadRequest(f"as_of is {value!r}: {error}") from None
+        raise BadRequest(f"as_of is {quoted(value)}: {error}") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,10 +1,15 @@
-"""Compressed request bodies, bounded: a few kilobytes must not become gigabytes."""
+"""Compressed request bodies, bounded: a few kilobytes must not become gigabytes.
+
+What is decompressed remembers how many bytes were sent (share.py): they bound what may be made of it.
+"""
 
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
-from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding
+from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding, quoted
+from hopline.transports.share import TEXT, Decompressed, share
 
 #: What `decompress` undoes, as the header Accept-Encoding names it.
 ACCEPTED = "gzip, deflate"
@@ -13,7 +18,8 @@ _GZIP = zlib.MAX_WBITS | 16
 _MAX_ENCODINGS = 4
 #: Each member takes a few microseconds, however small it is. bgzip makes one of each 64 KiB.
 _MAX_MEMBERS = 10_000
-_PIECE_BYTES = 16 * 1024
+#: Of compressed data that zlib is given at a time: it copies what is behind the end of a stream.
+_FIRST_BYTES, _MOST_BYTES = 512, 16 * 1024
 
 
 def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
@@ -23,7 +29,8 @@ def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
         encoding: the header's value: gzip, x-gzip, deflate or identity, or a list of them in the order in
             which they were applied (RFC 9110, 8.4).
         body: as sent; an empty one is not compressed, whatever is said of it.
-        max_bytes: limit of the result, and of what is between two encodings.
+        max_bytes: limit of the result, and of what is between two encodings. A body may also not become
+            larger than its sender's share: 4 MiB for each 64 KiB that were sent.
 
     Raises:
         UnsupportedEncoding: another encoding.
@@ -34,65 +41,82 @@ def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
     for name in names:
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise UnsupportedEncoding(
-                f"content-encoding {encoding!r} is not supported; send {ACCEPTED} or identity"
+                f"content-encoding {quoted(encoding)} is not supported; send {ACCEPTED} or identity"
             )
     names = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
     if len(names) > _MAX_ENCODINGS:
         raise BadRequest(
             f"content-encoding has {len(names)} encodings; at most {_MAX_ENCODINGS} are undone"
         )
-    if not body:
+    if not body or not names:
         return body
+    sent = len(body)
+    bound = _Bound(sent, min(max_bytes, share(TEXT, sent)), max_bytes)
     for name in reversed(names):
-        body = _gunzip(body, max_bytes) if name == "gzip" else _inflate(body, max_bytes)
-    return body
+        body = _gunzip(body, bound) if name == "gzip" else _inflate(body, bound)
+    found = Decompressed(body)
+    found.sent_bytes = sent
+    return found
 
 
-def _gunzip(body: bytes, max_bytes: int) -> bytes:
+class _Bound(NamedTuple):
+    sent: int
+    most: int
+    max_bytes: int
+
+    def exceeded(self) -> RequestTooLarge:
+        if self.most == self.max_bytes:
+            return RequestTooLarge(
+                f"the body is larger than {self.most} bytes once decompressed (server.max_body_bytes)"
+            )
+        return RequestTooLarge(
+            f"the body was {self.sent} bytes compressed and is larger than {self.most} bytes once "
+            "decompressed, too much of so few bytes: send it uncompressed, or in parts"
+        )
+
+
+def _gunzip(body: bytes, bound: _Bound) -> bytes:
     """All members of gzip data (RFC 1952, 2.2); zeros behind them are padding, as for gzip(1)."""
     members: list[bytes] = []
-    view, at, left = memoryview(body), 0, max_bytes
+    view, at, left = memoryview(body), 0, bound.most
     while at < len(view):
         if members and view[at] == 0:
             at += 1
             continue
         if len(members) >= _MAX_MEMBERS:
             raise BadRequest(f"the gzip data has more than {_MAX_MEMBERS} members")
-        data, at = _stream(_GZIP, view, at, left, max_bytes, "gzip")
+        data, at = _stream(_GZIP, view, at, left, bound, "gzip")
         members.append(data)
         left -= len(data)
     return b"".join(members)
 
 
-def _inflate(body: bytes, max_bytes: int) -> bytes:
+def _inflate(body: bytes, bound: _Bound) -> bytes:
     # The first byte of a zlib header names the method, 8, and makes a multiple of 31 with the second one.
     has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
     window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
-    data, end = _stream(window, memoryview(body), 0, max_bytes, max_bytes, "deflate")
+    data, end = _stream(window, memoryview(body), 0, bound.most, bound, "deflate")
     if end < len(body):
         raise BadRequest(f"{len(body) - end} bytes stand behind the end of the deflate data")
     return data
 
 
 def _stream(
-    window: int, body: memoryview, start: int, left: int, max_bytes: int, name: str
+    window: int, body: memoryview, start: int, left: int, bound: _Bound, name: str
 ) -> tuple[bytes, int]:
     """The compressed stream that begins at `start`, of up to `left` bytes, and where it ends."""
     stream = zlib.decompressobj(window)
     pieces: list[bytes] = []
-    at = start
-    # In pieces, since zlib copies what is behind the end of a stream.
+    at, size = start, _FIRST_BYTES
     while not stream.eof and at < len(body):
-        piece = body[at : at + _PIECE_BYTES]
+        piece, size = body[at : at + size], min(2 * size, _MOST_BYTES)
         try:
             data = stream.decompress(piece, left + 1)
         except zlib.error as error:
             text = f"byte {start} begins no {name} data" if start else f"the body is not valid {name} data"
             raise BadRequest(f"{text}: {error}") from None
         if len(data) > left:
-            raise RequestTooLarge(
-                f"the body is larger than {max_bytes} bytes once decompressed (server.max_body_bytes)"
-            )
+            raise bound.exceeded()
         pieces.append(data)
         left -= len(data)
         at += len(piece) - len(stream.unused_data)

@@ -25,21 +25,25 @@ from hopline.errors import (
     ModelNotReady,
     Overloaded,
     Unavailable,
+    public_text,
+    quoted,
 )
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
+from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.grpc_names import check_name, check_names
-from hopline.transports.grpc_request import OUTER, RequestReader, parameters_of
+from hopline.transports.grpc_request import RequestReader, parameters_of
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import change_parameters
+from hopline.transports.lifecycle import change_parameters, checked_name
 from hopline.transports.proto import message, methods
+from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
@@ -51,12 +55,12 @@ _MAX_NAMING_BYTES = 64 * 1024
 #: Methods of the published interface that there is nothing behind.
 _UNIMPLEMENTED = {
     **{
-        f"{kind}SharedMemory{verb}": "shared memory is not supported; send the data in the request"
+        f"{kind}SharedMemory{verb}": oip.NO_SHARED_MEMORY
         for kind in ("System", "Cuda")
         for verb in ("Status", "Register", "Unregister")
     },
-    "TraceSetting": "trace settings are not supported",
-    "LogSettings": "log settings cannot be changed at run time; see the log section of the config",
+    "TraceSetting": oip.NO_TRACE_SETTINGS,
+    "LogSettings": oip.NO_LOG_SETTINGS,
 }
 
 
@@ -67,16 +71,22 @@ class GrpcApp:
         service: what answers.
         gate: knows who asks; None lets everybody in.
         traces: whether requests belong to the trace that their call names.
-
+        max_nodes: nodes, pairs or rows of one request.
     """
 
     def __init__(
-        self, service: ScoringService, gate: Gatekeeper | None = None, *, traces: bool = False
+        self,
+        service: ScoringService,
+        gate: Gatekeeper | None = None,
+        *,
+        traces: bool = False,
+        max_nodes: int = 4096,
     ) -> None:
+        self._max_nodes = max_nodes
         self._draining = False
         self._streams: set[InferStream] = set()
         self._reader = RequestReader()
-        self._outer = message(OUTER)
+        load_kernels()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
@@ -106,7 +116,7 @@ class GrpcApp:
         """End a call with what its client may know of a failure, and count that."""
         if isinstance(error, CallError):
             self._count(error.code)
-            call.finish(error.code, str(error))
+            call.finish(error.code, public_text(str(error)))
             return
         known = as_hopline_error(error, request_id[:MAX_QUOTED] or "(none)")
         code = grpc_code(known)
@@ -114,7 +124,7 @@ class GrpcApp:
         trailers = [("hopline-error", known.code)]
         if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
             trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
-        call.finish(code, str(known), trailers)
+        call.finish(code, public_text(str(known)), trailers)
 
     def _count(self, code: StatusCode) -> None:
         counter = self._answers.get(code)
@@ -216,7 +226,7 @@ class GrpcApp:
             return
         request_id = ""
         try:
-            request = _parsed(self._outer, data)
+            request = self._reader.read(data)
             request_id = request.id
             self._permit(request, call.client)
             scoring = self._signed(self._read(request, call.deadline), call)
@@ -282,7 +292,7 @@ class GrpcApp:
         self, data: bytes, call: Call, deadline: float | None
     ) -> tuple[Any, ScoreRequest]:
         """A request that would keep the loop too long: it is read in a thread, and permitted in between."""
-        request = await asyncio.to_thread(_parsed, self._outer, data)
+        request = await asyncio.to_thread(self._reader.read, data)
         self._permit(request, call.client)
         return request, await asyncio.to_thread(self._read, request, deadline)
 
@@ -307,10 +317,9 @@ class GrpcApp:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        read = functools.partial(_parsed, self._outer)
         # Without keys and traces there is nothing to sign.
         hand_in = submit if self._guard is not None or self._traces else self._service.submit
-        steps = Steps(read, permit, self._read, hand_in, respond)
+        steps = Steps(self._reader.read, permit, self._read, hand_in, respond)
         stream = InferStream(call, steps, self._stream_ended)
         call.listener = stream
         self._streams.add(stream)
@@ -329,7 +338,7 @@ class GrpcApp:
         answer = response.infer_response
         if isinstance(outcome, HoplineError):
             self._count(grpc_code(outcome))
-            response.error_message = str(outcome)
+            response.error_message = public_text(str(outcome))
             answer.id = request.id
             answer.model_name = request.model_name
         else:
@@ -346,6 +355,7 @@ class GrpcApp:
             parameters_of(request.parameters),
             request.id or f"{self._id_prefix}-{next(self._ids):x}",
             deadline,
+            self._max_nodes,
         )
 
     # Health and description
@@ -373,7 +383,7 @@ class GrpcApp:
     async def _model_config(self, request: Any, call: Call) -> Any:
         info = self._service.describe(request.name, request.version or None)
         response = message("inference.ModelConfigResponse")()
-        return json_format.ParseDict({"config": oip.model_config(info)}, response)
+        return json_format.ParseDict({"config": oip.model_config(info, self._max_nodes)}, response)
 
     async def _model_statistics(self, request: Any, call: Call) -> Any:
         rows = oip.all_statistics(self._service, request.name or None, request.version or None)
@@ -404,12 +414,13 @@ class GrpcApp:
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
         parameters = parameters_of(request.parameters)
-        await change(request.model_name, **change_parameters(verb, parameters))
+        model = checked_name("model", request.model_name)
+        await change(model, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)
         if status == _SERVICE_UNKNOWN:
-            raise ModelNotFound(f"no service {request.service!r}; there is {INFERENCE}")
+            raise ModelNotFound(f"no service {quoted(request.service)}; there is {INFERENCE}")
         return message("grpc.health.v1.HealthCheckResponse")(status=status)
 
     async def _health_watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
@@ -451,13 +462,20 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
 def _parsed(kind: Any, data: bytes) -> Any:
     """A message.
 
-    Raises: BadRequest.
+    Raises:
+        BadRequest: it is none.
+        RequestTooLarge: it was compressed, and holds more than its sender's share.
     """
+    check_message(_layout(kind.DESCRIPTOR.full_name), data)
     try:
         return kind.FromString(data)
     except DecodeError:
-        name = "ModelInferRequest" if kind.DESCRIPTOR.full_name == OUTER else kind.DESCRIPTOR.name
-        raise BadRequest(f"{len(data)} bytes that are no {name}") from None
+        raise BadRequest(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
+
+
+@functools.cache
+def _layout(name: str) -> Layout:
+    return layout_of(message(name).DESCRIPTOR)
 
 
 def _snake_case(name: str) -> str:

@@ -7,15 +7,17 @@ were seen before are known, and reading a dozen of them takes a third of the tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.transports import oip
 from hopline.transports.proto import message
-from hopline.transports.tensors import Tensor, TensorHead, decode_typed, tensor_head
+from hopline.transports.proto_scan import check_message, layout_of
+from hopline.transports.share import Decompressed, check_share, sent_bytes
+from hopline.transports.tensors import Tensor, TensorHead, check_amount, decode_typed, tensor_head
 
 OUTER = "hopline.oip.v1.OuterInferRequest"
 _CONTENTS = {
@@ -34,6 +36,10 @@ _CONTENTS = {
 }
 #: Kinds of requests that are remembered, and bytes of one of them; beyond that all are forgotten.
 _MAX_KNOWN, _MAX_BYTES = 256, 4096
+#: Inputs for each 64 KiB of a request: one takes microseconds, and may take as little as two bytes.
+_INPUTS = 1536
+#: More than any model has.
+_MAX_OUTPUTS = 256
 
 
 class RequestReader:
@@ -43,6 +49,29 @@ class RequestReader:
         self._input = message("inference.ModelInferRequest.InferInputTensor")
         self._output = message("inference.ModelInferRequest.InferRequestedOutputTensor")
         self._known: dict[tuple[bytes, ...], list[TensorHead]] = {}
+        self._outer = message(OUTER)
+        self._layout = layout_of(message("inference.ModelInferRequest").DESCRIPTOR)
+
+    def read(self, data: bytes) -> Any:
+        """An OuterInferRequest.
+
+        Raises:
+            BadRequest: it is none.
+            RequestTooLarge: it holds more than its sender's share.
+        """
+        is_compressed = isinstance(data, Decompressed)
+        if is_compressed:
+            check_message(self._layout, data)
+        try:
+            request = self._outer.FromString(data)
+        except DecodeError:
+            raise BadRequest(f"{len(data)} bytes that are no ModelInferRequest") from None
+        if len(request.inputs) > _INPUTS:
+            check_share("the request", len(request.inputs), "inputs", _INPUTS, sent_bytes(data))
+        if is_compressed and request.raw_input_contents:
+            heads = [(head.datatype, head.count) for head in self._heads(request.inputs)]
+            check_amount("the request", heads, len(data), sent_bytes(data))
+        return request
 
     def tensors(self, request: Any) -> list[Tensor]:
         """The inputs, from raw or typed contents.
@@ -59,22 +88,31 @@ class RequestReader:
             return [_from_contents(item) for item in self._parsed(self._input, "input", inputs)]
         if len(raw) != len(inputs):
             raise BadRequest(f"{len(inputs)} inputs, but {len(raw)} raw_input_contents")
-        key = tuple(inputs)
-        heads = self._known.get(key)
-        if heads is None:
-            heads = [_head(item) for item in self._parsed(self._input, "input", inputs)]
-            self._remember(key, heads)
+        heads = self._heads(inputs)
         return [head.decode(data) for head, data in zip(heads, raw, strict=True)]
 
     def outputs(self, request: Any) -> list[str]:
         """Names of the outputs that are asked for.
 
-        Raises: BadRequest: parameters that are not known, or what is no output.
+        Raises:
+            BadRequest: parameters that are not known, or what is no output.
+            RequestTooLarge: more than any model has.
         """
+        if len(request.outputs) > _MAX_OUTPUTS:
+            raise RequestTooLarge(
+                f"the request asks for {len(request.outputs)} outputs; at most {_MAX_OUTPUTS} are answered"
+            )
         return [item.name for item in self._parsed(self._output, "output", request.outputs)]
 
-    def _parsed(self, kind: Any, what: str, parts: Sequence[bytes]) -> list[Any]:
-        found = []
+    def _heads(self, inputs: Sequence[bytes]) -> list[TensorHead]:
+        key = tuple(inputs)
+        heads = self._known.get(key)
+        if heads is None:
+            heads = [_head(item) for item in self._parsed(self._input, "input", inputs)]
+            self._remember(key, heads)
+        return heads
+
+    def _parsed(self, kind: Any, what: str, parts: Sequence[bytes]) -> Iterator[Any]:
         for number, part in enumerate(parts):
             try:
                 item = kind.FromString(part)
@@ -82,8 +120,7 @@ class RequestReader:
                 raise BadRequest(f"{what} {number} of the request cannot be read: {error}") from None
             if item.parameters:
                 oip.check_parameters(parameters_of(item.parameters))
-            found.append(item)
-        return found
+            yield item
 
     def _remember(self, key: tuple[bytes, ...], heads: list[TensorHead]) -> None:
         if sum(map(len, key)) > _MAX_BYTES:
@@ -104,12 +141,14 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _head(item: Any) -> TensorHead:
     if item.HasField("contents"):
-        raise BadRequest(f"input {item.name!r} has contents beside raw_input_contents")
+        raise BadRequest(f"input {quoted(item.name)} has contents beside raw_input_contents")
     return tensor_head(item.name, item.datatype, item.shape)
 
 
 def _from_contents(item: Any) -> Tensor:
     field = _CONTENTS.get(item.datatype)
     if field is None:
-        raise BadRequest(f"input {item.name!r}: {item.datatype!r} needs raw_input_contents or is unknown")
+        raise BadRequest(
+            f"input {quoted(item.name)}: {quoted(item.datatype)} needs raw_input_contents or is unknown"
+        )
     return decode_typed(item.name, item.datatype, item.shape, getattr(item.contents, field)[:])

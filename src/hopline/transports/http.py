@@ -14,7 +14,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -26,16 +25,25 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.compression import decompress
+from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_access import OPEN, Access, Guard, client_of, named_model
+from hopline.transports.http_access import Guard, client_of, named_model
+from hopline.transports.http_bodies import (
+    Reading,
+    check_change,
+    check_json,
+    check_score,
+    is_small,
+    read,
+)
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.http_routes import Route, split_version, unsupported
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body
 from hopline.transports.lifecycle import Lifecycle, graph_updates
-from hopline.transports.oip_json import decode_infer
+from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import (
     ScoreBody,
@@ -44,6 +52,7 @@ from hopline.transports.score_json import (
     may_name_version,
     score_request,
 )
+from hopline.transports.share import PIECE_BYTES
 from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"
@@ -68,23 +77,6 @@ class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
 _decode_index = msgspec.json.Decoder(IndexBody).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What one target means.
-
-    Attributes:
-        handle: called with the request and its id line.
-        methods: others are answered 405; none where every method is answered alike.
-        oip: errors take the Open Inference Protocol's form.
-        access: what it asks for, where clients have to say who they are; filled in from its path.
-    """
-
-    handle: Callable[[Request, bytes], Response | Pending]
-    methods: tuple[bytes, ...]
-    oip: bool
-    access: Access = OPEN
-
-
 class HttpApp:
     """The application: a `Handler` for connections.
 
@@ -104,6 +96,9 @@ class HttpApp:
         self._service = service
         self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
+        self._max_nodes = config.limits.max_nodes_per_request
+        self._check_score = check_score(self._max_nodes)
+        load_kernels()
         self._submit = service.submit
         self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
         self._traces = bool(config.tracing.endpoint)
@@ -127,12 +122,27 @@ class HttpApp:
                 return self._method_not_allowed(request, route, id_line)
             if self._guard is not None:
                 self._guard.admit(request, route.access)
-            if b"content-encoding" in headers:
-                encoding = headers[b"content-encoding"].decode("latin-1")
-                request.body = decompress(encoding, request.body, self._max_body_bytes)
-            if b"charset" in headers.get(b"content-type", b""):
-                check_charset(headers[b"content-type"], request.body)
+            if (len(request.body) > PIECE_BYTES or b"content-encoding" in headers) and not is_small(
+                request
+            ):
+                reading = read(request, route.check, self._max_body_bytes)
+                return Reading(reading, functools.partial(self._handle, route, request, id_line))
+        except Exception as error:
+            return self.failed(error, id_line, oip=route.oip)
+        return self._handle(route, request, id_line)
+
+    def _handle(
+        self, route: Route, request: Request, id_line: bytes, reading: asyncio.Future[None] | None = None
+    ) -> Response | Pending:
+        """Answer a request whose body is there, or could not be read; never raises."""
+        try:
+            if reading is not None:
+                reading.result()
+            if b"charset" in request.headers.get(b"content-type", b""):
+                check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
+            if reading is not None:
+                request.body = b""  # large, and read
         except Exception as error:
             return self.failed(error, id_line, oip=route.oip)
         if type(answer) is Response:
@@ -163,7 +173,9 @@ class HttpApp:
     ) -> Response | Pending:
         if version is None and self._turn_away is not None and not may_name_version(request.body):
             self._turn_away(model)
-        body = decode_score(request.body)
+        body = decode_score(request.body, is_counted=request.is_counted)
+        if len(request.body) > self._max_nodes:  # no node takes less than a byte
+            oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
         header = request.headers.get(b"timeout-ms")
         deadline = None
         if header is not None or body.timeout_ms is not None:
@@ -183,16 +195,18 @@ class HttpApp:
         headers = request.headers
         if version is None and self._turn_away is not None:
             self._turn_away(model)
-        infer, tensors = decode_infer(request.body, headers.get(b"inference-header-content-length"))
+        length = headers.get(b"inference-header-content-length")
+        infer, tensors = decode_infer(request.body, length, is_counted=request.is_counted)
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())
         scoring = oip.request_from_tensors(
             model,
-            version or "",
+            check_names(infer, model, version) or "",
             tensors,
             [output.name for output in infer.outputs or ()],
             infer.parameters or {},
             id_line[14:-2].decode(),
             deadline,
+            self._max_nodes,
         )
         if self._guard is not None:
             client_of(request).sign(scoring)
@@ -264,9 +278,8 @@ class HttpApp:
         return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
 
     def _config(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        return Response(
-            encode_json(oip.model_config(self._service.describe(model, version))), headers=id_line
-        )
+        config = oip.model_config(self._service.describe(model, version), self._max_nodes)
+        return Response(encode_json(config), headers=id_line)
 
     def _statistics(
         self, model: str | None, version: str | None, request: Request, id_line: bytes
@@ -338,7 +351,7 @@ class HttpApp:
             return Route(self._options, (b"OPTIONS",), oip=False)
         path, _, query = target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
-        route = self._find(parts)
+        route = self._find(parts) or unsupported(parts)
         if route is None:
             text = f"nothing is at {path.decode('latin-1')}; see / for what there is"
             is_oip = parts[0] == "v2"
@@ -379,9 +392,9 @@ class HttpApp:
             case ["v1", "graph"]:
                 return Route(self._graph, _READ, oip=False)
             case ["v1", "graph", "events"]:
-                return Route(self._events, post, oip=False)
+                return Route(self._events, post, oip=False)  # counts by itself
             case ["v1", "rollouts"]:
-                return Route(self._rollouts, (*_READ, b"POST"), oip=False)
+                return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_change)
             case ["v1", "rollouts", model]:
                 return Route(functools.partial(self._rollout, model), _READ, oip=False)
             case [
@@ -390,7 +403,8 @@ class HttpApp:
                 model,
                 ("promote" | "rollback" | "pause" | "resume" | "advance" | "end") as verb,
             ]:
-                return Route(functools.partial(self._decide, verb, model), post, oip=False)
+                decide = functools.partial(self._decide, verb, model)
+                return Route(decide, post, oip=False, check=check_change)
             case ["v2"]:
                 return Route(self._server_metadata, _READ, oip=True)
             case ["v2", "health", "live"]:
@@ -402,22 +416,24 @@ class HttpApp:
             case ["v2", "models", model, *rest]:
                 return self._find_v2(model, rest)
             case ["v2", "repository", "index"]:
-                return Route(self._repository_index, post, oip=True)
+                return Route(self._repository_index, post, oip=True, check=check_change)
             case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
-                return Route(functools.partial(self._repository_change, verb, model), post, oip=True)
+                change = functools.partial(self._repository_change, verb, model)
+                return Route(change, post, oip=True, check=check_change)
         return None
 
     def _find_v1(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = _split_version(rest)
+        version, rest = split_version(rest)
         match rest:
             case []:
                 return Route(functools.partial(self._describe, model, version), _READ, oip=False)
             case ["score"]:
-                return Route(functools.partial(self._score, model, version), (b"POST",), oip=False)
+                score = functools.partial(self._score, model, version)
+                return Route(score, (b"POST",), oip=False, check=self._check_score)
         return None
 
     def _find_v2(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = _split_version(rest)
+        version, rest = split_version(rest)
         handlers: dict[str, Any] = {
             "": self._metadata,
             "ready": self._model_ready,
@@ -425,7 +441,8 @@ class HttpApp:
             "stats": self._statistics,
         }
         if rest == ["infer"]:
-            return Route(functools.partial(self._infer, model, version), (b"POST",), oip=True)
+            infer = functools.partial(self._infer, model, version)
+            return Route(infer, (b"POST",), oip=True, check=check_json)
         name = rest[0] if rest else ""
         if len(rest) > 1 or name not in handlers:
             return None
@@ -475,10 +492,3 @@ def _without_fields(route: Route, query: bytes) -> Route:
         raise BadRequest(f"{found!r} is in the address, where it is not read; send it in the body")
 
     return dataclasses.replace(route, handle=refuse)
-
-
-def _split_version(rest: list[str]) -> tuple[str | None, list[str]]:
-    """`versions/<v>/…` -> (v, …)."""
-    if len(rest) >= 2 and rest[0] == "versions":
-        return rest[1], rest[2:]
-    return None, rest

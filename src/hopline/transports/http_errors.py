@@ -96,7 +96,7 @@ def error_details(error: errors.HoplineError) -> dict[str, Any]:
     """The attributes of an error that a client can act on."""
     details: dict[str, Any] = {}
     if isinstance(error, errors.NodeNotFound):
-        details["missing"] = list(error.missing)
+        details["missing"] = [errors.public_text(id) if isinstance(id, str) else id for id in error.missing]
     if isinstance(error, errors.SchemaMismatch):
         details["differences"] = list(error.differences)
     if isinstance(error, _PASSING):
@@ -120,14 +120,16 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
     if isinstance(error, errors.UnsupportedEncoding):
         headers += b"accept-encoding: %b\r\n" % ACCEPTED.encode()  # RFC 9110, 15.5.16
     headers += b"hopline-error: %b\r\n" % error.code.encode()
-    body: Any = str(error)
+    text = errors.public_text(str(error))
+    body: Any = text
     if not oip:
-        body = {"code": error.code, "message": str(error), **error_details(error)}
+        body = {"code": error.code, "message": text, **error_details(error)}
     return Response(encode_json({"error": body}), http_status(error), headers=headers)
 
 
 def plain_error(status: int, text: str, headers: bytes = b"", *, oip: bool = False) -> Response:
     """The response for a failure of the transport itself."""
+    text = errors.public_text(text)
     body: Any = text if oip else {"code": TRANSPORT_CODES[status], "message": text}
     return Response(encode_json({"error": body}), status, headers=headers)
 

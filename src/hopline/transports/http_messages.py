@@ -23,9 +23,19 @@ class Request:
             HTTP/1.0) or close.
         reserved_bytes: of the listener's budget, until it is answered.
         client: who asks; set where clients have to say so, and absent elsewhere, which costs nothing.
+        is_counted: its JSON was counted, and no name in it comes twice.
     """
 
-    __slots__ = ("body", "client", "connection", "headers", "method", "reserved_bytes", "target")
+    __slots__ = (
+        "body",
+        "client",
+        "connection",
+        "headers",
+        "is_counted",
+        "method",
+        "reserved_bytes",
+        "target",
+    )
 
     client: object
 
@@ -43,6 +53,7 @@ class Request:
         self.body = body
         self.connection = connection
         self.reserved_bytes = 0
+        self.is_counted = False
 
 
 class KnownHead(NamedTuple):

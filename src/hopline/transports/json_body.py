@@ -16,17 +16,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import MAX_QUOTED, BadRequest, quoted
 from hopline.repeated_names import repeated_name
+from hopline.transports.share import PIECE_BYTES
 
 BodyT = TypeVar("BodyT")
 
-_PLACE = re.compile(r"(.*?)(?: - at `(?:key in )?(\$.*)`)?", re.DOTALL)
+#: Before the place, at the end of what msgspec says; a place names nothing that its caller chose.
+_AT = " - at `"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 #: Characters of a wrong value that a message shows.
 _SHOWN = 60
-#: Characters of what msgspec says.
-_LONGEST = 300
+#: Digits of an integer; Python refuses more, since reading them takes the square of their time.
+_MAX_DIGITS = 4300
 
 
 def decode_body(
@@ -53,7 +55,7 @@ def decode_body(
     except msgspec.ValidationError as error:
         text = explained(str(error), bytes(body), kind)
         raise BadRequest(text if "`$" in text or "field" in text else f"{text}; send {example}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         sent = bytes(body)
         if sent.startswith(codecs.BOM_UTF8):
             return decode_body(sent[len(codecs.BOM_UTF8) :], decode, kind, what, example)
@@ -63,6 +65,10 @@ def decode_body(
             raise BadRequest(f"{what} is UTF-16 or UTF-32; JSON is sent as UTF-8 (RFC 8259, 8.1)") from None
         if isinstance(error, UnicodeDecodeError):
             raise BadRequest(f"{what} is not UTF-8, as JSON is (RFC 8259, 8.1): {error}") from None
+        if isinstance(error, RecursionError):
+            raise BadRequest(f"{what} is nested too deep to be read") from None
+        if not isinstance(error, msgspec.DecodeError):
+            raise BadRequest(f"{what} has an integer of more than {_MAX_DIGITS} digits") from None
         raise BadRequest(f"{what} is not valid JSON: {error}") from None
 
 
@@ -81,11 +87,12 @@ def check_charset(content_type: bytes, body: bytes) -> None:
 
 def explained(text: str, body: bytes, kind: Any) -> str:
     """msgspec's message, and what would be right."""
-    found = _PLACE.fullmatch(text)
-    assert found is not None
-    said, path = found[1], found[2] or "$"
-    if len(said) > _LONGEST:  # it shows what was sent
-        text = f"{said[:_LONGEST]}…{text[len(said) :]}"
+    said, at, path = text.rpartition(_AT) if text.endswith("`") else ("", "", "")
+    path = path.removesuffix("`").removeprefix("key in ")
+    if not at or not path.startswith("$"):
+        said, path = text, "$"
+    if len(said) > MAX_QUOTED:  # it shows what was sent
+        text = f"{said[:MAX_QUOTED]}…{text[len(said) :]}"
     if "unknown field" in said:
         fields = _fields(_at(kind, path))
         named = said.rpartition("unknown field `")[2].rstrip("`")
@@ -98,7 +105,7 @@ def explained(text: str, body: bytes, kind: Any) -> str:
     if "array" in said.partition(", got ")[0] and any(
         hasattr(each, "item_type") for each in _at(kind, path)
     ):
-        value = _value(body, path)
+        value = _value(body, path) if len(body) <= PIECE_BYTES else None
         is_one = isinstance(value, str | int | float) and not isinstance(value, bool)
         shown = json.dumps([value], ensure_ascii=False) if is_one else ""
         return f"{text}; a list is needed" + (f": {shown}" if 0 < len(shown) <= _SHOWN else "")
@@ -130,7 +137,7 @@ def refuse_repeated(body: bytes) -> None:
     """
     name = repeated_name(body)
     if name:
-        raise BadRequest(f"field {name!r} comes twice in one object; send it once")
+        raise BadRequest(f"field {quoted(name)} comes twice in one object; send it once")
 
 
 def _at(kind: Any, path: str) -> list[Any]:
@@ -171,6 +178,6 @@ def _value(body: bytes, path: str) -> Any:
         found: Any = msgspec.json.decode(body)
         for step in _STEP.finditer(path):
             found = found[step[1]] if step[1] else found[int(step[2])]
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError):
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
         return None
     return found

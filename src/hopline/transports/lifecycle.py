@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
+
+#: Bytes of a file's name, as Linux takes them, and characters of a path.
+_MAX_PART, _MAX_PATH = 255, 1000
+#: Feature groups of a model.
+_MAX_GROUPS = 256
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +53,7 @@ class Lifecycle:
         """
         method = self._method(verb, f"{verb} models on request")
         changing: Awaitable[Any] = method(
-            model, **change_parameters(verb, _read(body, LoadBody).parameters)
+            checked_name("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
         )
         return changing
 
@@ -58,7 +63,11 @@ class Lifecycle:
         Raises: BadRequest: as above.
         """
         method = self._method("begin_rollout", "roll models out")
-        beginning: Awaitable[Any] = method(_read(body, RolloutRequest))
+        request = _read(body, RolloutRequest)
+        for what in ("model", "version", "graph"):
+            checked_name(what, getattr(request, what))
+        _checked_groups(request.groups)
+        beginning: Awaitable[Any] = method(request)
         return beginning
 
     def decide(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
@@ -109,15 +118,40 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
         if name == "unload_dependents" and verb == "unload" and not value:
             continue
         if name not in known:
-            raise BadRequest(f"parameter {name!r} of {verb} is unknown; known are {', '.join(known)}")
+            raise BadRequest(f"parameter {quoted(name)} of {verb} is unknown; known are {', '.join(known)}")
         if name == "groups" and isinstance(value, str):  # gRPC has no lists
             value = [part for part in value.split(",") if part]
         if not isinstance(value, known[name]):
             raise BadRequest(
-                f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {value!r}"
+                f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
             )
-        found[name] = tuple(map(str, value)) if isinstance(value, list) else value
+        if isinstance(value, str):
+            checked_name(f"parameter {name!r}", value)
+        elif isinstance(value, list):
+            if not all(isinstance(each, str) for each in value):
+                raise BadRequest(f"parameter {name!r} of {verb} must be a list of strings")
+            value = _checked_groups(value)
+        found[name] = value
     return found
+
+
+def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
+    if len(groups) > _MAX_GROUPS:
+        raise BadRequest(f"groups has {len(groups)} names; at most {_MAX_GROUPS} are taken")
+    return tuple(checked_name("groups", each) for each in groups)
+
+
+def checked_name(what: str, name: str) -> str:
+    """A name that may become a part of a path.
+
+    Raises: BadRequest: it is longer than file systems take, or has characters that cannot be printed.
+    """
+    parts = name.encode(errors="replace").split(b"/")
+    if not name.isprintable() or max(map(len, parts)) > _MAX_PART or len(name) > _MAX_PATH:
+        raise BadRequest(
+            f"{what} is {quoted(name)}; a name is printable, and has {_MAX_PART} bytes at most"
+        )
+    return name
 
 
 def _read(body: bytes, kind: Any) -> Any:

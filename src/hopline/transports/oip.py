@@ -27,29 +27,37 @@ import numpy as np
 
 from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
-from hopline.errors import BadRequest, ModelNotReady
+from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
 from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
 from hopline.transports.rows import attributes_of, priority_of
 from hopline.transports.tensors import Tensor, tensor_from_array
-from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 SERVER_NAME = "hopline"
 PLATFORM = "hopline"
 EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "statistics")
 
+#: What Triton has and this server has not, in the words of both transports.
+NO_SHARED_MEMORY = "shared memory is not supported; send the data in the request"
+NO_TRACE_SETTINGS = "trace settings are not supported"
+NO_LOG_SETTINGS = "log settings cannot be changed at run time; see the log section of the config"
 #: Parameters that stand for machinery which other servers have.
 _REFUSED = {
     "sequence_id": "sequences are not supported: requests have no state",
     "sequence_start": "sequences are not supported: requests have no state",
     "sequence_end": "sequences are not supported: requests have no state",
-    "shared_memory_region": "shared memory is not supported; send the data in the request",
+    **dict.fromkeys(
+        ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"), NO_SHARED_MEMORY
+    ),
     "classification": "the classification extension is not supported; ask for output 'label'",
 }
+#: Parameters that say how tensors travel: those of inputs and outputs, whatever carries them. Clients that
+#: speak gRPC send them as they would over HTTP.
+_CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
 _KNOWN = {
     "as_of",
     "attributes",
-    "binary_data_output",
     "degraded",
     "key",
     "on_missing",
@@ -58,6 +66,14 @@ _KNOWN = {
     "timeout_ms",
 }
 _TYPES = {"BYTES": "TYPE_STRING"}
+#: What an input's first dimension counts, in words.
+_COUNTED = {
+    "node_ids": "nodes",
+    "features": "nodes",
+    "neighbor_counts": "nodes",
+    "src_ids": "pairs",
+    "dst_ids": "pairs",
+}
 
 
 def request_from_tensors(
@@ -68,6 +84,7 @@ def request_from_tensors(
     parameters: Mapping[str, Any],
     request_id: str,
     deadline: float | None = None,
+    max_nodes: int | None = None,
 ) -> ScoreRequest:
     """Read an inference request.
 
@@ -78,24 +95,30 @@ def request_from_tensors(
         parameters: of the request.
         request_id: for logs.
         deadline: the call's own, on time.monotonic()'s clock.
+        max_nodes: of one request; None for any number.
 
     Raises:
         BadRequest: repeated inputs, wrong shapes or types, unknown parameters.
+        RequestTooLarge: more nodes, pairs or rows than allowed; nothing was made of them.
     """
     inputs = {tensor.name: tensor for tensor in tensors}
     if len(inputs) != len(tensors):
-        raise BadRequest(f"an input is named twice: {', '.join(tensor.name for tensor in tensors)}")
+        raise BadRequest(f"an input is named twice: {quoted(', '.join(tensor.name for tensor in tensors))}")
+    if max_nodes is not None:
+        for name, tensor in inputs.items():
+            if name != "neighbors":
+                check_count(tensor.shape[0], _COUNTED.get(name, "rows"), max_nodes)
     columns = {name: tensor.column() for name, tensor in inputs.items() if name not in GRAPH_INPUTS}
     check_parameters(parameters)
     on_missing = parameters.get("on_missing", "error")
     if on_missing not in ("error", "null"):
-        raise BadRequest(f"parameter on_missing must be 'error' or 'null', not {on_missing!r}")
+        raise BadRequest(f"parameter on_missing must be 'error' or 'null', not {quoted(on_missing)}")
     degraded = parameters.get("degraded", "allow")
     if degraded not in ("allow", "refuse"):
-        raise BadRequest(f"parameter degraded must be 'allow' or 'refuse', not {degraded!r}")
+        raise BadRequest(f"parameter degraded must be 'allow' or 'refuse', not {quoted(degraded)}")
     key = parameters.get("key", "")
     if not isinstance(key, str):
-        raise BadRequest(f"parameter key must be a string, not {key!r}")
+        raise BadRequest(f"parameter key must be a string, not {quoted(key)}")
     nodes = inputs["node_ids"].ids() if "node_ids" in inputs else ()
     return ScoreRequest(
         model,
@@ -115,6 +138,17 @@ def request_from_tensors(
         key,
         priority_of(parameters["priority"]) if "priority" in parameters else "normal",
     )
+
+
+def check_count(count: int, what: str, most: int) -> None:
+    """Refuse a request for more than one may ask for.
+
+    Raises: RequestTooLarge.
+    """
+    if count > most:
+        raise RequestTooLarge(
+            f"{count} {what} in one request; at most {most} are allowed (limits.max_nodes_per_request)"
+        )
 
 
 def tensors_from_result(result: ScoreResult) -> list[Tensor]:
@@ -146,9 +180,10 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if name in _REFUSED:
             if value:  # clients send zeros for what they do not use
-                raise BadRequest(f"parameter {name!r}: {_REFUSED[name]}")
-        elif name not in _KNOWN and not name.startswith("triton_"):
-            raise BadRequest(f"unknown parameter {name!r}; known are {', '.join(sorted(_KNOWN))}")
+                raise BadRequest(f"parameter {quoted(name)}: {_REFUSED[name]}")
+        elif name not in _KNOWN and name not in _CARRIED and not name.startswith("triton_"):
+            known = ", ".join(sorted({*_KNOWN, "binary_data_output"}))
+            raise BadRequest(f"unknown parameter {quoted(name)}; known are {known}")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -167,29 +202,32 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def model_config(info: ModelInfo) -> dict[str, Any]:
+def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
     """ModelConfig, as far as clients read it.
 
-    `max_batch_size` is 0: shapes are whole, a request brings any number of nodes, and the server batches
-    requests of any sizes by itself.
+    `max_batch_size` is what one request may ask for, and shapes are those of one node, pair or row, as in
+    Triton: a request of many has one dimension more. The server batches requests by itself, of any sizes.
+
+    Args:
+        max_nodes: nodes, pairs or rows of one request.
     """
     return {
         "name": info.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "version_policy": {"all": {}},
-        "max_batch_size": 0,
+        "max_batch_size": max_nodes,
         "input": [
             {
                 "name": tensor.name,
                 "data_type": _config_type(tensor.datatype),
-                "dims": list(tensor.shape),
+                "dims": _dims(tensor),
                 "optional": tensor.optional,
             }
             for tensor in info.inputs
         ],
         "output": [
-            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": list(tensor.shape)}
+            {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": _dims(tensor)}
             for tensor in info.outputs
         ],
         "dynamic_batching": {},
@@ -272,7 +310,7 @@ def _as_of(inputs: Mapping[str, Tensor], parameter: Any) -> int | datetime | Non
         if parameter is None:
             return None
         if isinstance(parameter, bool) or not isinstance(parameter, int | float | str):
-            raise BadRequest(f"parameter as_of must be a number or text, not {parameter!r}")
+            raise BadRequest(f"parameter as_of must be a number or text, not {quoted(parameter)}")
         return read_as_of(parameter)
     if parameter is not None:
         raise BadRequest("as_of is both an input and a parameter; send one of them")
@@ -288,13 +326,14 @@ def _deadline(parameters: Mapping[str, Any], deadline: float | None) -> float | 
         value = parameters.get(name)
         if value is None or (name == "timeout" and value == 0):  # Triton's 0 means none
             continue
-        if isinstance(value, str):
-            try:
-                value = float(value)
-            except ValueError:
-                value = -1
-        if not isinstance(value, int | float) or not value > 0:
-            raise BadRequest(f"parameter {name!r} must be a positive number, not {parameters[name]!r}")
+        try:
+            value = float(value) if isinstance(value, int | float | str) else -1.0
+        except (ValueError, OverflowError):  # an integer beyond floats is no time either
+            value = -1.0
+        if not value > 0:
+            raise BadRequest(
+                f"parameter {name!r} must be a positive number, not {quoted(parameters[name])}"
+            )
         end = time.monotonic() + value * scale
         deadline = end if deadline is None else min(deadline, end)
     return deadline
@@ -306,6 +345,11 @@ def _blanked(array: AnyArray, missing: AnyArray) -> AnyArray:
     array = array.copy()
     array[missing] = np.nan if array.dtype.kind == "f" else -1
     return array
+
+
+def _dims(tensor: TensorInfo) -> list[int]:
+    """Of one item. One without dimensions has a single one, as Triton has it: [n, 1] is read as [n] is."""
+    return list(tensor.shape[1:]) or [1]
 
 
 def _config_type(datatype: str) -> str:

@@ -7,30 +7,39 @@ many of the bytes that follow, in order.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_messages import Response
 from hopline.transports.json_body import check_repeated, decode_body
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
-from hopline.transports.tensors import Tensor, decode_raw, decode_values, encode_raw
+from hopline.transports.share import Decompressed
+from hopline.transports.tensors import (
+    Tensor,
+    check_amount,
+    checked_shape,
+    decode_json,
+    decode_raw,
+    encode_raw,
+)
 from hopline.types import ScoreResult
 
 _Parameters = dict[str, bool | int | float | str]
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class InferInput(msgspec.Struct, forbid_unknown_fields=True):
-    """One input tensor; its values are in `data` or behind the JSON."""
+    """One input tensor; its values are in `data`, read once its shape is known, or behind the JSON."""
 
     name: str
     datatype: str
-    shape: list[int]
+    shape: list[_Size]
     parameters: _Parameters | None = None
-    data: list[Any] | None = None
+    data: msgspec.Raw = msgspec.Raw()
 
 
 class InferOutput(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,10 +50,16 @@ class InferOutput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InferBody(msgspec.Struct, forbid_unknown_fields=True):
-    """An inference request. Null is as good as absent, as in `ScoreBody`."""
+    """An inference request. Null is as good as absent, as in `ScoreBody`.
+
+    Attributes:
+        model_name, model_version: are in the path too; KServe's client sends them here besides.
+    """
 
     inputs: list[InferInput]
     id: str | None = None
+    model_name: str | None = None
+    model_version: str | None = None
     parameters: _Parameters | None = None
     outputs: list[InferOutput] | None = None
 
@@ -53,52 +68,88 @@ _decode = msgspec.json.Decoder(InferBody).decode
 _EXAMPLE = '{"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [42]}]}'
 
 
-def decode_infer(body: bytes, json_length: bytes | None) -> tuple[InferBody, list[Tensor]]:
+def decode_infer(
+    body: bytes, json_length: bytes | None, *, is_counted: bool = False
+) -> tuple[InferBody, list[Tensor]]:
     """Read an inference request.
 
     Args:
         body: the whole body.
         json_length: value of Inference-Header-Content-Length, None where it is absent.
+        is_counted: whether it is known that no name comes twice.
 
     Raises:
         BadRequest: malformed JSON, unknown fields, lengths that do not fit, unsupported parameters.
     """
-    end = len(body)
-    if json_length is not None:
-        if not json_length.isdigit() or int(json_length) > end:
-            raise BadRequest(
-                f"Inference-Header-Content-Length is {json_length.decode('latin-1')!r}, "
-                f"the body has {end} bytes"
-            )
-        end = int(json_length)
-    text = body if end == len(body) else body[:end]
+    text = json_part(body, json_length)
+    end = len(text)
     infer = decode_body(text, _decode, InferBody, "the inference request", _EXAMPLE)
-    check_repeated(text, (b'"inputs"', b'"outputs"'))
-    check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
-    tensors = []
+    if not is_counted:
+        check_repeated(text, (b'"inputs"', b'"outputs"'))
+        check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
+    if isinstance(body, Decompressed):
+        heads = [(item.datatype, checked_shape(item.name, item.shape)[1]) for item in infer.inputs]
+        check_amount("the inference request", heads, len(body), body.sent_bytes)
+    view, tensors = memoryview(body), []
     for item in infer.inputs:
         parameters = item.parameters or {}
         size = parameters.pop("binary_data_size", None)
         check_parameters(parameters)
+        data = bytes(item.data)
+        has_data = data not in (b"", b"null")
         if size is None:
-            if item.data is None:
-                raise BadRequest(f"input {item.name!r} has neither data nor parameter binary_data_size")
-            tensors.append(decode_values(item.name, item.datatype, item.shape, item.data))
+            if not has_data:
+                raise BadRequest(
+                    f"input {quoted(item.name)} has neither data nor parameter binary_data_size"
+                )
+            tensors.append(decode_json(item.name, item.datatype, item.shape, data))
             continue
-        if item.data is not None:
-            raise BadRequest(f"input {item.name!r} has both data and binary_data_size")
+        if has_data:
+            raise BadRequest(f"input {quoted(item.name)} has both data and binary_data_size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(body) - end:
             raise BadRequest(
-                f"input {item.name!r}: binary_data_size is {size}, {len(body) - end} bytes are left"
+                f"input {quoted(item.name)}: binary_data_size is {quoted(size)}, "
+                f"{len(body) - end} bytes are left"
             )
-        tensors.append(decode_raw(item.name, item.datatype, item.shape, memoryview(body)[end : end + size]))
+        tensors.append(decode_raw(item.name, item.datatype, item.shape, view[end : end + size]))
         end += size
     if end != len(body):
         raise BadRequest(f"{len(body) - end} bytes after the inputs belong to none of them")
     for output in infer.outputs or ():
         parameters = output.parameters or {}
-        check_parameters({name: value for name, value in parameters.items() if name != "binary_data"})
+        check_parameters(parameters)
     return infer, tensors
+
+
+def check_names(infer: InferBody, model: str, version: str | None) -> str | None:
+    """The version that a request asks for, which its path or its body names.
+
+    Raises: BadRequest: its path and its body contradict each other.
+    """
+    if infer.model_name and infer.model_name != model:
+        raise BadRequest(f"the path says model {quoted(model)}, the body {quoted(infer.model_name)}")
+    if version and infer.model_version and infer.model_version != version:
+        raise BadRequest(f"the path says version {quoted(version)}, the body {quoted(infer.model_version)}")
+    return version or infer.model_version
+
+
+def json_part(body: bytes, length: bytes | None) -> bytes:
+    """The JSON of a request.
+
+    Args:
+        length: value of Inference-Header-Content-Length, None where it is absent.
+
+    Raises: BadRequest: the header does not fit.
+    """
+    if length is None:
+        return body
+    # As many digits as a body's own length may have, with zeros before them.
+    if not length.isdigit() or len(length) > 20 or int(length) > len(body):
+        raise BadRequest(
+            f"Inference-Header-Content-Length is {quoted(length.decode('latin-1'))}, "
+            f"the body has {len(body)} bytes"
+        )
+    return body[: int(length)]
 
 
 def encode_infer(infer: InferBody, result: ScoreResult, headers: bytes) -> Response:

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from hopline.brokers.base import Message, Outgoing
-from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.errors import BadRequest, HoplineError, RequestTooLarge, public_text
 from hopline.transports.http_errors import encode_json, error_details
 from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
@@ -84,7 +84,7 @@ def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreRes
 
 def refusal(message: Message, topic: str, error: HoplineError) -> Outgoing:
     """The message that answers a request with an error."""
-    body = {"error": {"code": error.code, "message": str(error), **error_details(error)}}
+    body = {"error": {"code": error.code, "message": public_text(str(error)), **error_details(error)}}
     return Outgoing(encode_json(body), topic, message.key, {**_headers(message), ERROR: error.code})
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.types import Priority
 
 #: What a column or an attribute may hold.
@@ -43,10 +43,10 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
             absent = [name for name in names if name not in row]
             if absent:
                 raise BadRequest(
-                    f"rows[{number}] has no column {absent[0]!r}, which rows[0] has; send null"
+                    f"rows[{number}] has no column {quoted(absent[0])}, which rows[0] has; send null"
                 )
             added = next(name for name in row if name not in names)
-            raise BadRequest(f"rows[{number}] has column {added!r}, which rows[0] has not")
+            raise BadRequest(f"rows[{number}] has column {quoted(added)}, which rows[0] has not")
     return {name: [row[name] for row in rows] for name in names}
 
 
@@ -56,7 +56,7 @@ def priority_of(value: object) -> Priority:
     Raises:
         BadRequest: it is neither.
     """
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdecimal():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
         return "low"
@@ -64,7 +64,7 @@ def priority_of(value: object) -> Priority:
     if found is None:
         raise BadRequest(
             "parameter priority must be 'high', 'normal' or 'low', or a whole number (0 is the default, 1 "
-            f"the most urgent), not {value!r}"
+            f"the most urgent), not {quoted(value)}"
         )
     return found
 
@@ -77,10 +77,10 @@ def attributes_of(text: object) -> dict[str, Any]:
     """
     wanted = "parameter attributes must be a JSON object of strings, numbers and truth values"
     if not isinstance(text, str):
-        raise BadRequest(f"{wanted}, in a string, not {text!r}")
+        raise BadRequest(f"{wanted}, in a string, not {quoted(text)}")
     try:
         return _read_attributes(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
 
 
@@ -105,9 +105,10 @@ def named_place(text: str, body: bytes) -> str:
         ValueError,
         StopIteration,
         AttributeError,
+        RecursionError,
     ):
         return text
-    return text.replace("[...]", f"[{name!r}]", 1) if name else text
+    return text.replace("[...]", f"[{quoted(name)}]", 1) if name else text
 
 
 def _first_bad(values: Mapping[str, Any], depth: int = 0) -> str:

@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 import orjson
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.transports.as_of import read_as_of
 from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.rows import Scalar, columns_of, named_place
+from hopline.transports.share import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -28,7 +29,7 @@ _Id: TypeAlias = _Int64 | str
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
-class InlineBody(msgspec.Struct, forbid_unknown_fields=True):
+class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A node that the graph does not have. Lists stand for the only edge type, mappings name them."""
 
     features: list[float]
@@ -70,8 +71,11 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _decode = msgspec.json.Decoder(ScoreBody).decode
 
 
-def decode_score(body: bytes) -> ScoreBody:
+def decode_score(body: bytes, *, is_counted: bool = False) -> ScoreBody:
     """Read a body.
+
+    Args:
+        is_counted: whether it is known that no name comes twice.
 
     Raises:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
@@ -80,8 +84,11 @@ def decode_score(body: bytes) -> ScoreBody:
     try:
         found = decode_body(body, _decode, ScoreBody)
     except BadRequest as error:
+        if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
+            raise
         raise BadRequest(named_place(str(error), body)) from None
-    refuse_twice(found, body)
+    if not is_counted:
+        refuse_twice(found, body)
     return found
 
 
@@ -99,9 +106,10 @@ def refuse_twice(found: ScoreBody, body: bytes) -> None:
     names = sum(value is not None for value in msgspec.structs.astuple(found))
     names += sum(map(len, found.rows or ())) + len(found.columns or ()) + len(found.attributes or ())
     for node in found.inline or ():
-        lists = (node.neighbors, node.edge_attr, node.edge_weight)
-        names += 1 + (node.id is not None) + sum(map(bool, lists))
-        names += sum(len(each) for each in lists if isinstance(each, dict))
+        names += 1 if node.id is None else 2
+        for each in (node.neighbors, node.edge_attr, node.edge_weight):
+            if each:
+                names += 1 + len(each) if isinstance(each, dict) else 1
     if colons > names and body.count(b'":') + body.count(b'" :') > names:
         refuse_repeated(body)
 
@@ -128,7 +136,7 @@ def score_request(
     """
     if body.version is not None:
         if version is not None and version != body.version:
-            raise BadRequest(f"the path says version {version!r}, the body {body.version!r}")
+            raise BadRequest(f"the path says version {quoted(version)}, the body {quoted(body.version)}")
         version = body.version
     columns: Any = body.columns
     if body.rows is not None:
@@ -169,7 +177,9 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
         except ValueError:
             limit = math.nan
         if not limit > 0:
-            raise BadRequest(f"header timeout-ms must be a positive number of milliseconds, not {shown!r}")
+            raise BadRequest(
+                f"header timeout-ms must be a positive number of milliseconds, not {quoted(shown)}"
+            )
         timeout_ms = limit if timeout_ms is None else min(limit, timeout_ms)
     if timeout_ms is None:
         return None

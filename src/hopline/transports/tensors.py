@@ -9,15 +9,18 @@ Data" extension).
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
+from hopline.transports.share import NUMBERS, STRINGS, check_share
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -38,6 +41,11 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: Floats below these are one integer each. The limit itself is also what its neighbour is rounded to, in
 #: JSON or in the client's own code, before anything here can see it.
 _EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
+#: Dimensions of a shape, fewer than NumPy's own bound, and elements, far below those that overflow there.
+_MAX_DIMS, _MAX_ELEMENTS = 32, 2**48
+_NESTED = re.compile(rb"\s*\[\s*\[")
+#: What JSON has for a kind of dtype; "S" is BYTES.
+_JSON_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "S": str}
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
@@ -63,12 +71,12 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         Raises: BadRequest: not [n] or [n, 1], not whole numbers, beyond 64 bits, not UTF-8.
         """
         if not (len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)):
-            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n] or [n, 1] is needed")
+            raise self._misshapen("[n] or [n, 1]")
         if isinstance(self.values, list):
             try:
                 return [value.decode() for value in self.values]
             except UnicodeDecodeError as error:
-                raise BadRequest(f"tensor {self.name!r} holds ids that are not UTF-8: {error}") from None
+                raise self._not_utf8("ids", error) from None
         return self.integers()
 
     def column(self) -> list[str] | AnyArray:
@@ -77,13 +85,13 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         Raises: BadRequest: not [n] or [n, 1], or not UTF-8.
         """
         if not (len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)):
-            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n] or [n, 1] is needed")
+            raise self._misshapen("[n] or [n, 1]")
         if not isinstance(self.values, list):
             return self.values
         try:
             return [value.decode() for value in self.values]
         except UnicodeDecodeError as error:
-            raise BadRequest(f"tensor {self.name!r} holds strings that are not UTF-8: {error}") from None
+            raise self._not_utf8("strings", error) from None
 
     def integers(self) -> IdArray:
         """As int64 [n].
@@ -92,7 +100,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         """
         values = self.values
         if isinstance(values, list) or values.dtype.kind == "b":
-            raise BadRequest(f"tensor {self.name!r} is {self.datatype}; INT64 is needed")
+            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; INT64 is needed")
         if values.dtype.kind == "f":
             limit = _EXACT[self.datatype]
             lossless = bool(
@@ -100,23 +108,30 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
             )
             if not lossless:
                 raise BadRequest(
-                    f"tensor {self.name!r} is {self.datatype} and holds values that are not whole numbers "
-                    f"below {limit}, where such floats stop being exact; send INT64"
+                    f"tensor {quoted(self.name)} is {self.datatype} and holds values that are not whole "
+                    f"numbers below {limit}, where such floats stop being exact; send INT64"
                 )
         elif self.datatype == "UINT64" and (values > np.uint64(2**63 - 1)).any():
-            raise BadRequest(f"tensor {self.name!r} holds values above 2^63 - 1; send INT64")
+            raise BadRequest(f"tensor {quoted(self.name)} holds values above 2^63 - 1; send INT64")
         return values.astype(np.int64)
 
     def rows(self) -> FloatArray:
         """As float32 [n, d].
 
-        Raises: BadRequest: not two-dimensional or not numbers.
+        Raises: BadRequest: not two-dimensional, rows of no values, or not numbers.
         """
         if isinstance(self.values, list) or self.values.dtype.kind == "b":
-            raise BadRequest(f"tensor {self.name!r} is {self.datatype}; FP32 is needed")
-        if len(self.shape) != 2:
-            raise BadRequest(f"tensor {self.name!r} has shape {list(self.shape)}; [n, features] is needed")
+            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; FP32 is needed")
+        if len(self.shape) != 2 or (self.shape[0] and not self.shape[1]):  # any number of rows of nothing
+            raise self._misshapen("[n, features]")
         return self.values.astype(np.float32).reshape(self.shape)
+
+    def _misshapen(self, needed: str) -> BadRequest:
+        return BadRequest(f"tensor {quoted(self.name)} has shape {quoted(self.shape)}; {needed} is needed")
+
+    def _not_utf8(self, what: str, error: UnicodeDecodeError) -> BadRequest:
+        found = f"byte {error.start} of one is {error.object[error.start]:#04x}"
+        return BadRequest(f"tensor {quoted(self.name)} holds {what} that are not UTF-8: {found}")
 
 
 def tensor_from_array(name: str, array: AnyArray) -> Tensor:
@@ -135,13 +150,43 @@ def tensor_from_array(name: str, array: AnyArray) -> Tensor:
 def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """A shape and its number of elements.
 
-    Raises: BadRequest: no dimension, or a negative one.
+    Raises: BadRequest: no dimension, too many of them, a negative one, or too many elements.
     """
-    if len(shape) == 1 and shape[0] >= 0:  # nearly always
+    if len(shape) == 1 and 0 <= shape[0] <= _MAX_ELEMENTS:  # nearly always
         return (shape[0],), shape[0]
-    if not shape or any(size < 0 for size in shape):
-        raise BadRequest(f"tensor {name!r} has shape {list(shape)}; positive dimensions are needed")
-    return tuple(shape), math.prod(shape)
+    if len(shape) > _MAX_DIMS:
+        raise BadRequest(
+            f"tensor {quoted(name)} has a shape of {len(shape)} dimensions; at most {_MAX_DIMS} are read"
+        )
+    dims = tuple(shape)
+    if not dims or min(dims) < 0:
+        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}; positive dimensions are needed")
+    if math.prod(max(size, 1) for size in dims) > _MAX_ELEMENTS:
+        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}, which no request can fill")
+    return dims, math.prod(dims)
+
+
+def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, sent_bytes: int) -> None:
+    """Refuse a compressed request whose tensors have more values than the bytes that were sent may bring.
+
+    Args:
+        name: of the request, for messages.
+        heads: datatype and number of values of each tensor.
+        num_bytes: of the request as it is read.
+        sent_bytes: as it came.
+
+    Raises: RequestTooLarge.
+    """
+    if sent_bytes >= num_bytes:
+        return
+    num_strings = num_others = 0
+    for datatype, count in heads:
+        if datatype == "BYTES":
+            num_strings += count
+        else:
+            num_others += count
+    check_share(name, num_strings, "BYTES values", STRINGS, sent_bytes)
+    check_share(name, num_others, "values", NUMBERS, sent_bytes)
 
 
 class TensorHead(msgspec.Struct, frozen=True, eq=False):
@@ -169,7 +214,7 @@ class TensorHead(msgspec.Struct, frozen=True, eq=False):
             return Tensor(self.name, self.datatype, self.shape, _split_bytes(self.name, self.count, data))
         if len(data) != self.count * dtype.itemsize:
             raise BadRequest(
-                f"tensor {self.name!r} {self.datatype}{list(self.shape)} needs "
+                f"tensor {quoted(self.name)} {self.datatype}{quoted(self.shape)} needs "
                 f"{self.count * dtype.itemsize} bytes, {len(data)} were sent"
             )
         return Tensor(self.name, self.datatype, self.shape, np.frombuffer(data, dtype))
@@ -192,8 +237,28 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | mem
     return tensor_head(name, datatype, shape).decode(data)
 
 
+def decode_json(name: str, datatype: str, shape: Sequence[int], text: bytes) -> Tensor:
+    """A tensor from a JSON list of values, flat or nested as its shape is.
+
+    Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
+    """
+    dims, count = checked_shape(name, shape)
+    dtype = None if datatype == "BYTES" else _dtype(name, datatype)
+    is_nested = _NESTED.match(text) is not None
+    try:
+        values = _decoder("S" if dtype is None else dtype.kind, len(dims) if is_nested else 1)(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return decode_values(name, datatype, shape, _any_values(name, text))  # says what is wrong
+    flat = _flatten(name, dims, values) if is_nested else values
+    if len(flat) != count:
+        raise _uneven(name, dims, count, len(flat))
+    if dtype is None:
+        return Tensor(name, datatype, dims, [value.encode() for value in flat])
+    return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
+
+
 def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
-    """A tensor from Python values: JSON data (nested or flat) or gRPC typed contents.
+    """A tensor from Python values, nested or flat.
 
     Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
     """
@@ -207,7 +272,7 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[dtype.kind]
     for value in flat:
         if not isinstance(value, wanted) or (isinstance(value, bool) and dtype.kind != "b"):
-            raise BadRequest(f"tensor {name!r} is {datatype} but holds {value!r}")
+            raise BadRequest(f"tensor {quoted(name)} is {datatype} but holds {quoted(value)}")
     return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
 
 
@@ -232,21 +297,41 @@ def encode_raw(tensor: Tensor) -> bytes:
 
 
 def _uneven(name: str, dims: tuple[int, ...], count: int, sent: int) -> BadRequest:
-    return BadRequest(f"tensor {name!r} has shape {list(dims)}, so {count} values, but {sent} were sent")
+    shape = f"tensor {quoted(name)} has shape {quoted(dims)}"
+    return BadRequest(f"{shape}, so {count} values, but {sent} were sent")
+
+
+@functools.cache
+def _decoder(kind: str, depth: int) -> Callable[[bytes], list[Any]]:
+    wanted: Any = _JSON_TYPES[kind]
+    for _ in range(depth):
+        wanted = list[wanted]
+    return msgspec.json.Decoder(wanted).decode
+
+
+def _any_values(name: str, text: bytes) -> list[Any]:
+    try:
+        values: list[Any] = _decoder_of_any(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise BadRequest(f"tensor {quoted(name)}: data: {error}") from None
+    return values
+
+
+_decoder_of_any = msgspec.json.Decoder(list[Any]).decode
 
 
 def _as_array(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> AnyArray:
     try:
         return np.array(values, dtype)
     except (OverflowError, ValueError):
-        raise BadRequest(f"tensor {name!r} holds values that do not fit {datatype}") from None
+        raise BadRequest(f"tensor {quoted(name)} holds values that do not fit {datatype}") from None
 
 
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:
     dtype = _DTYPES.get(datatype)
     if dtype is None:
         raise BadRequest(
-            f"tensor {name!r} has datatype {datatype!r}; known are {', '.join(_DTYPES)}, BYTES"
+            f"tensor {quoted(name)} has datatype {quoted(datatype)}; known are {', '.join(_DTYPES)}, BYTES"
         )
     return dtype
 
@@ -255,22 +340,23 @@ def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]
     if count == 1 and len(data) >= 4 and int.from_bytes(data[:4], "little") == len(data) - 4:  # mostly
         return [bytes(data[4:])]
     values: list[bytes] = []
-    view, at, end = memoryview(data), 0, len(data)
-    while at < end:
+    whole, at, end = bytes(data), 0, len(data)
+    while at < end and len(values) < count:
         if at + 4 > end:
             raise BadRequest(
-                f"tensor {name!r}: byte {at} begins a length, but only {end - at} bytes follow"
+                f"tensor {quoted(name)}: byte {at} begins a length, but only {end - at} bytes follow"
             )
-        (length,) = struct.unpack_from("<I", view, at)
-        at += 4
-        if length > end - at:
+        start = at + 4
+        at = start + int.from_bytes(whole[at:start], "little")
+        if at > end:
             raise BadRequest(
-                f"tensor {name!r}: a value of {length} bytes begins at {at}, {end - at} follow"
+                f"tensor {quoted(name)}: a value of {at - start} bytes begins at {start}, "
+                f"{end - start} follow"
             )
-        values.append(bytes(view[at : at + length]))
-        at += length
-    if len(values) != count:
-        raise BadRequest(f"tensor {name!r} needs {count} BYTES values, {len(values)} were sent")
+        values.append(whole[start:at])
+    if len(values) != count or at < end:
+        more = f"{len(values)} were sent" if at == end else f"{end - at} bytes follow them"
+        raise BadRequest(f"tensor {quoted(name)} needs {count} BYTES values, {more}")
     return values
 
 
@@ -287,7 +373,7 @@ def _flatten(name: str, dims: tuple[int, ...], values: Sequence[Any]) -> list[An
         flat = [item for value in flat for item in value]
     if not fits or any(isinstance(value, list) for value in flat):
         raise BadRequest(
-            f"tensor {name!r} has shape {list(dims)}, but its data is nested otherwise; send it "
+            f"tensor {quoted(name)} has shape {quoted(dims)}, but its data is nested otherwise; send it "
             "flat, or nested as the shape is"
         )
     return flat
@@ -298,4 +384,4 @@ def _as_bytes(name: str, value: Any) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
-    raise BadRequest(f"tensor {name!r} is BYTES but holds {value!r}")
+    raise BadRequest(f"tensor {quoted(name)} is BYTES but holds {quoted(value)}")

@@ -1,0 +1,146 @@
+"""Bodies that are too large to be read in one go: decompressed and counted on a thread, beside the loop.
+
+        body ── small ─────────────────────────────────────────▸ decoded, on the loop
+          └──── large or compressed ──▸ thread: decompress, count ──▸ refused, or decoded as above
+
+What decodes holds the interpreter's lock, on whatever thread it runs; so a body is decoded only after its
+counts say that this is short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from hopline.errors import RequestTooLarge
+from hopline.transports import json_scan
+from hopline.transports.body_threads import THREADS
+from hopline.transports.compression import decompress
+from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.oip import check_count
+from hopline.transports.oip_json import json_part
+from hopline.transports.share import PIECE_BYTES, check_share, sent_bytes
+
+#: What building a piece of JSON may take, in the time of a small integer: some milliseconds.
+_WEIGHT = 2**17
+#: Compressed bodies that are tried on the loop first: the next thread's turn may take longer.
+_TRIED_BYTES = 4 * 1024
+
+#: Counts what is in a body, on a thread, and raises a HoplineError where that is too much.
+Check: TypeAlias = Callable[[Mapping[bytes, bytes], bytes], object]
+
+
+def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
+    """Count a JSON body.
+
+    Raises:
+        BadRequest: a name comes twice in an object.
+        RequestTooLarge: it was compressed, and holds more than its sender's share.
+    """
+    text = json_part(body, headers.get(b"inference-header-content-length"))
+    counts, sent = json_scan.count(text), sent_bytes(body)
+    if sent < len(body):
+        check_share("the body", counts.weight, "values (objects count several times)", _WEIGHT, sent)
+    json_scan.refuse_repeated(text, counts.num_names)
+    return counts
+
+
+def check_change(headers: Mapping[bytes, bytes], body: bytes) -> None:
+    """Refuse a body that no change of models needs.
+
+    Raises: RequestTooLarge.
+    """
+    if len(body) > PIECE_BYTES:
+        raise RequestTooLarge(
+            f"the body has {len(body)} bytes; at most {PIECE_BYTES} are read here: models, graphs and "
+            "settings are named, not sent"
+        )
+
+
+def check_score(max_nodes: int) -> Check:
+    """Counts bodies of score requests, which have so many nodes, pairs or rows at most."""
+
+    def check(headers: Mapping[bytes, bytes], body: bytes) -> None:
+        lists = check_json(headers, body).lists
+        check_count(lists.get(b"nodes", 0) + lists.get(b"inline", 0), "nodes", max_nodes)
+        for name in (b"pairs", b"rows"):
+            check_count(lists.get(name, 0), name.decode(), max_nodes)
+
+    return check
+
+
+def is_small(request: Request) -> bool:
+    """Whether a request's body can be decoded at once; decompresses one that is small in any case.
+
+    Raises: BadRequest, UnsupportedEncoding: it cannot be decompressed.
+    """
+    encoding = request.headers.get(b"content-encoding")
+    if encoding is None:
+        return len(request.body) <= PIECE_BYTES
+    if len(request.body) > _TRIED_BYTES:
+        return False
+    try:
+        request.body = decompress(encoding.decode("latin-1"), request.body, PIECE_BYTES)
+    except RequestTooLarge:
+        return False
+    return True
+
+
+def read(request: Request, check: Check | None, max_bytes: int) -> asyncio.Future[None]:
+    """Decompress and count a request's body, on a thread."""
+
+    def work() -> None:
+        encoding = request.headers.get(b"content-encoding")
+        if encoding is not None:
+            request.body = decompress(encoding.decode("latin-1"), request.body, max_bytes)
+        if check is not None:
+            check(request.headers, request.body)
+            request.is_counted = True
+
+    return asyncio.get_running_loop().run_in_executor(THREADS, work)
+
+
+class Reading(Pending):
+    """The answer to a request whose body is still being read.
+
+    Args:
+        reading: is done when the body is there.
+        answer: answers the request then, whatever became of that; never raises.
+    """
+
+    __slots__ = ("_answer", "_inner", "_reading")
+
+    def __init__(
+        self, reading: asyncio.Future[None], answer: Callable[[asyncio.Future[None]], Response | Pending]
+    ) -> None:
+        super().__init__()
+        self._reading = reading
+        self._answer = answer
+        self._inner: Pending | None = None
+        reading.add_done_callback(self._read)
+
+    def _read(self, reading: asyncio.Future[None]) -> None:
+        if reading.cancelled():
+            return
+        answer = self._answer(reading)
+        if isinstance(answer, Response):
+            self.answer(answer)
+        elif answer.response is not None:
+            self.answer(answer.response)
+        else:
+            self._inner = answer
+            answer.receiver = self._answered
+
+    def _answered(self, inner: Pending) -> None:
+        assert inner.response is not None
+        self._inner = None
+        self.answer(inner.response)
+
+    def cancel(self) -> None:
+        """Withdraw the request; a body that is being read is read to its end."""
+        self._reading.cancel()
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.receiver = None
+            inner.cancel()

@@ -1,0 +1,56 @@
+"""What a target of HTTP means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hopline.transports import oip
+from hopline.transports.http_access import OPEN, Access
+from hopline.transports.http_bodies import Check
+from hopline.transports.http_errors import plain_error
+from hopline.transports.http_messages import Pending, Request, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What one target means.
+
+    Attributes:
+        handle: called with the request and its id line.
+        methods: others are answered 405; none where every method is answered alike.
+        oip: errors take the Open Inference Protocol's form.
+        access: what it asks for, where clients have to say who they are; filled in from its path.
+        check: counts large bodies before they are decoded.
+    """
+
+    handle: Callable[[Request, bytes], Response | Pending]
+    methods: tuple[bytes, ...]
+    oip: bool
+    access: Access = OPEN
+    check: Check | None = None
+
+
+def unsupported(parts: list[str]) -> Route | None:
+    """What Triton has and this server has not: 501 with the reason, where gRPC says UNIMPLEMENTED."""
+    match parts:
+        case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
+            text = oip.NO_SHARED_MEMORY
+        case ["v2", "trace", "setting"] | ["v2", "models", _, "trace", "setting"]:
+            text = oip.NO_TRACE_SETTINGS
+        case ["v2", "logging"]:
+            text = oip.NO_LOG_SETTINGS
+        case _:
+            return None
+
+    def handle(request: Request, id_line: bytes) -> Response:
+        return plain_error(501, text, id_line, oip=True)
+
+    return Route(handle, (), oip=True)
+
+
+def split_version(rest: list[str]) -> tuple[str | None, list[str]]:
+    """`versions/<v>/…` -> (v, …)."""
+    if len(rest) >= 2 and rest[0] == "versions":
+        return rest[1], rest[2:]
+    return None, rest

@@ -1,0 +1,101 @@
+"""Counts of JSON against what Python's and msgspec's readers make of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline.errors import BadRequest
+from hopline.repeated_names import repeated_name
+from hopline.transports.json_scan import count, refuse_repeated
+
+names = st.one_of(
+    st.text(max_size=3), st.sampled_from(["nodes", "a", "b", 'a"', "\\", "é", "😀", ":", "a:b", "{", "\n"])
+)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(names, inner, max_size=5)),
+    max_leaves=30,
+)
+
+
+def num_names(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(num_names, value.values()))
+    return sum(map(num_names, value)) if isinstance(value, list) else 0
+
+
+def weight(value: Any) -> int:
+    """Of short values: objects and lists are more than what is in them."""
+    if isinstance(value, dict):
+        return 32 + sum(2 + weight(item) for item in value.values())
+    return 3 + sum(map(weight, value)) if isinstance(value, list) else 1
+
+
+@settings(deadline=None)  # the first example loads the kernel
+@given(st.dictionaries(names, values, max_size=5), st.booleans(), st.sampled_from([None, 1]))
+def test_counts_are_those_of_a_reader(value: dict[str, Any], is_ascii: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode(errors="replace")
+    counts = count(text)
+    assert counts.num_names == num_names(value)
+    assert counts.weight >= weight(value)
+    for name, items in value.items():
+        if isinstance(items, list) and name.isascii() and name.isalnum():
+            assert counts.lists[name.encode()] == len(items)
+    refuse_repeated(text, counts.num_names)
+
+
+@settings(deadline=None)  # the first example loads the kernel
+@given(st.lists(st.tuples(names, values), min_size=1, max_size=20), st.lists(st.booleans(), min_size=20))
+def test_a_name_that_comes_twice_is_found_as_python_finds_it(
+    items: list[tuple[str, Any]], escaped: list[bool]
+) -> None:
+    inner = ",".join(
+        f"{json.dumps(name, ensure_ascii=is_ascii)}:{json.dumps(value)}"
+        for (name, value), is_ascii in zip(items, escaped, strict=False)
+    )
+    text = f'[{{"a":{{{inner}}},"b":1}}]'.encode(errors="replace")
+    expected = repeated_name(text)
+    if expected or len({name for name, _ in items}) < len(items):
+        with pytest.raises(BadRequest, match="comes twice in one object"):
+            refuse_repeated(text, count(text).num_names)
+    else:
+        refuse_repeated(text, count(text).num_names)
+
+
+@pytest.mark.parametrize("num", [2, 12, 13, 5000])
+@pytest.mark.parametrize("name", ["x", "\\u0078", "é", "\\ud83d\\ude00"])
+def test_the_repeated_name_is_told(num: int, name: str) -> None:
+    inner = ",".join(f'"{name}"' + ":1" if i in (0, num - 1) else f'"{i}":1' for i in range(num))
+    text = f'{{"rows":[{{{inner}}}]}}'.encode()
+    told = json.loads(f'"{name}"')
+    with pytest.raises(BadRequest, match=f"field '{told}' comes twice"):
+        refuse_repeated(text, count(text).num_names)
+
+
+@settings(deadline=None)  # the first example loads the kernel
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]:,"\\ua01-. \n', max_size=60).map(str.encode))
+def test_what_is_no_json_is_counted_too(text: bytes) -> None:
+    counts = count(text)
+    refuse = counts.num_names > 1
+    try:
+        refuse_repeated(text, counts.num_names)
+    except BadRequest:
+        assert refuse
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    assert counts.weight >= weight(value)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b'"', b'"\\', b'{"a', b'{"a":[', b"]]]]", b"}", b'{"a":1}}}', b":"]
+)
+def test_text_that_ends_early_is_counted(text: bytes) -> None:
+    refuse_repeated(text, count(text).num_names)
