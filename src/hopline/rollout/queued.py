@@ -64,6 +64,8 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     _item: ClassVar[type[QueuedRequest]] = QueuedRequest
     #: Whether requests may leave a batch and come back.
     _postpones = False
+    #: (request, number of seeds) -> predicted rows, where `rows_per_seed` does not say it.
+    _size: Callable[[ScoreRequest, int], int] | None = None
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 max_rows=limits.max_batch_rows,
                 max_bytes=config.batching.max_bytes,
                 queue_delay_s=limits.queue_delay_ms / 1e3,
+                max_queue_us=limits.max_queue_ms * 1e3,
                 max_queue_rows=limits.max_queue_rows,
                 inline_cost_us=config.compute.inline_cost_us,
                 max_concurrency=limits.max_concurrency,
@@ -108,10 +111,12 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             self,
             turnstile=turnstile,
             share_lane=LANES[limits.priority],
+            rows_ran=self._rows_ran,
         )
         self._gauges: tuple[tuple[Gauge, Callable[[], float]], ...] = (
             (metrics.queue_rows, lambda: self.batcher.queued_rows),
             (metrics.queue_requests, lambda: self.batcher.num_queued),
+            (metrics.queue_cost, lambda: self.batcher.queued_s),
             (metrics.queue_age, lambda: self.batcher.oldest_wait_s()),
         )
         for gauge, read in self._gauges:
@@ -136,6 +141,10 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     def _run(self, batch: list[ItemT]) -> Sequence[ScoreResult | HoplineError | None]:
         """Compute a batch; see `Batcher`."""
         raise NotImplementedError  # abstract
+
+    def _rows_ran(self) -> int:
+        """Rows that were read since this was last asked; 0 where they are not counted."""
+        return 0
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """As `Served.info`."""
@@ -166,19 +175,33 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
-            if self._bucket is not None and not self._is_rehearsing:
-                take(self._bucket, now)
-            rows = int(num_seeds * self._rows_per_seed)
+            rows = (
+                int(num_seeds * self._rows_per_seed)
+                if self._size is None
+                else self._size(request, num_seeds)
+            )
             item: Any = self._item(
                 request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
                 self._lanes[request.priority],
             )  # fmt: skip
-            self.batcher.submit(item)
+            if self._bucket is not None and not self._is_rehearsing:
+                take(self._bucket, now)
+                self._submit_paid(item, self._bucket)
+            else:
+                self.batcher.submit(item)
         except HoplineError as error:
             self.outcome(error.code)
             self._tell([request], [error], [0.0], 0.0)
             raise
         return item  # type: ignore[no-any-return]
+
+    def _submit_paid(self, item: ItemT, bucket: TokenBucket) -> None:
+        """Queue a request that took a token, which it gets back where it is refused."""
+        try:
+            self.batcher.submit(item)
+        except HoplineError:
+            bucket.put()
+            raise
 
     def turn_away(self) -> None:
         """Refuse the next request unread, where `submit` would refuse it whatever it says.
@@ -244,6 +267,9 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     def postponed(self, item: ItemT) -> None:
         """Only versions that wait for something have such items."""
         raise AssertionError(f"{self.name} postpones nothing")
+
+    def larger(self, item: ItemT) -> None:
+        """Remember a request that was larger than predicted; for versions that count rows."""
 
     def _settled(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -15,6 +14,7 @@ import numpy as np
 from hopline.config import Config
 from hopline.engine.answer import Answerer, Supply, cut_of
 from hopline.engine.ego import EgoModel
+from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
@@ -25,10 +25,12 @@ from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.limits import ModelLimits
+from hopline.rollout.predicted import PredictedRows
 from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
+from hopline.sampling.keyed import KEPT_ROWS
 from hopline.scheduling.turnstile import Turnstile
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _NOTHING_YET = Supply()
 #: Requests by which a model that is served whole warms up the event loop's thread.
 _REHEARSALS = 16
+#: Nodes of the larger made-up request by which a model is measured.
+_MEASURED = 33
 
 
 class SuppliedRequest(QueuedRequest, eq=False, gc=False):
@@ -90,6 +94,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         widest = max(
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
         )
+        self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
+        self._num_rows_ran = 0
         super().__init__(
             model.spec.name,
             version or model.spec.version,
@@ -98,7 +104,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             metrics,
             executor,
             recorders,
-            rows_per_seed=_rows_per_seed(model),
+            rows_per_seed=self._rows.per_seed,
             row_bytes=4 * widest,
             limits=limits,
             turnstile=turnstile,
@@ -112,6 +118,10 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         self._answerer = Answerer(
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
+        self._some_rows = self.batcher.policy.max_rows
+        model.guard = Guard(config.limits.max_request_bytes, self._some_rows, self.batcher.larger)
+        if self._rows.by_degree:
+            self._size = self._predicted
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
@@ -130,6 +140,26 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
             self._rehearse(np.arange(count))
+        self._measure(num_nodes)
+
+    def _measure(self, num_nodes: int) -> None:
+        """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
+        if num_nodes <= _MEASURED or self._supplier is not None:
+            return
+        nodes = np.linspace(0, num_nodes - 1, _MEASURED + 3, dtype=np.int64)
+        few: tuple[float, int] = min(self._cost_of(node[None]) for node in nodes[:3])
+        many = self._cost_of(nodes[3:])
+        cost = self.batcher.cost
+        cost.begin((few[1], many[1]), (few[0], many[0]))
+        predicted = self._predicted(self._request(nodes[3:]), _MEASURED * (1 + self._is_link))
+        cost.observe_share(predicted, many[1], is_first=True)
+
+    def _cost_of(self, local_ids: IdArray) -> tuple[float, int]:
+        """Microseconds of processor time and rows that a made-up request took."""
+        self.model.guard.start(())
+        began = time.thread_time()
+        self._rehearse(local_ids)
+        return (time.thread_time() - began) * 1e6, self.model.guard.rows
 
     async def warm_up_here(self) -> None:
         """The same on the event loop, one node at a time, from all over the graph; for whole models.
@@ -292,7 +322,33 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if self._live is not None:
             self._live.close()
 
+    def _predicted(self, request: ScoreRequest, num_seeds: int) -> int:
+        return self._rows.of(request, num_seeds, self.batcher.cost.share)
+
+    def larger(self, item: SuppliedRequest) -> None:
+        """Remember what a request is about that was larger than predicted."""
+        self._size = self._predicted
+        self._rows.remember(item.request, int(item.rows * self.batcher.cost.share), self._some_rows)
+
+    def _rows_ran(self) -> int:
+        rows, self._num_rows_ran = self._num_rows_ran, 0
+        return rows
+
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+        guard = self.model.guard
+        guard.start(batch)
+        try:
+            return self._answer(batch)
+        finally:
+            guard.stop()
+            rows = guard.rows
+            self._num_rows_ran += rows
+            if rows > KEPT_ROWS:
+                self.model.shrink()
+            if len(batch) == 1 and self._rows.knows(batch[0].request):
+                self._rows.remember(batch[0].request, rows, self._some_rows)
+
+    def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         self.model.watch.start()
         if self._live is not None:
             with self._live:  # one version for the whole batch
@@ -414,23 +470,3 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                 **graph_model_hashes(spec),
             },
         )
-
-
-def _rows_per_seed(model: Model | EgoModel) -> float:
-    """Predicted rows for each seed: sampled neighbours of all hops, by fanout or mean degree."""
-    spec = model.spec
-    total = width = 1.0
-    for hop in range(model.num_hops):
-        widest = 0.0
-        for key, fanouts in spec.fanouts.items():
-            adjacency = model.graph.edges[key]
-            fanout = float(fanouts[hop]) if fanouts[hop] >= 0 else math.inf
-            if spec.max_degree is not None:
-                fanout = min(fanout, spec.max_degree)
-            # A neighbour is popular more often than not: its own list is longer than the mean one.
-            num_destinations = max(1, model.graph.nodes[adjacency.dst].num_nodes)
-            mean = adjacency.num_edges / num_destinations
-            widest += min(fanout, max(1.0, 2.0 * mean))
-        width *= widest
-        total += width
-    return total

@@ -34,6 +34,21 @@ class Item(Protocol):
     ended: bool
 
 
+class LargerThanPredicted(Exception):
+    """A batch reads far more rows than was predicted; raised before they are read.
+
+    A batch of several is split, and a request that is so by itself goes back to the queue, to wait and run
+    as what it is.
+
+    Args:
+        rows: that it reads at least.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"{rows} rows")
+        self.rows = rows
+
+
 class Observer(Protocol):
     """Is told what happened; must be cheap."""
 
@@ -50,6 +65,9 @@ class Observer(Protocol):
 
     def postponed(self, item: Any) -> None:
         """An item lacks something: get it, then call `resume`; called on the event loop."""
+
+    def larger(self, item: Any) -> None:
+        """An item reads far more rows than was predicted: its `rows` say now how many; it waits again."""
 
 
 class Nobody:
@@ -68,6 +86,9 @@ class Nobody:
 
     def postponed(self, item: Any) -> None:
         """Nobody can bring what it lacks."""
+
+    def larger(self, item: Any) -> None:
+        """Nobody remembers."""
 
 
 def refuse_all(batch: list[Any]) -> Sequence[Any]:
