@@ -160,29 +160,6 @@ def test_one_batch_that_was_stalled_hardly_changes_what_is_predicted():
     assert cost.predict_us(1000) < 1.5 * large
 
 
-def test_share_follows_what_tables_have_without_an_echo():
-    cost = CostModel(fixed_us=30, us_per_row=0.5)
-    waiting = 500  # predicted when tables were cold, and observed long after
-    for _ in range(waiting):
-        cost.observe_share(50_000, 500)
-    assert cost.share == pytest.approx(0.01, rel=0.01)
-    seen = []
-    for at in range(200):  # one in twenty finds nothing kept: neither the fifth nor twenty times the mean
-        cost.observe_share(50_000, 30_000 if at % 20 == 0 else 500)
-        seen.append(cost.share)
-    mean = (30_000 + 19 * 500) / 20 / 50_000
-    assert 0.2 * mean < min(seen[100:])
-    assert max(seen) < 6 * mean
-
-
-def test_share_rises_within_a_few_batches_where_all_become_large():
-    cost = CostModel(fixed_us=30, us_per_row=0.5)
-    cost.observe_share(1000, 10, is_first=True)
-    for _ in range(12):
-        cost.observe_share(100_000, 100_000)
-    assert cost.share > 0.5
-
-
 def test_first_measurements_tell_a_batch_from_its_rows():
     cost = CostModel()
     cost.begin((20, 620), (130.0, 250.0))

@@ -1,12 +1,18 @@
 """How many rows a request to a graph model will read, as far as can be told when it comes.
 
-By fanouts, where these bound a node's neighbours. By the degrees of the request's own nodes, where they do
-not. And for the nodes of requests that were larger than was predicted so: by what was counted.
+    direct + share x below          what is remembered of its node
+    (`engine.size`)                 where it was larger than predicted
+
+`direct` is counted from the degrees of the request's own nodes, where no fanout bounds them. `share` is
+learned from batches that ran: it is below 1 where paths meet and where tables have rows. It rises faster
+than it falls, since to take much for little is the dearer error; but what was larger than predicted by far
+is no part of it: it was counted, waited and ran as what it is, and says nothing of others.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,8 +27,26 @@ if TYPE_CHECKING:
 
 #: Nodes that are remembered.
 _REMEMBERED = 4096
+#: How much one batch says of the share: most, and one that read more than twice what was predicted. Enough
+#: to see within a few batches that others are asked for now, and too little for one of them to make the
+#: next hundred look large.
+_DOWN, _UP = 0.05, 0.25
+#: Times the present share that one batch may say.
+_CLIP = 8.0
+#: Batches that read fewer rows than this are never surprising.
+_SOME_ROWS = 256
+_LEAST_SHARE, _MOST_SHARE = 1 / 1024, 16.0
 
-_Key = tuple[ExternalId, ...]
+
+class Sized(Protocol):
+    """A request with what was predicted for it.
+
+    Attributes:
+        direct, below: see the module.
+    """
+
+    direct: float
+    below: float
 
 
 class PredictedRows:
@@ -32,8 +56,9 @@ class PredictedRows:
     num_hops: of the model.
 
     Attributes:
-        per_seed: predicted for a node of which nothing is known.
-        by_degree: whether nodes differ, so that `of` knows more than `per_seed`.
+        direct, below: for a node of which nothing is known.
+        share: see the module.
+        differs: whether nodes differ, so that `of` knows more than a product with the number of nodes.
     """
 
     def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:
@@ -47,26 +72,46 @@ class PredictedRows:
         else:
             self._size = RequestSize(spec, graph, num_hops)
         asked = self._types if head.kind == "link" else self._types[:1]
-        self.per_seed = max(self._size.per_seed[name] for name in asked)
-        self.by_degree = bool(self._size.by_degree.intersection(asked))
+        self.direct, self.below = max(self._size.per_seed[name] for name in asked)
+        self.share = 1.0
+        self._by_degree = self.differs = bool(self._size.by_degree.intersection(asked))
         #: The only node (or pair) of a request -> rows that it reads.
         self._large: dict[_Key, int] = {}
 
-    def of(self, request: ScoreRequest, num_seeds: int, share: float) -> int:
-        """Predicted rows of a request.
+    def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
+        """(direct, below) of a request.
 
         Args:
             num_seeds: that it asks for, inline nodes and their neighbours included.
-            share: rows read for each predicted one.
         """
-        rows = int(num_seeds * self.per_seed)
-        if self.by_degree:
-            rows = self._by_degree(request, num_seeds)
         if self._large:
-            found = self._large.get(_only(request), 0)
-            if found:
-                rows = max(rows, int(found / share))
-        return rows
+            rows = self._large.get(_only(request), 0)
+            if rows:
+                return rows, 0.0
+        if not self._by_degree:
+            return num_seeds * self.direct, num_seeds * self.below
+        graph = self._graph
+        if not isinstance(graph, LiveView):
+            return self._counted(graph, request, num_seeds)
+        with graph:
+            return self._counted(graph, request, num_seeds)
+
+    def learn(self, batch: Sequence[Sized], rows: int, *, is_first: bool = False) -> None:
+        """A batch read so many rows.
+
+        Args:
+            is_first: forget what was before.
+        """
+        below = sum([item.below for item in batch])
+        if below < 1.0 or not rows:
+            return
+        seen = max(0.0, rows - sum([item.direct for item in batch])) / below
+        if is_first:
+            self.share = max(_LEAST_SHARE, min(seen, _MOST_SHARE))
+            return
+        seen = max(_LEAST_SHARE, min(seen, _CLIP * self.share, _MOST_SHARE))
+        is_surprise = seen > 2.0 * self.share and rows > _SOME_ROWS
+        self.share += (_UP if is_surprise else _DOWN) * (seen - self.share)
 
     def remember(self, request: ScoreRequest, rows: int, some: int) -> None:
         """A request read so many rows: what it is about is large, unless these are no more than `some`."""
@@ -76,6 +121,7 @@ class PredictedRows:
         if rows <= some:
             self._large.pop(key, None)
             return
+        self.differs = True
         self._large[key] = rows
         if len(self._large) > _REMEMBERED:
             del self._large[next(iter(self._large))]
@@ -84,16 +130,12 @@ class PredictedRows:
         """Whether what it is about was large."""
         return bool(self._large) and _only(request) in self._large
 
-    def _by_degree(self, request: ScoreRequest, num_seeds: int) -> int:
-        graph = self._graph
-        if not isinstance(graph, LiveView):
-            return self._counted(graph, request, num_seeds)
-        with graph:
-            return self._counted(graph, request, num_seeds)
-
-    def _counted(self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int) -> int:
+    def _counted(
+        self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int
+    ) -> tuple[float, float]:
         asked = (request.nodes,) if request.pairs is None else request.pairs
-        rows, others = 0, num_seeds
+        direct = below = 0.0
+        others = num_seeds
         for node_type, external in zip(self._types, asked, strict=False):
             if not len(external):
                 continue
@@ -104,8 +146,13 @@ class PredictedRows:
             if ids.shape[0] > 1 or ids[0] < 0:
                 ids = np.unique(ids[ids >= 0])
             others -= len(external)
-            rows += self._size.rows(node_type, ids)
-        return rows + int(others * self.per_seed)
+            own, under = self._size.rows(node_type, ids)
+            direct += own
+            below += under
+        return direct + others * self.direct, below + others * self.below
+
+
+_Key = tuple[ExternalId, ...]
 
 
 def _only(request: ScoreRequest) -> _Key:

@@ -55,7 +55,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     metrics: of this model version.
     executor: runs dear batches.
     recorders: are told of every batch.
-    rows_per_seed, row_bytes: predict what a request costs.
+    row_bytes: of working memory, for each predicted row.
     limits: of this model; None takes those of `config`.
     turnstile: shared by all versions on this event loop, so that none holds it for long; None for a version
         that is alone there.
@@ -64,8 +64,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     _item: ClassVar[type[QueuedRequest]] = QueuedRequest
     #: Whether requests may leave a batch and come back.
     _postpones = False
-    #: (request, number of seeds) -> predicted rows, where `rows_per_seed` does not say it.
-    _size: Callable[[ScoreRequest, int], int] | None = None
 
     def __init__(
         self,
@@ -77,7 +75,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         executor: Executor,
         recorders: Sequence[Recorder] = (),
         *,
-        rows_per_seed: float = 1.0,
         row_bytes: int = 64,
         limits: ModelLimits | None = None,
         turnstile: Turnstile | None = None,
@@ -90,7 +87,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         self._limits = config.limits
         self._default_timeout_s = limits.timeout_ms / 1e3
         self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._rows_per_seed = rows_per_seed
         self._row_bytes = row_bytes
         self._lanes = lanes_of(limits)
         self._bucket = bucket_of(limits, config.worker.count)
@@ -175,15 +171,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
-            rows = (
-                int(num_seeds * self._rows_per_seed)
-                if self._size is None
-                else self._size(request, num_seeds)
-            )
-            item: Any = self._item(
-                request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
-                self._lanes[request.priority],
-            )  # fmt: skip
+            item = self._sized(request, num_seeds, deliver, deadline, self._lanes[request.priority])
             if self._bucket is not None and not self._is_rehearsing:
                 take(self._bucket, now)
                 self._submit_paid(item, self._bucket)
@@ -193,6 +181,15 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             self.outcome(error.code)
             self._tell([request], [error], [0.0], 0.0)
             raise
+        return item
+
+    def _sized(
+        self, request: ScoreRequest, num_seeds: int, deliver: Deliver, deadline: float, lane: int
+    ) -> ItemT:
+        """What to queue, with the rows that it is predicted to read."""
+        item: Any = self._item(
+            request, deliver, self.batcher, num_seeds, num_seeds * self._row_bytes, deadline, lane
+        )
         return item  # type: ignore[no-any-return]
 
     def _submit_paid(self, item: ItemT, bucket: TokenBucket) -> None:

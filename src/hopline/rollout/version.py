@@ -31,8 +31,9 @@ from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import KEPT_ROWS
+from hopline.scheduling.policy import NORMAL
 from hopline.scheduling.turnstile import Turnstile
-from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import AnyArray, Deliver, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
@@ -45,6 +46,10 @@ _REHEARSALS = 16
 _MEASURED = 33
 
 
+def _nobody(outcome: object) -> None:
+    """Takes the outcome of a request that nobody asked."""
+
+
 class SuppliedRequest(QueuedRequest, eq=False, gc=False):
     """A request whose feature rows may have to be fetched.
 
@@ -54,6 +59,7 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
         patient_until: when it goes on without them; 0 while it has not waited.
         away_since: when it was last sent for rows, on time.monotonic()'s clock.
         away_s: seconds that it was not in the queue.
+        direct, below: see `PredictedRows`.
     """
 
     supply: Supply = _NOTHING_YET
@@ -61,6 +67,8 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
     patient_until: float = 0.0
     away_since: float = 0.0
     away_s: float = 0.0
+    direct: float = 0.0
+    below: float = 0.0
 
 
 class ServedVersion(QueuedVersion[SuppliedRequest]):
@@ -104,7 +112,6 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             metrics,
             executor,
             recorders,
-            rows_per_seed=self._rows.per_seed,
             row_bytes=4 * widest,
             limits=limits,
             turnstile=turnstile,
@@ -120,8 +127,6 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         )
         self._some_rows = self.batcher.policy.max_rows
         model.guard = Guard(config.limits.max_request_bytes, self._some_rows, self.batcher.larger)
-        if self._rows.by_degree:
-            self._size = self._predicted
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
@@ -151,8 +156,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         many = self._cost_of(nodes[3:])
         cost = self.batcher.cost
         cost.begin((few[1], many[1]), (few[0], many[0]))
-        predicted = self._predicted(self._request(nodes[3:]), _MEASURED * (1 + self._is_link))
-        cost.observe_share(predicted, many[1], is_first=True)
+        item = self._sized(self._request(nodes[3:]), _MEASURED * (1 + self._is_link), _nobody, 0.0, NORMAL)
+        self._rows.learn([item], int(many[1]), is_first=True)
 
     def _cost_of(self, local_ids: IdArray) -> tuple[float, int]:
         """Microseconds of processor time and rows that a made-up request took."""
@@ -322,13 +327,22 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if self._live is not None:
             self._live.close()
 
-    def _predicted(self, request: ScoreRequest, num_seeds: int) -> int:
-        return self._rows.of(request, num_seeds, self.batcher.cost.share)
+    def _sized(
+        self, request: ScoreRequest, num_seeds: int, deliver: Deliver, deadline: float, lane: int
+    ) -> SuppliedRequest:
+        predicted = self._rows
+        if predicted.differs:
+            direct, below = predicted.of(request, num_seeds)
+        else:
+            direct, below = num_seeds * predicted.direct, num_seeds * predicted.below
+        rows = int(direct + predicted.share * below)
+        item = SuppliedRequest(request, deliver, self.batcher, rows, rows * self._row_bytes, deadline, lane)
+        item.direct, item.below = direct, below
+        return item
 
     def larger(self, item: SuppliedRequest) -> None:
         """Remember what a request is about that was larger than predicted."""
-        self._size = self._predicted
-        self._rows.remember(item.request, int(item.rows * self.batcher.cost.share), self._some_rows)
+        self._rows.remember(item.request, item.rows, self._some_rows)
 
     def _rows_ran(self) -> int:
         rows, self._num_rows_ran = self._num_rows_ran, 0
@@ -337,8 +351,11 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         guard = self.model.guard
         guard.start(batch)
+        is_whole = False
         try:
-            return self._answer(batch)
+            outcomes = self._answer(batch)
+            is_whole = True
+            return outcomes
         finally:
             guard.stop()
             rows = guard.rows
@@ -347,6 +364,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                 self.model.shrink()
             if len(batch) == 1 and self._rows.knows(batch[0].request):
                 self._rows.remember(batch[0].request, rows, self._some_rows)
+            elif is_whole and not self.batcher.is_counted(batch[0]):
+                self._rows.learn(batch, rows)
 
     def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         self.model.watch.start()

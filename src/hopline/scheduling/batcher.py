@@ -125,7 +125,7 @@ class Batcher(Generic[I, R]):
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait."""
-        return int(self._queued_rows * self.cost.share)
+        return self._queued_rows
 
     @property
     def queued_s(self) -> float:
@@ -159,10 +159,10 @@ class Batcher(Generic[I, R]):
             raise Unavailable(self._closed)
         if self._num_open >= self._max_open:
             self.check_open()
-        lane, rows, cost = item.lane, item.rows, self.cost
+        lane, rows = item.lane, item.rows
         item.enqueued = self._clock()
         rows_after = self._queued_rows + rows
-        held_us = 1 + int(rows * cost.share * cost.us_per_row)
+        held_us = 1 + int(rows * self.cost.us_per_row)
         # no call where there is room, which is nearly always
         if (
             self._queued_us + held_us > self._max_queue_us
@@ -180,7 +180,7 @@ class Batcher(Generic[I, R]):
         elif self._scheduled is None:
             self._schedule()
         elif self.policy.queue_delay_s > 0:
-            if rows_after * cost.share >= self.policy.max_rows:
+            if rows_after >= self.policy.max_rows:
                 self._scheduled.cancel()
                 self._schedule()
             else:
@@ -215,6 +215,10 @@ class Batcher(Generic[I, R]):
             self._end(item, "cancelled")
             self._rest()
 
+    def is_counted(self, item: I) -> bool:
+        """Whether a request's rows were counted when it was tried, not predicted."""
+        return item in self._counted
+
     def larger(self, batch: Sequence[I], rows: int) -> LargerThanPredicted | None:
         """What to raise for a batch that reads so many rows; None: it goes on.
 
@@ -223,7 +227,7 @@ class Batcher(Generic[I, R]):
         """
         if len(batch) == 1 and batch[0] in self._counted:
             return None
-        predicted = _SURPRISE * self.cost.share * sum([item.rows for item in batch])
+        predicted = _SURPRISE * sum([item.rows for item in batch])
         return LargerThanPredicted(rows) if rows > max(predicted, self.policy.max_rows) else None
 
     def close(self, why: str) -> None:
@@ -239,14 +243,12 @@ class Batcher(Generic[I, R]):
         Raises:
             Overloaded: there is no room, and nobody whom it would overtake.
         """
-        policy, share = self.policy, self.cost.share
+        policy = self.policy
         leaving: list[I] = []
         left_us, left_rows = self._queued_us, self._queued_rows
         walks = [reversed(lane) for lane in self._lanes]
         tails = [next(walk, None) for walk in walks]
-        while why := policy.too_full(
-            left_us, held_us, int(left_rows * share), int(item.rows * share), item.lane
-        ):
+        while why := policy.too_full(left_us, held_us, left_rows, item.rows, item.lane):
             came = [each.enqueued if each is not None else None for each in tails]
             lane = lane_to_displace(came, item.lane, item.enqueued)
             last = tails[lane] if lane is not None else None
@@ -261,8 +263,7 @@ class Batcher(Generic[I, R]):
 
     def _enter(self, item: I) -> None:
         """Let an admitted request wait, at the end of its lane, for whatever its rows cost now."""
-        cost = self.cost
-        held_us = 1 + int(item.rows * cost.share * cost.us_per_row)
+        held_us = 1 + int(item.rows * self.cost.us_per_row)
         self._lanes[item.lane][item] = held_us
         self._queued_rows += item.rows
         self._queued_us += held_us
@@ -314,7 +315,7 @@ class Batcher(Generic[I, R]):
         loop = asyncio.get_running_loop()
         if self.policy.queue_delay_s > 0:
             oldest = min(_first(lane).enqueued for lane in self._lanes if lane)
-            delay = self.policy.wait_s(oldest, int(self._queued_rows * self.cost.share), self._clock())
+            delay = self.policy.wait_s(oldest, self._queued_rows, self._clock())
             if delay:
                 self._scheduled = loop.call_later(delay, self._flush)
                 self._watch_deadline(min(item.deadline for lane in self._lanes for item in lane))
@@ -331,11 +332,11 @@ class Batcher(Generic[I, R]):
         heads = [_first(lane).enqueued if lane else None for lane in self._lanes]
         return self._lanes[first_lane(heads)]
 
-    def _take(self, now: float, max_rows: float) -> list[I]:
+    def _take(self, now: float, max_rows: int) -> list[I]:
         """The next batch, without requests that are late."""
         batch: list[I] = []
         rows = num_bytes = 0
-        max_bytes = self.policy.max_bytes / self.cost.share
+        max_bytes = self.policy.max_bytes
         high, _, low = self._lanes
         lane = self._next_lane()
         while lane:
@@ -358,8 +359,7 @@ class Batcher(Generic[I, R]):
 
     def _flush(self) -> None:
         now = self._clock()
-        max_rows = self.policy.max_rows / self.cost.share
-        inline_cost_us = self.policy.inline_cost_us
+        max_rows, inline_cost_us = self.policy.max_rows, self.policy.inline_cost_us
         if self._turn is not None:
             if self._turn.must_wait():
                 self._scheduled = asyncio.get_running_loop().call_soon(self._flush)
@@ -425,9 +425,7 @@ class Batcher(Generic[I, R]):
         self.cpu_s += used_s * stands_for
         rows, ran = sum([item.rows for item in batch]), self._rows_ran()
         if LargerThanPredicted not in map(type, outcomes):
-            if ran and not (self._counted and batch[0] in self._counted):
-                self.cost.observe_share(rows, ran)
-            self.cost.observe(ran or int(rows * self.cost.share), used_s * 1e6)
+            self.cost.observe(ran or rows, used_s * 1e6)
         return outcomes
 
     def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | Unanswered]) -> float:
@@ -451,7 +449,7 @@ class Batcher(Generic[I, R]):
                 self._observer.postponed(item)
                 continue
             if type(outcome) is LargerThanPredicted:
-                item.rows = max(item.rows, int(outcome.rows / self.cost.share))
+                item.rows = max(item.rows, outcome.rows)
                 self._counted.add(item)
                 again.append(item)
                 continue

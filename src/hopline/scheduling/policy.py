@@ -23,14 +23,10 @@ _LOW_SHARE = 0.5
 _LONG_US = 500.0
 #: How much of an error is learned from one batch: from most; from a long one that was far off.
 _SLOW, _FAST = 0.05, 0.5
-#: The same of more rows than twice what was predicted: enough to see a change of what is asked within a few
-#: batches, and too little for one large request to make the next hundred small ones look large.
-_SHARE_UP = 0.25
 #: Times what was predicted that one batch may say: it may have waited for a page of memory.
 _CLIP = 8.0
 #: Bounds of what is learned.
 _LEAST_FIXED_US, _LEAST_ROW_US = 1.0, 1e-4
-_LEAST_SHARE, _MOST_SHARE = 1 / 1024, 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,45 +127,35 @@ def lane_to_displace(tails: Sequence[float | None], lane: int, now: float) -> in
 
 
 class CostModel:
-    """Predicts microseconds of a batch from the rows that were predicted for its requests.
+    """Predicts microseconds of a batch from the rows that it reads: `fixed_us + us_per_row * rows`.
 
-        predicted rows ──× share──► rows that are read ──× us_per_row──┬──► microseconds
-        (degrees, fanouts)          (less what is kept)      fixed_us──┘
-
-    Both steps are learned from batches that ran. `share` is the rows that were read for each predicted
-    one: below 1 where batch-mates share neighbours and tables have rows. Apart from it, `us_per_row`
-    hardly moves. An error of the time goes to the fixed cost and to that of a row by their parts in the
-    prediction (normalised least mean squares): small batches tell of the one, large batches of the other.
-
-    A batch says a little; one that was long and far from what was predicted says much, since those are
-    what others feel. `share` rises faster than it falls: to take much for little is the dearer error.
+    Both are learned from batches that ran. An error goes to the one and the other by their parts in the
+    prediction (normalised least mean squares): small batches tell of the fixed cost, large ones of the
+    cost of a row. A batch says a little; one that was long and far from what was predicted says much,
+    since those are what others feel.
 
     Costs are processor time: a thread that waits for the interpreter would make its batch look dear, and a
     batch that looks dear is sent to a thread.
 
     Args:
         fixed_us: of any batch, before the first observation.
-        us_per_row: of a row that is read, likewise.
-
-    Attributes:
-        share: see above; 1 before the first observation.
+        us_per_row: likewise.
     """
 
     def __init__(self, fixed_us: float = 30.0, us_per_row: float = 0.5) -> None:
         self.fixed_us = fixed_us
         self.us_per_row = us_per_row
-        self.share = 1.0
 
     def predict_us(self, rows: int) -> float:
-        """Microseconds that a batch of `rows` predicted ones is likely to take."""
-        return self.fixed_us + self.us_per_row * self.share * rows
+        """Microseconds that a batch of `rows` is likely to take."""
+        return self.fixed_us + self.us_per_row * rows
 
     def rows_within(self, limit_us: float) -> int:
-        """Predicted rows of the largest batch that is likely to take at most `limit_us`; 0 if none is."""
-        left_us, row_us = limit_us - self.fixed_us, self.us_per_row * self.share
-        if left_us < row_us:
+        """Rows of the largest batch that is likely to take at most `limit_us`; 0 where none is."""
+        left_us = limit_us - self.fixed_us
+        if left_us < self.us_per_row:
             return 0
-        return int(min(left_us / max(row_us, 1e-9), 1e12))
+        return int(min(left_us / max(self.us_per_row, 1e-9), 1e12))
 
     def observe(self, rows: int, elapsed_us: float) -> None:
         """Learn from a batch that read `rows` and took `elapsed_us` of processor time."""
@@ -185,21 +171,6 @@ class CostModel:
         step = gain * (elapsed_us - predicted_us) / power
         self.fixed_us = max(_LEAST_FIXED_US, self.fixed_us + step * self.fixed_us**2)
         self.us_per_row = max(_LEAST_ROW_US, self.us_per_row + step * by_rows_us * self.us_per_row)
-
-    def observe_share(self, predicted: int, rows: int, *, is_first: bool = False) -> None:
-        """Learn from a batch for which so many rows were predicted, and which read `rows`.
-
-        Args:
-            is_first: forget what was before.
-        """
-        if predicted <= 0 or rows <= 0:
-            return
-        if is_first:
-            self.share = max(_LEAST_SHARE, min(rows / predicted, _MOST_SHARE))
-            return
-        seen = max(_LEAST_SHARE, min(rows / predicted, _CLIP * self.share, _MOST_SHARE))
-        is_surprise = seen > 2.0 * self.share and rows * self.us_per_row > _LONG_US
-        self.share += (_SHARE_UP if is_surprise else _SLOW) * (seen - self.share)
 
     def begin(self, rows: Sequence[int], elapsed_us: Sequence[float]) -> None:
         """Begin with what batches took before the first request, the smallest first."""
