@@ -55,25 +55,25 @@ def test_a_deadline_ends_a_batch_between_any_two_steps(cases, name, fanout):
     expected = answered(model, asked(model))
     clock = Clock(10**9)
     model.guard = Guard(clock=clock)
-    model.guard.start([WAITING])
+    model.guard.batch = [WAITING]
     answered(model, asked(model))
     steps = clock.looks
     assert steps >= 2 * model.num_hops
     for at in range(steps):
         model.guard = Guard(clock=Clock(at))
-        model.guard.start([WAITING])
+        model.guard.batch = [WAITING]
         with pytest.raises(DeadlineExceeded):
             answered(model, asked(model))
-        model.guard.stop()
+        model.guard.batch = ()
         for key, values in answered(model, asked(model)).items():
             assert values.tobytes() == expected[key].tobytes()
 
 
 def test_a_batch_goes_on_while_anybody_waits():
     guard = Guard(clock=lambda: 0.5)
-    guard.start([SimpleNamespace(deadline=0.1, ended=False), WAITING])
+    guard.batch = [SimpleNamespace(deadline=0.1, ended=False), WAITING]
     guard.look()
-    guard.start([SimpleNamespace(deadline=1.0, ended=True), SimpleNamespace(deadline=0.1, ended=False)])
+    guard.batch = [SimpleNamespace(deadline=1.0, ended=True), SimpleNamespace(deadline=0.1, ended=False)]
     with pytest.raises(DeadlineExceeded):
         guard.look()
 
@@ -82,7 +82,7 @@ def test_a_batch_goes_on_while_anybody_waits():
 def test_rows_are_counted_before_they_are_read(cases, name):
     model = cases[name].model(tables=False, fanout=-1)
     model.guard = guard = Guard()
-    guard.start([PATIENT])
+    guard.batch = [PATIENT]
     answered(model, asked(model))
     whole = guard.rows
     degrees = [edges.degree(np.arange(9)).sum() for edges in model.graph.edges.values()]
@@ -94,7 +94,7 @@ def test_rows_are_counted_before_they_are_read(cases, name):
 
     seen = []
     model.guard = Guard(some_rows=0, larger=larger)
-    model.guard.start([PATIENT])
+    model.guard.batch = [PATIENT]
     with pytest.raises(LargerThanPredicted):
         answered(model, asked(model))
     assert seen == sorted(seen)
@@ -105,14 +105,14 @@ def test_memory_is_asked_for_before_it_is_taken(cases, monkeypatch):
     monkeypatch.setattr("hopline.engine.plan._SOME_EDGES", 0)
     model = cases["sage"].model(tables=False, fanout=-1)
     model.guard = Guard(max_bytes=1000)
-    model.guard.start([PATIENT])
+    model.guard.batch = [PATIENT]
     with pytest.raises(
         RequestTooLarge, match=r"neighbours at one layer.*limits.max_request_bytes.*--max-degree"
     ):
         answered(model, asked(model))
     model.guard = Guard(max_bytes=1000, larger=lambda batch, rows: LargerThanPredicted(rows))
-    model.guard.start([PATIENT, PATIENT])
+    model.guard.batch = [PATIENT, PATIENT]
     with pytest.raises(LargerThanPredicted):  # each of them may fit alone
         answered(model, asked(model))
-    model.guard.stop()
+    model.guard.batch = ()
     assert answered(model, asked(model))

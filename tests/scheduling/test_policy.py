@@ -139,7 +139,7 @@ def test_cost_model_learns_the_cost_of_a_row_and_of_a_batch():
     assert cost.fixed_us == pytest.approx(10, rel=0.05)
 
 
-@given(st.floats(1, 500), st.floats(0.001, 50), st.lists(st.integers(1, 10_000), min_size=1, max_size=8))
+@given(st.floats(1, 500), st.floats(0.02, 50), st.lists(st.integers(1, 10_000), min_size=1, max_size=8))
 def test_predictions_come_near_whatever_is_asked_in_turn_and_stay_there(fixed_us, us_per_row, sizes):
     cost = CostModel()
     for _ in range(400):
@@ -168,5 +168,12 @@ def test_first_measurements_tell_a_batch_from_its_rows():
     cost.begin((20, 20), (130.0, 250.0))  # say nothing
     assert cost.us_per_row == pytest.approx(0.2)
     cost.begin((20, 40), (130.0, 90.0))  # the larger one was the quicker
-    assert cost.us_per_row > 0
-    assert cost.predict_us(10**6) < 1000
+    assert cost.us_per_row == pytest.approx(0.1)
+
+
+def test_a_million_rows_never_look_cheap_whatever_small_batches_took():
+    cost = CostModel()
+    for at in range(5000):
+        cost.observe(20, 40.0 + at % 7)
+        cost.observe(40, 39.0)
+    assert cost.predict_us(10**6) >= 20_000

@@ -30,10 +30,12 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
         node type -> float32 [n, d] states of the top level in the order asked for; valid until the
         next plan.
     """
+    guard = plan.guard
     for needs in reversed(plan.needs):
         for need in needs:
             if need.compute.shape[0]:
-                plan.guard.look()
+                if guard.rows > guard.few_rows:
+                    guard.look()
                 _compute(need, features, plan, keep)
             need.level.state = need.out
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}

@@ -44,14 +44,17 @@ class Guard:
         some_rows: that any batch may read; `larger` is asked beyond that.
         larger: (requests of the batch, rows that it reads) -> what to raise, or None.
         clock: of deadlines, seconds.
+        few_rows: see below.
 
     Attributes:
+        batch: requests that are being answered; empty where nobody waits, and all is let through.
         rows: that the batch reads as far as is known: distinct ids of each level, and sampled edges. Who
             plans adds to them.
         num_bytes: of arrays that the present plan makes.
+        few_rows: up to which a batch is so short that it need not be looked at between its steps.
     """
 
-    __slots__ = ("_batch", "_clock", "_larger", "_max_bytes", "_some_rows", "num_bytes", "rows")
+    __slots__ = ("_clock", "_larger", "_max_bytes", "_some_rows", "batch", "few_rows", "num_bytes", "rows")
 
     def __init__(
         self,
@@ -59,22 +62,15 @@ class Guard:
         some_rows: int = sys.maxsize,
         larger: Callable[[Sequence[Waiting], int], Exception | None] = lambda batch, rows: None,
         clock: Callable[[], float] = time.monotonic,
+        few_rows: int = -1,
     ) -> None:
+        self.few_rows = few_rows
         self._max_bytes = max_bytes
         self._some_rows = some_rows
         self._larger = larger
         self._clock = clock
-        self._batch: Sequence[Waiting] = ()
+        self.batch: Sequence[Waiting] = ()
         self.num_bytes = self.rows = 0
-
-    def start(self, batch: Sequence[Waiting]) -> None:
-        """A batch begins."""
-        self._batch = batch
-        self.num_bytes = self.rows = 0
-
-    def stop(self) -> None:
-        """It has ended: what follows is nobody's request."""
-        self._batch = ()
 
     def look_at(self, rows: int) -> None:
         """`look`, as if so many more rows had been read: before they are.
@@ -94,7 +90,7 @@ class Guard:
             DeadlineExceeded: nobody waits for it any more.
             Exception: what `larger` says of its rows.
         """
-        batch = self._batch
+        batch = self.batch
         if not batch:
             return
         if self.rows > self._some_rows:
@@ -118,10 +114,10 @@ class Guard:
             Exception: what `larger` says of several requests that are too large together.
         """
         self.num_bytes += num_bytes
-        if self.num_bytes <= self._max_bytes or not self._batch:
+        if self.num_bytes <= self._max_bytes or not self.batch:
             return
-        if len(self._batch) > 1:
-            found = self._larger(self._batch, sys.maxsize)
+        if len(self.batch) > 1:
+            found = self._larger(self.batch, sys.maxsize)
             if found is not None:
                 raise found
         raise RequestTooLarge(

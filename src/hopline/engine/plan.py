@@ -57,8 +57,10 @@ def make_plan(
 
     Raises: whatever `guard` says against the next step.
     """
-    plan = Plan([], as_of, guard or Guard())
-    plan.guard.num_bytes = 0
+    if guard is None:
+        guard = Guard()
+    guard.num_bytes = 0
+    plan = Plan([], as_of, guard)
     stages = levels[top]
     needs = [_look_up(plan, stages[node_type], ids) for node_type, ids in wanted.items()]
     needs = [need for need in needs if need.level.runner is not None or need.level.source is not None]
@@ -73,10 +75,13 @@ def make_plan(
             if num_rows == 0:
                 break
             descent = needs[0].level.descent
-            _reserve(plan, num_rows, num_rows * descent.fanout, descent.below)
-            plan.guard.look()
+            bound = num_rows * descent.fanout
+            if bound >= _SOME_EDGES:
+                _reserve(plan, num_rows, bound, descent.below)
+            if guard.rows > guard.few_rows:
+                guard.look()
             next_need, num_edges = descent.run(need, as_of)
-            plan.guard.rows += num_rows + num_edges
+            guard.rows += num_rows + num_edges
             plan.num_computed += num_rows
             plan.num_edges += num_edges
             needs = [] if next_need is None else [next_need]
@@ -89,8 +94,6 @@ def make_plan(
 
 def _reserve(plan: Plan, num_rows: int, num_edges: int, below: Level | None) -> None:
     """See whether a step may sample so many edges, and have the rows that this wants one level below."""
-    if num_edges < _SOME_EDGES:
-        return
     plan.guard.look_at(num_edges)
     num_bytes = EDGE_BYTES * num_edges
     if below is not None:
@@ -122,23 +125,26 @@ def _read_raw(plan: Plan, need: Need) -> None:
 def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
     """Sample what the needs read, and number the rows that this wants one level below."""
     touched: list[Level] = []
-    plan.guard.look()
+    guard = plan.guard
+    if guard.rows > guard.few_rows:
+        guard.look()
     for need in needs:
         num_rows = need.compute.shape[0]
         if num_rows == 0:
             continue
         plan.num_computed += num_rows
-        plan.guard.rows += num_rows
+        guard.rows += num_rows
         level = need.level
         if level.own_below is not None:
             _expect(level.own_below, num_rows, touched)
         for relation, below in level.links:
             bound = relation.sampler.bound(need.compute)
-            _reserve(plan, num_rows, bound, below)
+            if bound >= _SOME_EDGES:
+                _reserve(plan, num_rows, bound, below)
             block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of, bound)
             need.blocks.append(block)
             num_edges = block.num_edges
-            plan.guard.rows += num_edges
+            guard.rows += num_edges
             plan.num_edges += num_edges
             if below is not None:
                 _expect(below, num_edges, touched)

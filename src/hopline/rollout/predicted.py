@@ -42,9 +42,11 @@ class Sized(Protocol):
     """A request with what was predicted for it.
 
     Attributes:
-        direct, below: see the module.
+        num_seeds: that it asks for.
+        direct, below: see the module; direct is -1 where they are those of any node.
     """
 
+    num_seeds: int
     direct: float
     below: float
 
@@ -71,6 +73,8 @@ class PredictedRows:
                 self._size = RequestSize(spec, self._graph, num_hops)
         else:
             self._size = RequestSize(spec, graph, num_hops)
+        #: Of the nodes that are asked for; None where the graph changes.
+        self._index = None if isinstance(graph, LiveView) else graph.nodes[head.node_type].ids
         asked = self._types if head.kind == "link" else self._types[:1]
         self.direct, self.below = max(self._size.per_seed[name] for name in asked)
         self.share = 1.0
@@ -90,7 +94,13 @@ class PredictedRows:
                 return rows, 0.0
         if not self._by_degree:
             return num_seeds * self.direct, num_seeds * self.below
-        graph = self._graph
+        nodes, graph = request.nodes, self._graph
+        if num_seeds == 1 and len(nodes) == 1 and self._index is not None:
+            try:
+                ids = self._index.lookup(nodes)
+            except BadRequest:
+                return 1.0, 0.0  # the batch says so, in its own words
+            return self._size.rows(self._types[0], ids) if ids[0] >= 0 else (1.0, 0.0)
         if not isinstance(graph, LiveView):
             return self._counted(graph, request, num_seeds)
         with graph:
@@ -102,10 +112,14 @@ class PredictedRows:
         Args:
             is_first: forget what was before.
         """
-        below = sum([item.below for item in batch])
+        direct = below = 0.0
+        for item in batch:
+            is_any = item.direct < 0
+            direct += item.num_seeds * self.direct if is_any else item.direct
+            below += item.num_seeds * self.below if is_any else item.below
         if below < 1.0 or not rows:
             return
-        seen = max(0.0, rows - sum([item.direct for item in batch])) / below
+        seen = max(0.0, rows - direct) / below
         if is_first:
             self.share = max(_LEAST_SHARE, min(seen, _MOST_SHARE))
             return
@@ -126,9 +140,14 @@ class PredictedRows:
         if len(self._large) > _REMEMBERED:
             del self._large[next(iter(self._large))]
 
+    @property
+    def remembers(self) -> bool:
+        """Whether anything was large."""
+        return bool(self._large)
+
     def knows(self, request: ScoreRequest) -> bool:
         """Whether what it is about was large."""
-        return bool(self._large) and _only(request) in self._large
+        return _only(request) in self._large
 
     def _counted(
         self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int

@@ -32,6 +32,7 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     num_bytes: int
     deadline: float
     lane: int = NORMAL
+    num_seeds: int = 1
     enqueued: float = 0.0
     ended: bool = False
 
@@ -64,6 +65,10 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     _item: ClassVar[type[QueuedRequest]] = QueuedRequest
     #: Whether requests may leave a batch and come back.
     _postpones = False
+    #: Whether `_predict` knows more than the number of seeds.
+    _predicts = False
+    #: Predicted rows of a seed.
+    _rows_per_seed = 1.0
 
     def __init__(
         self,
@@ -107,7 +112,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             self,
             turnstile=turnstile,
             share_lane=LANES[limits.priority],
-            rows_ran=self._rows_ran,
+            rows_of=self._rows_of,
         )
         self._gauges: tuple[tuple[Gauge, Callable[[], float]], ...] = (
             (metrics.queue_rows, lambda: self.batcher.queued_rows),
@@ -138,9 +143,12 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         """Compute a batch; see `Batcher`."""
         raise NotImplementedError  # abstract
 
-    def _rows_ran(self) -> int:
-        """Rows that were read since this was last asked; 0 where they are not counted."""
-        return 0
+    def _predict(self, item: ItemT) -> None:
+        """Set the rows and bytes of a request by what it asks for."""
+
+    def _rows_of(self, batch: Sequence[ItemT]) -> int:
+        """Rows that the batch which has just run read."""
+        return sum([item.rows for item in batch])
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """As `Served.info`."""
@@ -171,7 +179,13 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
-            item = self._sized(request, num_seeds, deliver, deadline, self._lanes[request.priority])
+            rows = int(num_seeds * self._rows_per_seed)
+            item: Any = self._item(
+                request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
+                self._lanes[request.priority], num_seeds,
+            )  # fmt: skip
+            if self._predicts:
+                self._predict(item)
             if self._bucket is not None and not self._is_rehearsing:
                 take(self._bucket, now)
                 self._submit_paid(item, self._bucket)
@@ -181,15 +195,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             self.outcome(error.code)
             self._tell([request], [error], [0.0], 0.0)
             raise
-        return item
-
-    def _sized(
-        self, request: ScoreRequest, num_seeds: int, deliver: Deliver, deadline: float, lane: int
-    ) -> ItemT:
-        """What to queue, with the rows that it is predicted to read."""
-        item: Any = self._item(
-            request, deliver, self.batcher, num_seeds, num_seeds * self._row_bytes, deadline, lane
-        )
         return item  # type: ignore[no-any-return]
 
     def _submit_paid(self, item: ItemT, bucket: TokenBucket) -> None:

@@ -31,9 +31,8 @@ from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import KEPT_ROWS
-from hopline.scheduling.policy import NORMAL
 from hopline.scheduling.turnstile import Turnstile
-from hopline.types import AnyArray, Deliver, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 _NOTHING_YET = Supply()
 #: Requests by which a model that is served whole warms up the event loop's thread.
 _REHEARSALS = 16
+#: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
+_FEW_ROWS = 256
 #: Nodes of the larger made-up request by which a model is measured.
 _MEASURED = 33
 
@@ -59,7 +60,7 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
         patient_until: when it goes on without them; 0 while it has not waited.
         away_since: when it was last sent for rows, on time.monotonic()'s clock.
         away_s: seconds that it was not in the queue.
-        direct, below: see `PredictedRows`.
+        direct, below: see `PredictedRows`; direct is -1 where they are those of any node.
     """
 
     supply: Supply = _NOTHING_YET
@@ -67,7 +68,7 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
     patient_until: float = 0.0
     away_since: float = 0.0
     away_s: float = 0.0
-    direct: float = 0.0
+    direct: float = -1.0
     below: float = 0.0
 
 
@@ -103,7 +104,6 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
         )
         self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
-        self._num_rows_ran = 0
         super().__init__(
             model.spec.name,
             version or model.spec.version,
@@ -125,8 +125,12 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         self._answerer = Answerer(
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
         )
+        self._rows_per_seed = self._rows.direct + self._rows.below
+        self._predicts = self._rows.differs
         self._some_rows = self.batcher.policy.max_rows
-        model.guard = Guard(config.limits.max_request_bytes, self._some_rows, self.batcher.larger)
+        model.guard = Guard(
+            config.limits.max_request_bytes, self._some_rows, self.batcher.larger, few_rows=_FEW_ROWS
+        )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
@@ -156,12 +160,21 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         many = self._cost_of(nodes[3:])
         cost = self.batcher.cost
         cost.begin((few[1], many[1]), (few[0], many[0]))
-        item = self._sized(self._request(nodes[3:]), _MEASURED * (1 + self._is_link), _nobody, 0.0, NORMAL)
-        self._rows.learn([item], int(many[1]), is_first=True)
+        item = SuppliedRequest(
+            self._request(nodes[3:]),
+            _nobody,
+            self.batcher,
+            0,
+            0,
+            0.0,
+            num_seeds=_MEASURED * (1 + self._is_link),
+        )
+        self._predict(item)
+        self._learn([item], many[1], is_first=True)
 
     def _cost_of(self, local_ids: IdArray) -> tuple[float, int]:
         """Microseconds of processor time and rows that a made-up request took."""
-        self.model.guard.start(())
+        self.model.guard.rows = 0
         began = time.thread_time()
         self._rehearse(local_ids)
         return (time.thread_time() - began) * 1e6, self.model.guard.rows
@@ -327,45 +340,45 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if self._live is not None:
             self._live.close()
 
-    def _sized(
-        self, request: ScoreRequest, num_seeds: int, deliver: Deliver, deadline: float, lane: int
-    ) -> SuppliedRequest:
+    def _predict(self, item: SuppliedRequest) -> None:
         predicted = self._rows
-        if predicted.differs:
-            direct, below = predicted.of(request, num_seeds)
-        else:
-            direct, below = num_seeds * predicted.direct, num_seeds * predicted.below
-        rows = int(direct + predicted.share * below)
-        item = SuppliedRequest(request, deliver, self.batcher, rows, rows * self._row_bytes, deadline, lane)
-        item.direct, item.below = direct, below
-        return item
+        item.direct, item.below = direct, below = predicted.of(item.request, item.num_seeds)
+        item.rows = rows = int(direct + predicted.share * below)
+        item.num_bytes = rows * self._row_bytes
 
     def larger(self, item: SuppliedRequest) -> None:
         """Remember what a request is about that was larger than predicted."""
         self._rows.remember(item.request, item.rows, self._some_rows)
+        self._predicts = self._rows.differs
 
-    def _rows_ran(self) -> int:
-        rows, self._num_rows_ran = self._num_rows_ran, 0
+    def _rows_of(self, batch: Sequence[SuppliedRequest]) -> int:
+        rows = self.model.guard.rows
+        if not self.batcher.is_counted(batch[0]):
+            self._learn(batch, rows)
         return rows
+
+    def _learn(self, batch: Sequence[SuppliedRequest], rows: int, *, is_first: bool = False) -> None:
+        predicted = self._rows
+        predicted.learn(batch, rows, is_first=is_first)
+        self._rows_per_seed = predicted.direct + predicted.share * predicted.below
 
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         guard = self.model.guard
-        guard.start(batch)
-        is_whole = False
+        guard.batch = batch
+        guard.rows = guard.num_bytes = 0
         try:
-            outcomes = self._answer(batch)
-            is_whole = True
-            return outcomes
+            return self._answer(batch)
         finally:
-            guard.stop()
-            rows = guard.rows
-            self._num_rows_ran += rows
-            if rows > KEPT_ROWS:
-                self.model.shrink()
-            if len(batch) == 1 and self._rows.knows(batch[0].request):
-                self._rows.remember(batch[0].request, rows, self._some_rows)
-            elif is_whole and not self.batcher.is_counted(batch[0]):
-                self._rows.learn(batch, rows)
+            guard.batch = ()
+            if guard.rows > self._some_rows or self._rows.remembers:
+                self._look_back(batch, guard.rows)
+
+    def _look_back(self, batch: list[SuppliedRequest], rows: int) -> None:
+        """Give memory back after a large batch, and see whether one that was large still is."""
+        if rows > KEPT_ROWS:
+            self.model.shrink()
+        if len(batch) == 1 and self._rows.knows(batch[0].request):
+            self._rows.remember(batch[0].request, rows, self._some_rows)
 
     def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         self.model.watch.start()

@@ -57,6 +57,10 @@ Lane: TypeAlias = OrderedDict[I, int]
 Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
 
 
+def _predicted_rows(batch: Sequence[Item]) -> int:
+    return sum([item.rows for item in batch])
+
+
 class Batcher(Generic[I, R]):
     """See the module.
 
@@ -68,7 +72,7 @@ class Batcher(Generic[I, R]):
         observer: for metrics.
         clock: seconds, monotonic.
         turnstile: shared by the batchers of one event loop; None for a batcher that is alone there.
-        rows_ran: rows that were read since it was last asked; 0 where nobody counts them.
+        rows_of: rows that the batch read which has just run; by default those that were predicted.
         share_lane: of the model's own priority: how much of a shared loop it gets.
 
     Attributes:
@@ -86,10 +90,10 @@ class Batcher(Generic[I, R]):
         clock: Callable[[], float] = time.monotonic,
         turnstile: Turnstile | None = None,
         share_lane: int = NORMAL,
-        rows_ran: Callable[[], int] = int,
+        rows_of: Callable[[list[I]], int] = _predicted_rows,
     ) -> None:
         self._run = run
-        self._rows_ran = rows_ran
+        self._rows_of = rows_of
         self.policy = policy
         self.cost = cost
         # of lanes whose requests may wait for all of it, as far as one comparison can tell
@@ -112,6 +116,7 @@ class Batcher(Generic[I, R]):
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._untimed, self._time_after = 0, 1
+        self._was_split = False
         self.cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = ""
@@ -285,7 +290,7 @@ class Batcher(Generic[I, R]):
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        self._run, self._observer, self._rows_ran = refuse_all, Nobody(), int
+        self._run, self._observer, self._rows_of = refuse_all, Nobody(), _predicted_rows
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
@@ -343,13 +348,13 @@ class Batcher(Generic[I, R]):
             if high or low:
                 lane = self._next_lane()
                 assert lane is not None
-            item = _first(lane)
+            item = next(iter(lane))
             if item.deadline <= now:
                 self._expire(item)
             elif batch and (rows + item.rows > max_rows or num_bytes + item.num_bytes > max_bytes):
                 break
             else:
-                self._queued_us -= lane.pop(item)
+                self._queued_us -= lane.popitem(last=False)[1]
                 rows += item.rows
                 num_bytes += item.num_bytes
                 batch.append(item)
@@ -402,6 +407,7 @@ class Batcher(Generic[I, R]):
         try:
             return self._run(batch)
         except LargerThanPredicted as found:
+            self._was_split = True
             if len(batch) == 1:
                 return [found]
             middle = len(batch) // 2  # those that are as small as predicted are answered now
@@ -413,19 +419,19 @@ class Batcher(Generic[I, R]):
                 name = getattr(batch[0], "request_id", "")
                 log.exception("request %s failed in the engine", name, extra={"request_id": name})
                 return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
+            self._was_split = True
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]
 
     def _timed_outcomes(self, batch: list[I], stands_for: int = 1) -> Sequence[R | Unanswered]:
         """The same, and learn what it cost; it stands for so many batches that were not timed."""
-        self._rows_ran()
+        self._was_split = False
         began = time.thread_time()
         outcomes = self._outcomes(batch)
         used_s = time.thread_time() - began
         self.cpu_s += used_s * stands_for
-        rows, ran = sum([item.rows for item in batch]), self._rows_ran()
-        if LargerThanPredicted not in map(type, outcomes):
-            self.cost.observe(ran or rows, used_s * 1e6)
+        if not self._was_split:  # else it says nothing of any batch
+            self.cost.observe(self._rows_of(batch), used_s * 1e6)
         return outcomes
 
     def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | Unanswered]) -> float:

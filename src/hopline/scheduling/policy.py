@@ -25,8 +25,11 @@ _LONG_US = 500.0
 _SLOW, _FAST = 0.05, 0.5
 #: Times what was predicted that one batch may say: it may have waited for a page of memory.
 _CLIP = 8.0
-#: Bounds of what is learned.
-_LEAST_FIXED_US, _LEAST_ROW_US = 1.0, 1e-4
+#: Bounds of what is learned. No memory is as fast as the second: batches that only look small things up
+#: must not make a million rows look cheap.
+_LEAST_FIXED_US, _LEAST_ROW_US = 1.0, 0.02
+#: What is not believed of a few batches before the first request: that a row costs less than this.
+_FIRST_ROW_US = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,6 @@ class CostModel:
         elapsed_us = min(elapsed_us, _CLIP * predicted_us)
         is_off = not 0.5 * predicted_us <= elapsed_us <= 2.0 * predicted_us
         gain = _FAST if is_off and max(elapsed_us, predicted_us) > _LONG_US else _SLOW
-        # never to 0, from which nothing comes back
         power = self.fixed_us**2 + by_rows_us**2 + 1e-9
         step = gain * (elapsed_us - predicted_us) / power
         self.fixed_us = max(_LEAST_FIXED_US, self.fixed_us + step * self.fixed_us**2)
@@ -177,5 +179,5 @@ class CostModel:
         first, last = rows[0], rows[-1]
         if last <= first:
             return
-        self.us_per_row = max(_LEAST_ROW_US, (elapsed_us[-1] - elapsed_us[0]) / (last - first))
+        self.us_per_row = max(_FIRST_ROW_US, (elapsed_us[-1] - elapsed_us[0]) / (last - first))
         self.fixed_us = max(_LEAST_FIXED_US, elapsed_us[0] - self.us_per_row * first)
