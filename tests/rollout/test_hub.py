@@ -2,13 +2,18 @@
 
 import asyncio
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import SAGEConv
+
+with warnings.catch_warnings():
+    # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
+    warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+    from torch_geometric.nn import SAGEConv
 
 from hopline.artifact import read_spec
 from hopline.config import load_config

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from hopline.errors import DeadlineExceeded, RequestTooLarge
 
@@ -60,7 +60,7 @@ class Guard:
         self,
         max_bytes: int = sys.maxsize,
         some_rows: int = sys.maxsize,
-        larger: Callable[[Sequence[Waiting], int], Exception | None] = lambda batch, rows: None,
+        larger: Callable[[Sequence[Any], int], Exception | None] = lambda batch, rows: None,
         clock: Callable[[], float] = time.monotonic,
         few_rows: int = -1,
     ) -> None:
