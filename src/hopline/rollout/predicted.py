@@ -11,11 +11,13 @@ is no part of it: it was counted, waited and ran as what it is, and says nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from hopline.engine.guard import Guard
 from hopline.engine.size import RequestSize
 from hopline.errors import BadRequest
 from hopline.graph.live.view import LiveView
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from hopline.artifact import ModelSpec
     from hopline.graph.snapshot import Graph
 
+#: Nodes of the larger made-up request by which a model is measured.
+MEASURED = 33
 #: Nodes that are remembered.
 _REMEMBERED = 4096
 #: How much one batch says of the share: most, and one that read more than twice what was predicted. Enough
@@ -172,6 +176,30 @@ class PredictedRows:
 
 
 _Key = tuple[ExternalId, ...]
+
+
+def first_costs(
+    rehearse: Callable[[IdArray], object], guard: Guard, num_nodes: int
+) -> tuple[IdArray, tuple[int, int], tuple[float, float]]:
+    """What made-up requests take, one node and `MEASURED` of them, from all over the graph.
+
+    Args:
+        rehearse: answers about nodes.
+        guard: counts their rows.
+
+    Returns: (the nodes, rows of both requests, microseconds of processor time of both).
+    """
+
+    def cost_of(local_ids: IdArray) -> tuple[float, int]:
+        guard.rows = 0
+        began = time.thread_time()
+        rehearse(local_ids)
+        return (time.thread_time() - began) * 1e6, guard.rows
+
+    nodes = np.linspace(0, num_nodes - 1, MEASURED + 3, dtype=np.int64)
+    few = min(cost_of(node[None]) for node in nodes[:3])
+    many = cost_of(nodes[3:])
+    return nodes[3:], (few[1], many[1]), (few[0], many[0])
 
 
 def _only(request: ScoreRequest) -> _Key:

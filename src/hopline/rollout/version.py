@@ -25,7 +25,7 @@ from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.limits import ModelLimits
-from hopline.rollout.predicted import PredictedRows
+from hopline.rollout.predicted import MEASURED, PredictedRows, first_costs
 from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
@@ -43,8 +43,6 @@ _NOTHING_YET = Supply()
 _REHEARSALS = 16
 #: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
 _FEW_ROWS = 256
-#: Nodes of the larger made-up request by which a model is measured.
-_MEASURED = 33
 
 
 def _nobody(outcome: object) -> None:
@@ -150,34 +148,18 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         for count in (1, min(33, num_nodes)):
             self._rehearse(np.arange(count))
         self._measure(num_nodes)
+        self.model.shrink()
 
     def _measure(self, num_nodes: int) -> None:
         """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
-        if num_nodes <= _MEASURED or self._supplier is not None:
+        if num_nodes <= MEASURED or self._supplier is not None:
             return
-        nodes = np.linspace(0, num_nodes - 1, _MEASURED + 3, dtype=np.int64)
-        few: tuple[float, int] = min(self._cost_of(node[None]) for node in nodes[:3])
-        many = self._cost_of(nodes[3:])
-        cost = self.batcher.cost
-        cost.begin((few[1], many[1]), (few[0], many[0]))
-        item = SuppliedRequest(
-            self._request(nodes[3:]),
-            _nobody,
-            self.batcher,
-            0,
-            0,
-            0.0,
-            num_seeds=_MEASURED * (1 + self._is_link),
-        )
+        nodes, rows, elapsed_us = first_costs(self._rehearse, self.model.guard, num_nodes)
+        self.batcher.cost.begin(rows, elapsed_us)
+        request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
+        item = SuppliedRequest(request, _nobody, self.batcher, 0, 0, 0.0, num_seeds=num_seeds)
         self._predict(item)
-        self._learn([item], many[1], is_first=True)
-
-    def _cost_of(self, local_ids: IdArray) -> tuple[float, int]:
-        """Microseconds of processor time and rows that a made-up request took."""
-        self.model.guard.rows = 0
-        began = time.thread_time()
-        self._rehearse(local_ids)
-        return (time.thread_time() - began) * 1e6, self.model.guard.rows
+        self._learn([item], rows[-1], is_first=True)
 
     async def warm_up_here(self) -> None:
         """The same on the event loop, one node at a time, from all over the graph; for whole models.

@@ -17,10 +17,9 @@ What a request holds of the queue is written beside its place in a lane, and is 
 however a request leaves, the queue has room for another one at once.
 
     submit ──► lane: request -> µs ──┬─► batch ──┬─► outcome
-                  ▲                  │           ├─► larger than predicted: back, with its real rows
-                  │                  │           └─► postponed
-                  └──── resume ◄─────│───────────────┘
-                                     └─► cancelled, expired, gave way
+                    ▲                │           └─► postponed, or larger than predicted ──┐
+                    │                └─► cancelled, expired, gave way                      │
+                    └──────────────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -32,11 +31,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
-from hopline.scheduling.item import Item, LargerThanPredicted, Nobody, Observer, refuse_all
-from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel, first_lane, lane_to_displace
+from hopline.scheduling.item import (
+    LargerThanPredicted,
+    Nobody,
+    Observer,
+    Unanswered,
+    deliver_to,
+    predicted_rows,
+    refuse_all,
+)
+from hopline.scheduling.lanes import I, Lanes, came_first, first_of, next_lane, who_leaves
+from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import SHARES, Turnstile
 
 log = logging.getLogger(__name__)
@@ -49,16 +57,6 @@ _LONG_S = 0.0005
 _SURPRISE = 4.0
 
 R = TypeVar("R")
-
-
-I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
-Lane: TypeAlias = OrderedDict[I, int]
-#: What a request may have in place of an answer.
-Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
-
-
-def _predicted_rows(batch: Sequence[Item]) -> int:
-    return sum([item.rows for item in batch])
 
 
 class Batcher(Generic[I, R]):
@@ -90,13 +88,13 @@ class Batcher(Generic[I, R]):
         clock: Callable[[], float] = time.monotonic,
         turnstile: Turnstile | None = None,
         share_lane: int = NORMAL,
-        rows_of: Callable[[list[I]], int] = _predicted_rows,
+        rows_of: Callable[[list[I]], int] = predicted_rows,
     ) -> None:
         self._run = run
         self._rows_of = rows_of
         self.policy = policy
         self.cost = cost
-        # of lanes whose requests may wait for all of it, as far as one comparison can tell
+        # of lanes whose requests may wait for all of it
         self._max_queue_us = policy.max_queue_us
         self._max_queue_rows = policy.max_queue_rows or sys.maxsize
         self._max_open = policy.max_concurrency or sys.maxsize
@@ -104,7 +102,7 @@ class Batcher(Generic[I, R]):
         self._observer = observer
         self._clock = clock
         #: By lane: request -> the predicted microseconds that it holds of the queue, in order of arrival.
-        self._lanes: tuple[Lane[I], Lane[I], Lane[I]] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._lanes: Lanes[I] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
         self._running: list[I] = []
         self._queued_rows = self._queued_us = 0
@@ -150,7 +148,7 @@ class Batcher(Generic[I, R]):
 
     def oldest_wait_s(self) -> float:
         """Seconds that the oldest of them has waited; 0 where none does."""
-        oldest = min((_first(lane).enqueued for lane in self._lanes if lane), default=None)
+        oldest = came_first(self._lanes)
         return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def submit(self, item: I) -> None:
@@ -168,13 +166,14 @@ class Batcher(Generic[I, R]):
         item.enqueued = self._clock()
         rows_after = self._queued_rows + rows
         held_us = 1 + int(rows * self.cost.us_per_row)
-        # no call where there is room, which is nearly always
         if (
             self._queued_us + held_us > self._max_queue_us
             or rows_after > self._max_queue_rows
             or lane == LOW
         ):
-            self._make_room(item, held_us)
+            queued = self._queued_us, self._queued_rows
+            for each in who_leaves(self._lanes, self.policy, queued, held_us, item, self._retry_after_s()):
+                self._displace(each)
             rows_after = self._queued_rows + rows
         self._lanes[lane][item] = held_us
         self._queued_rows = rows_after
@@ -242,30 +241,6 @@ class Batcher(Generic[I, R]):
     def _retry_after_s(self) -> float:
         return max(0.05, self.cost.predict_us(self._queued_rows) / 1e6)
 
-    def _make_room(self, item: I, held_us: int) -> None:
-        """See that a request may join the queue, if others have to leave it for that.
-
-        Raises:
-            Overloaded: there is no room, and nobody whom it would overtake.
-        """
-        policy = self.policy
-        leaving: list[I] = []
-        left_us, left_rows = self._queued_us, self._queued_rows
-        walks = [reversed(lane) for lane in self._lanes]
-        tails = [next(walk, None) for walk in walks]
-        while why := policy.too_full(left_us, held_us, left_rows, item.rows, item.lane):
-            came = [each.enqueued if each is not None else None for each in tails]
-            lane = lane_to_displace(came, item.lane, item.enqueued)
-            last = tails[lane] if lane is not None else None
-            if lane is None or last is None:
-                raise Overloaded(why, retry_after_s=self._retry_after_s())
-            tails[lane] = next(walks[lane], None)
-            left_us -= self._lanes[lane][last]
-            left_rows -= last.rows
-            leaving.append(last)
-        for each in leaving:
-            self._displace(each)
-
     def _enter(self, item: I) -> None:
         """Let an admitted request wait, at the end of its lane, for whatever its rows cost now."""
         held_us = 1 + int(item.rows * self.cost.us_per_row)
@@ -290,7 +265,7 @@ class Batcher(Generic[I, R]):
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        self._run, self._observer, self._rows_of = refuse_all, Nobody(), _predicted_rows
+        self._run, self._observer, self._rows_of = refuse_all, Nobody(), predicted_rows
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
@@ -312,14 +287,15 @@ class Batcher(Generic[I, R]):
     def _tell_displaced(self) -> None:
         displaced, self._displaced = self._displaced, []
         for item, error in displaced:
-            _deliver(item, error)
+            deliver_to(item, error)
             self._observer.late(item, error)
         self._rest()
 
     def _schedule(self) -> None:
         loop = asyncio.get_running_loop()
         if self.policy.queue_delay_s > 0:
-            oldest = min(_first(lane).enqueued for lane in self._lanes if lane)
+            oldest = came_first(self._lanes)
+            assert oldest is not None
             delay = self.policy.wait_s(oldest, self._queued_rows, self._clock())
             if delay:
                 self._scheduled = loop.call_later(delay, self._flush)
@@ -329,24 +305,16 @@ class Batcher(Generic[I, R]):
             self._turn.wait()
         self._scheduled = loop.call_soon(self._flush)
 
-    def _next_lane(self) -> Lane[I] | None:
-        """The lane that goes next."""
-        high, normal, low = self._lanes
-        if not (high or low):
-            return normal or None
-        heads = [_first(lane).enqueued if lane else None for lane in self._lanes]
-        return self._lanes[first_lane(heads)]
-
     def _take(self, now: float, max_rows: int) -> list[I]:
         """The next batch, without requests that are late."""
         batch: list[I] = []
         rows = num_bytes = 0
         max_bytes = self.policy.max_bytes
         high, _, low = self._lanes
-        lane = self._next_lane()
+        lane = next_lane(self._lanes)
         while lane:
             if high or low:
-                lane = self._next_lane()
+                lane = next_lane(self._lanes)
                 assert lane is not None
             item = next(iter(lane))
             if item.deadline <= now:
@@ -358,7 +326,7 @@ class Batcher(Generic[I, R]):
                 rows += item.rows
                 num_bytes += item.num_bytes
                 batch.append(item)
-            lane = lane or self._next_lane()
+            lane = lane or next_lane(self._lanes)
         self._queued_rows -= rows
         return batch
 
@@ -371,9 +339,9 @@ class Batcher(Generic[I, R]):
                 return
             if self._turn.begin(now):
                 inline_cost_us = min(inline_cost_us, self.policy.slice_us)
-                lane = self._next_lane()
+                lane = next_lane(self._lanes)
                 if lane is not None:
-                    slice_rows = self.policy.slice_rows(self.cost, _first(lane).rows)
+                    slice_rows = self.policy.slice_rows(self.cost, first_of(lane).rows)
                     max_rows = min(max_rows, slice_rows or max_rows)
         self._scheduled = None
         batch = self._take(now, max_rows)
@@ -465,7 +433,7 @@ class Batcher(Generic[I, R]):
                 self._observer.outcome(outcome.code)
             else:
                 num_ok += 1
-            _deliver(item, outcome)
+            deliver_to(item, outcome)
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
         if self._counted:
@@ -495,7 +463,7 @@ class Batcher(Generic[I, R]):
     def _expire(self, item: I) -> None:
         self._end(item, DeadlineExceeded.code)
         error = DeadlineExceeded("the request's deadline passed before its answer was ready")
-        _deliver(item, error)
+        deliver_to(item, error)
         self._observer.late(item, error)
 
     def _rest(self) -> None:
@@ -530,14 +498,3 @@ class Batcher(Generic[I, R]):
         if self._busy or self._scheduled is not None:
             self._watch_deadline(later)
         self._rest()
-
-
-def _first(lane: Lane[I]) -> I:
-    return next(iter(lane))
-
-
-def _deliver(item: Item, outcome: object) -> None:
-    try:
-        item.deliver(outcome)
-    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
-        log.exception("an answer could not be delivered")

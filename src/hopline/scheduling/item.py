@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hopline.errors import HoplineError, Unavailable
+
+log = logging.getLogger(__name__)
 
 
 class Item(Protocol):
@@ -47,6 +50,10 @@ class LargerThanPredicted(Exception):
     def __init__(self, rows: int) -> None:
         super().__init__(f"{rows} rows")
         self.rows = rows
+
+
+#: What a request may have in place of an answer; None postpones it.
+Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
 
 
 class Observer(Protocol):
@@ -94,3 +101,16 @@ class Nobody:
 def refuse_all(batch: list[Any]) -> Sequence[Any]:
     """What runs batches of a batcher that was released."""
     return [Unavailable("the model was unloaded") for _ in batch]
+
+
+def predicted_rows(batch: Sequence[Item]) -> int:
+    """Rows that were predicted for a batch."""
+    return sum([item.rows for item in batch])
+
+
+def deliver_to(item: Item, outcome: object) -> None:
+    """Give a request its outcome."""
+    try:
+        item.deliver(outcome)
+    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
+        log.exception("an answer could not be delivered")
