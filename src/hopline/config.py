@@ -67,6 +67,11 @@ class LimitsConfig:
 
     max_nodes_per_request: int = setting(4096, "nodes, inline nodes or pairs in one request", minimum=1)
     max_inline_neighbors: int = setting(10_000, "neighbour ids of one inline node", minimum=0)
+    max_request_bytes: int = setting(
+        1024 * 2**20,
+        "memory for what one request reads, the neighbours of all hops; more is refused before it is read",
+        minimum=2**20,
+    )
     default_timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
     max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may name", minimum=0.001)
 
@@ -78,9 +83,10 @@ class BatchingConfig:
     max_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
     max_bytes: int = setting(256 * 2**20, "predicted working memory of one batch", minimum=1)
     queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
-    max_queue_rows: int = setting(
-        1_000_000, "predicted rows waiting before requests are refused", minimum=1
+    max_queue_ms: float = setting(
+        2000.0, "predicted processor time waiting before requests are refused", minimum=0.001
     )
+    max_queue_rows: int = setting(0, "the same in predicted rows; 0 is any number", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def test_what_it_says_stands_above_them(tmp_path):
     ("text", "message"),
     [
         ("max_concurency = 3", r"max_concurency: unknown key; did you mean 'max_concurrency'\?"),
-        ("zzz = 3", "zzz: unknown key; keys are max_queue_rows, max_concurrency"),
+        ("zzz = 3", "zzz: unknown key; keys are max_queue_ms, max_queue_rows, max_concurrency"),
         ("max_concurrency = -1", "max_concurrency: -1 .* is not at least 0"),
         ("max_concurrency = 'many'", "max_concurrency: 'many' .* is not an integer"),
         ("priority = 'hihg'", r"priority: 'hihg' .* 'high', 'normal', 'low'; did you mean 'high'\?"),

@@ -56,7 +56,7 @@ class Rig:
     """A batcher whose engine squares numbers; raises what it is told to raise."""
 
     def __init__(self, where, **policy):
-        bounds = {"max_rows": 1000, "max_bytes": 10**9, "queue_delay_s": 0.0, "max_queue_rows": 10**6}
+        bounds = {"max_rows": 1000, "max_bytes": 10**9, "queue_delay_s": 0.0, "max_queue_us": 1e12}
         self.pool = ThreadPoolExecutor(1)
         self.record = Record()
         self.seen = []

@@ -1,5 +1,7 @@
 """Who is let in, who goes first, who gives way: decisions without a clock of their own."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from hopline.scheduling.policy import (
 )
 
 POLICY = BatchPolicy(
-    max_rows=1000, max_bytes=10**9, queue_delay_s=0.0, max_queue_rows=100, inline_cost_us=5000
+    max_rows=1000, max_bytes=10**9, queue_delay_s=0.0, max_queue_us=100, inline_cost_us=5000
 )
 ARRIVALS = st.lists(st.tuples(st.floats(0, 3), st.sampled_from([HIGH, NORMAL, LOW])), max_size=40)
 
@@ -52,11 +54,24 @@ def test_high_goes_before_what_came_at_the_same_time(arrivals):
 
 
 @given(st.integers(0, 200), st.integers(1, 200))
-def test_an_empty_queue_takes_any_request_and_low_has_half_of_one(queued, rows):
-    assert POLICY.admits(0, rows, LOW)
-    assert POLICY.admits(queued, rows, NORMAL) == (queued == 0 or queued + rows <= 100)
-    assert POLICY.admits(queued, rows, HIGH) == POLICY.admits(queued, rows, NORMAL)
-    assert POLICY.admits(queued, rows, LOW) == (queued == 0 or queued + rows <= 50)
+def test_an_empty_queue_takes_any_request_and_low_has_half_of_one(queued, held):
+    def admits(queued_us, lane):
+        return not POLICY.too_full(queued_us, held, lane=lane)
+
+    assert admits(0, LOW)
+    assert admits(queued, NORMAL) == (queued == 0 or queued + held <= 100)
+    assert admits(queued, HIGH) == admits(queued, NORMAL)
+    assert admits(queued, LOW) == (queued == 0 or queued + held <= 50)
+
+
+def test_rows_bound_a_queue_only_where_that_is_asked_for():
+    assert not POLICY.too_full(1, 1, 10**9, 10**9)
+    bounded = dataclasses.replace(POLICY, max_queue_rows=10)
+    assert not bounded.too_full(1, 1, 5, 5)
+    assert "5 predicted rows; 6 more would pass the limit of 10 (max_queue_rows)" in bounded.too_full(
+        1, 1, 5, 6
+    )
+    assert "limit of 5 for low priority" in bounded.too_full(1, 1, 5, 1, LOW)
 
 
 @given(
@@ -115,8 +130,50 @@ def test_a_short_batch_says_little_of_long_ones():
     assert cost.us_per_row < 10
 
 
-def test_cost_model_learns_the_cost_of_a_row():
-    cost = CostModel(fixed_us=10, us_per_row=100)
+def test_cost_model_learns_the_cost_of_a_row_and_of_a_batch():
+    cost = CostModel(fixed_us=300, us_per_row=100)
     for _ in range(300):
-        cost.observe(50, 10 + 50 * 2.0)
+        for rows in (1, 50):
+            cost.observe(rows, 10 + rows * 2.0)
     assert cost.predict_us(10) == pytest.approx(30, rel=0.01)
+    assert cost.fixed_us == pytest.approx(10, rel=0.05)
+
+
+@given(st.floats(1, 500), st.floats(0.02, 50), st.lists(st.integers(1, 10_000), min_size=1, max_size=8))
+def test_predictions_come_near_whatever_is_asked_in_turn_and_stay_there(fixed_us, us_per_row, sizes):
+    cost = CostModel()
+    for _ in range(400):
+        for rows in sizes:
+            cost.observe(rows, fixed_us + us_per_row * rows)
+    for rows in sizes:
+        assert 0.5 < cost.predict_us(rows) / (fixed_us + us_per_row * rows) < 2.0
+
+
+def test_one_batch_that_was_stalled_hardly_changes_what_is_predicted():
+    cost = CostModel()
+    for _ in range(200):
+        cost.observe(10, 60.0)
+        cost.observe(1000, 250.0)
+    small, large = cost.predict_us(10), cost.predict_us(1000)
+    cost.observe(10, 100_000.0)
+    assert cost.predict_us(10) < 2 * small
+    assert cost.predict_us(1000) < 1.5 * large
+
+
+def test_first_measurements_tell_a_batch_from_its_rows():
+    cost = CostModel()
+    cost.begin((20, 620), (130.0, 250.0))
+    assert cost.us_per_row == pytest.approx(0.2)
+    assert cost.fixed_us == pytest.approx(126)
+    cost.begin((20, 20), (130.0, 250.0))  # say nothing
+    assert cost.us_per_row == pytest.approx(0.2)
+    cost.begin((20, 40), (130.0, 90.0))  # the larger one was the quicker
+    assert cost.us_per_row == pytest.approx(0.1)
+
+
+def test_a_million_rows_never_look_cheap_whatever_small_batches_took():
+    cost = CostModel()
+    for at in range(5000):
+        cost.observe(20, 40.0 + at % 7)
+        cost.observe(40, 39.0)
+    assert cost.predict_us(10**6) >= 20_000

@@ -280,12 +280,14 @@ class Chain:
 
     Attributes:
         max_seeds: of a batch that goes this way.
+        rows_ran: distinct ids of all levels, of the last batch.
     """
 
     def __init__(
         self, levels: list[Level], features: Mapping[str, Matrix], max_seeds: int, watch: LapWatch
     ) -> None:
         self.max_seeds = max_seeds
+        self.rows_ran = 0
         self._watch = watch
         self._clock = levels[-1].links[0][0].sampler.clock
         self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
@@ -339,8 +341,9 @@ class Chain:
         lowest = descend(frames, ids, as_of, use_tables, self._like, self._packed)
         self._watch.sampled()
         counts = self._num_compute.tolist()
+        asked = self._num_ids.tolist()
+        self.rows_ran = sum(asked)
         if use_tables:
-            asked = self._num_ids.tolist()
             for k, table in self._tables:
                 table.num_misses += counts[k]
                 table.num_hits += asked[k] - counts[k]

@@ -16,7 +16,7 @@ from hopline.engine.need import Need
 from hopline.engine.table import read_rows
 from hopline.jit import njit
 from hopline.sampling import Block
-from hopline.sampling.keyed import NO_CUT, sample
+from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, roomy, sample
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:
@@ -111,13 +111,16 @@ class Descent:
     Args:
         relation: the level's only one, of a bounded fanout.
         below: where own rows and neighbours both come from; None where they are raw features.
+
+    Attributes:
+        fanout, below: of the relation; see above.
     """
 
     def __init__(self, relation: Relation, below: Level | None) -> None:
         self._relation = relation
-        self._below = below
+        self.below = below
         self._sampler = relation.sampler.arrays
-        self._fanout = relation.sampler.fanout
+        self.fanout = relation.sampler.fanout
         self._clock = relation.sampler.clock
         self._table = _NO_TABLE if below is None or below.table is None else below.table.arrays
         self._has_table = below is not None and below.table is not None
@@ -131,15 +134,21 @@ class Descent:
             return False
         return not level.reads_self or level.links[0][1] is level.own_below
 
+    def shrink(self) -> None:
+        """Give back what only the largest batches need."""
+        if self._missing.shape[0] > KEPT_ROWS:
+            self._missing = np.empty(64, np.int64)
+            self._compute = np.empty(64, np.int64)
+
     def run(self, need: Need, as_of: int) -> tuple[Need | None, int]:
         """Sample for `need` (with rows to compute) and say what that reads.
 
         Returns: (the need one level below, or None where that is raw; sampled edges).
         """
-        below, buffers = self._below, self._relation.buffers
+        below, buffers = self.below, self._relation.buffers
         nodes = need.compute
         n = nodes.shape[0]
-        num_edges = n * self._fanout
+        num_edges = n * self.fanout
         if n >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
             buffers.reserve(n, num_edges)
         interner, out, use_table = _NO_INTERNER, _NO_ROWS, False
@@ -150,8 +159,8 @@ class Descent:
             if use_table:
                 out = below.out(bound)
                 if bound > self._missing.shape[0]:
-                    self._missing = np.empty(2 * bound, np.int64)
-                    self._compute = np.empty(2 * bound, np.int64)
+                    self._missing = np.empty(roomy(bound), np.int64)
+                    self._compute = np.empty(roomy(bound), np.int64)
         total, count, absent = descend(
             nodes,
             *self._sampler,

@@ -14,6 +14,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
+from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.inline import InlineNodes
 from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
@@ -39,6 +40,7 @@ class EgoModel:
         compiled, why_eager: as of `WholeModel`.
         output_names: what it can answer; there is no embedding apart from the logits.
         watch: tells sampling from computing.
+        guard: as of `Model`.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
@@ -48,6 +50,7 @@ class EgoModel:
         self.spec = spec
         self.graph = graph
         self.watch = LapWatch()
+        self.guard = Guard()
         self.tables: dict[tuple[int, str], Table] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
@@ -90,6 +93,12 @@ class EgoModel:
             found[node_type] = rows
         return found
 
+    def shrink(self) -> None:
+        """Give back the memory that only the largest ego-graphs need."""
+        self._buffers.shrink()
+        for rows in self._rows.values():
+            rows.shrink()
+
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
         """Not for whole models.
 
@@ -110,6 +119,9 @@ class EgoModel:
 
         A node's edges are sampled once, at the hop at which it is first reached.
         """
+        guard = self.guard
+        guard.num_bytes = 0
+        guard.look()
         for rows in self._rows.values():
             rows.start()
         self._rows[node_type].add(np.array([seed]))
@@ -122,7 +134,12 @@ class EgoModel:
                 if first == end:
                     continue
                 destinations = self._rows[sampler.adjacency.dst].ids[first:end]
-                block = sampler.sample(destinations, self._buffers, as_of)
+                bound = sampler.bound(destinations)
+                features = self.graph.nodes[sampler.adjacency.src].features
+                guard.look_at(bound)
+                guard.reserve(bound * (EDGE_BYTES + 4 * features.shape[1]), bound)
+                block = sampler.sample(destinations, self._buffers, as_of, bound)
+                guard.rows += block.num_edges
                 sources = self._rows[sampler.adjacency.src].add(block.neighbors)
                 targets = np.repeat(np.arange(first, end), np.diff(block.offsets))
                 edges[key].append((sources, targets, block.positions.copy()))
@@ -178,6 +195,10 @@ class _Rows:
     def ids(self) -> IdArray:
         """int64 [count], by row."""
         return self._interner.distinct
+
+    def shrink(self) -> None:
+        """As `Interner.shrink`."""
+        self._interner.shrink()
 
     def start(self) -> None:
         """Forget everything."""

@@ -24,20 +24,25 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
         features: node type -> [N, d], for those in the process.
         keep: put what is computed into the tables.
 
+    Raises: whatever the plan's guard says against the next step.
+
     Returns:
         node type -> float32 [n, d] states of the top level in the order asked for; valid until the
         next plan.
     """
+    guard = plan.guard
     for needs in reversed(plan.needs):
         for need in needs:
             if need.compute.shape[0]:
-                _compute(need, features, plan.as_of, keep)
+                if guard.rows > guard.few_rows:
+                    guard.look()
+                _compute(need, features, plan, keep)
             need.level.state = need.out
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: Need, features: dict[str, Matrix], as_of: int, keep: bool) -> None:
-    level = need.level
+def _compute(need: Need, features: dict[str, Matrix], plan: Plan, keep: bool) -> None:
+    level, as_of = need.level, plan.as_of
     num_rows = need.compute.shape[0]
     assert level.runner is not None
     raw: Matrix = features.get(level.node_type, _NO_ROWS)
@@ -63,7 +68,8 @@ def _compute(need: Need, features: dict[str, Matrix], as_of: int, keep: bool) ->
         structure = None
         if level.structure is not None:
             structure = level.structure.rows(need.compute, raw, raw_rows)
-        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out, structure)
+        look = plan.guard.look
+        level.runner.run(num_rows, own, own_rows, raw, raw_rows, views, out, structure, look)
     if need.missing is None:
         need.out = out
     else:

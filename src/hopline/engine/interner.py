@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.engine.kernels import intern
+from hopline.sampling.keyed import KEPT_ROWS, roomy
 from hopline.types import IdArray
 
 _NO_IDS = np.empty(0, np.int64)
@@ -36,8 +37,8 @@ class Interner:
             self._keys = np.empty(1 << bits, np.int64)
             self._values = np.empty(1 << bits, np.int32)
         if bound > self._rows.shape[0]:
-            self._distinct = np.empty(2 * bound, np.int64)
-            self._rows = np.empty(2 * bound, np.int64)
+            self._distinct = np.empty(roomy(bound), np.int64)
+            self._rows = np.empty(roomy(bound), np.int64)
         self._shift = 64 - bits
         self._count = self._used = 0
         self._fresh = True
@@ -55,6 +56,11 @@ class Interner:
         self._fresh = False
         self._used += rows.shape[0]
         return rows
+
+    def shrink(self) -> None:
+        """Give back what only the largest batches need; what was numbered is forgotten."""
+        if self._keys.shape[0] > 2 * KEPT_ROWS or self._rows.shape[0] > KEPT_ROWS:
+            self.__init__()  # type: ignore[misc]
 
     @property
     def distinct(self) -> IdArray:

@@ -19,7 +19,7 @@ from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
 from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
-from hopline.sampling.keyed import NO_CUT, frozen
+from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, frozen, roomy
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _NO_TIMES = frozen(np.empty(0, np.int64))
@@ -218,6 +218,8 @@ class Level:
         self._out = np.empty((64, stage.state_dim), np.float32)
         self.state: FloatArray = self._out
         self._computed = np.empty((64, stage.state_dim), np.float32)
+        self._raw = np.empty((0, 0), np.float32)
+        self._nodes = graph.nodes[node_type]
         kinds = {entry.kind for entry in stage.inputs}
         self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
         if stage.file is None:
@@ -265,23 +267,43 @@ class Level:
         if Descent.suits(self):
             self.descent = Descent(*self.links[0])
 
+    def bytes_of(self, num_ids: int) -> int:
+        """Memory for the states of so many ids, of which no more are distinct than there are nodes."""
+        return 8 * self.stage.state_dim * min(num_ids, self._nodes.num_nodes)
+
+    def shrink(self) -> None:
+        """Give back what only the largest batches need."""
+        for relation in self.relations.values():
+            relation.buffers.shrink()
+        self.interner.shrink()
+        if self.descent is not None:
+            self.descent.shrink()
+        self.state = self._out = _kept(self._out)
+        self._computed = _kept(self._computed)
+        self._raw = _kept(self._raw)
+
     def out(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, state_dim] for all rows asked for."""
         if num_rows > self._out.shape[0]:
-            self._out = np.empty((2 * num_rows, self.stage.state_dim), np.float32)
+            self._out = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._out[:num_rows]
 
     def computed(self, num_rows: int) -> FloatArray:
         """Another one, for the rows that the table lacks."""
         if num_rows > self._computed.shape[0]:
-            self._computed = np.empty((2 * num_rows, self.stage.state_dim), np.float32)
+            self._computed = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._computed[:num_rows]
 
     def raw(self, num_rows: int) -> FloatArray:
         """A reused float32 [num_rows, dim] for the rows of a port."""
         if num_rows > self._raw.shape[0]:
-            self._raw = np.empty((2 * num_rows, self._raw.shape[1]), np.float32)
+            self._raw = np.empty((roomy(num_rows), self._raw.shape[1]), np.float32)
         return self._raw[:num_rows]
+
+
+def _kept(buffer: FloatArray) -> FloatArray:
+    """A buffer, or where it is large a small one of its width."""
+    return np.empty((64, buffer.shape[1]), np.float32) if buffer.size > 2 * KEPT_ROWS else buffer
 
 
 def live_nodes(graph: Graph | LiveView, node_type: str) -> LiveNodes | None:

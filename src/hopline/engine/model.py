@@ -19,6 +19,7 @@ from hopline.engine.chain import Chain
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.flat import Flat
+from hopline.engine.guard import Guard
 from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
@@ -156,6 +157,7 @@ class Model:
         reads_attr: edge types whose attributes it reads.
         student: stands in where most of its rows cannot be had; None where it has none.
         watch: tells sampling from computing.
+        guard: says how far a batch may go; one that lets everything through, until another one is put here.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -181,6 +183,7 @@ class Model:
         self._least_share = 0.0
         self.student: Student | None = None
         self.watch = LapWatch()
+        self.guard = Guard()
         self.features: dict[str, Matrix] = {
             name: matrix_of(nodes.features.array if isinstance(nodes, LiveNodes) else nodes.features)
             for name, nodes in graph.nodes.items()
@@ -245,7 +248,14 @@ class Model:
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
         """Rows that computing the final states of distinct ids would miss: node type -> distinct ids."""
-        return complete(make_plan(self.levels, self.spec.num_layers, wanted, as_of), self._overlays)
+        plan = make_plan(self.levels, self.spec.num_layers, wanted, as_of, self.guard)
+        return complete(plan, self._overlays)
+
+    def shrink(self) -> None:
+        """Give back the memory that only the largest batches need; what was answered stays whole."""
+        for stages in self.levels:
+            for level in stages.values():
+                level.shrink()
 
     def final_states(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, FloatArray]:
         """Final states float32 [n, d] of distinct global ids, node type -> int64 [n].
@@ -260,11 +270,14 @@ class Model:
             self.watch.sampled()
             found = self._flat.run(ids)
             self.watch.computed()
+            self.guard.rows += ids.shape[0]
             return {node_type: found}
         if self._chain is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
             if node_type == self.spec.head.node_type and ids.shape[0] <= self._chain.max_seeds:
-                return {node_type: self._chain.run(ids, as_of)}
+                states = self._chain.run(ids, as_of)
+                self.guard.rows += self._chain.rows_ran
+                return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
@@ -282,7 +295,7 @@ class Model:
         return found
 
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
-        plan = make_plan(self.levels, level, wanted, as_of)
+        plan = make_plan(self.levels, level, wanted, as_of, self.guard)
         keep = True
         if plan.reads:
             absent = complete(plan, self._overlays)

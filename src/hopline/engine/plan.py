@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.level import Level
 from hopline.engine.need import Need
 from hopline.engine.source import RawRead
@@ -19,6 +20,8 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
+#: Fewer edges than this are sampled in less than a millisecond: what they take need not be asked for.
+_SOME_EDGES = 1 << 12
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Plan:
 
     Attributes:
         needs: for each level from the top down, the needs of its node types.
+        guard: asked before each step.
         reads: raw rows that come from sources; see `source.complete`.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
@@ -34,19 +38,29 @@ class Plan:
 
     needs: list[list[Need]]
     as_of: int
+    guard: Guard
     num_computed: int = 0
     num_edges: int = 0
     reads: list[RawRead] = field(default_factory=list)
 
 
 def make_plan(
-    levels: list[dict[str, Level]], top: int, wanted: Mapping[str, IdArray], as_of: int = NO_CUT
+    levels: list[dict[str, Level]],
+    top: int,
+    wanted: Mapping[str, IdArray],
+    as_of: int = NO_CUT,
+    guard: Guard | None = None,
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
     A plan with a time cut neither reads nor fills tables: their rows are about the present graph.
+
+    Raises: whatever `guard` says against the next step.
     """
-    plan = Plan([], as_of)
+    if guard is None:
+        guard = Guard()
+    guard.num_bytes = 0
+    plan = Plan([], as_of, guard)
     stages = levels[top]
     needs = [_look_up(plan, stages[node_type], ids) for node_type, ids in wanted.items()]
     needs = [need for need in needs if need.level.runner is not None or need.level.source is not None]
@@ -60,7 +74,14 @@ def make_plan(
             num_rows = need.compute.shape[0]
             if num_rows == 0:
                 break
-            next_need, num_edges = needs[0].level.descent.run(need, as_of)
+            descent = needs[0].level.descent
+            bound = num_rows * descent.fanout
+            if bound >= _SOME_EDGES:
+                _reserve(plan, num_rows, bound, descent.below)
+            if guard.rows > guard.few_rows:
+                guard.look()
+            next_need, num_edges = descent.run(need, as_of)
+            guard.rows += num_rows + num_edges
             plan.num_computed += num_rows
             plan.num_edges += num_edges
             needs = [] if next_need is None else [next_need]
@@ -69,6 +90,15 @@ def make_plan(
         else:
             needs = [_look_up(plan, level, ids) for level, ids in _descend(plan, needs)]
     return plan
+
+
+def _reserve(plan: Plan, num_rows: int, num_edges: int, below: Level | None) -> None:
+    """See whether a step may sample so many edges, and have the rows that this wants one level below."""
+    plan.guard.look_at(num_edges)
+    num_bytes = EDGE_BYTES * num_edges
+    if below is not None:
+        num_bytes += below.bytes_of(num_rows + num_edges)
+    plan.guard.reserve(num_bytes, num_edges)
 
 
 def _look_up(plan: Plan, level: Level, ids: IdArray) -> Need:
@@ -95,24 +125,31 @@ def _read_raw(plan: Plan, need: Need) -> None:
 def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
     """Sample what the needs read, and number the rows that this wants one level below."""
     touched: list[Level] = []
+    guard = plan.guard
+    if guard.rows > guard.few_rows:
+        guard.look()
     for need in needs:
         num_rows = need.compute.shape[0]
         if num_rows == 0:
             continue
         plan.num_computed += num_rows
+        guard.rows += num_rows
         level = need.level
         if level.own_below is not None:
             _expect(level.own_below, num_rows, touched)
         for relation, below in level.links:
-            block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of)
+            bound = relation.sampler.bound(need.compute)
+            if bound >= _SOME_EDGES:
+                _reserve(plan, num_rows, bound, below)
+            block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of, bound)
             need.blocks.append(block)
             num_edges = block.num_edges
+            guard.rows += num_edges
             plan.num_edges += num_edges
             if below is not None:
                 _expect(below, num_edges, touched)
     for below in touched:
         below.interner.start(below.num_pending)
-        below.num_pending = 0
     for need in needs:
         if need.compute.shape[0]:
             _number(need)
@@ -122,6 +159,7 @@ def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
 def _expect(below: Level, num_ids: int, touched: list[Level]) -> None:
     if below not in touched:
         touched.append(below)
+        below.num_pending = 0
     below.num_pending += num_ids
 
 

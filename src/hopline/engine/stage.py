@@ -5,6 +5,7 @@ Knows artifact.py's input kinds; knows nothing of plans, tables or requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,7 @@ class StageRunner:
         views: dict[str, EdgeView],
         out: FloatArray,
         structure: FloatArray | None = None,
+        look: Callable[[], object] = bool,
     ) -> FloatArray:
         """Compute the state of `num_rows` destinations, float32 [num_rows, state_dim].
 
@@ -103,16 +105,18 @@ class StageRunner:
             views: edge type key -> what the destinations see through it.
             out: float32 [num_rows, state_dim], filled and returned.
             structure: float32 [num_rows, s], for `structure`.
+            look: called before each chunk; whatever it raises ends the run.
         """
         if self.row_stage is None:
-            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out)
+            self._run_block(num_rows, own, own_rows, features, feature_rows, views, out, look)
         elif self.pair is None:
             self._run_rows(
-                self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out, structure
+                self.row_stage, num_rows, own, own_rows, features, feature_rows, views, out, structure, look
             )
         else:
             view = views[self.pair[0]]
             for a in range(0, num_rows, CHUNK_ROWS):
+                look()
                 b = min(a + CHUNK_ROWS, num_rows)
                 offsets = view.offsets[a : b + 1]
                 out[a:b] = self.run_pair(b - a, own, own_rows[a:b], view.base, view.rows, offsets)
@@ -179,9 +183,11 @@ class StageRunner:
         views: dict[str, EdgeView],
         out: FloatArray,
         structure: FloatArray | None,
+        look: Callable[[], object],
     ) -> None:
         inputs = self.stage.inputs
         for a in range(0, num_rows, CHUNK_ROWS):
+            look()
             b = min(a + CHUNK_ROWS, num_rows)
             for k, entry in enumerate(inputs):
                 buffer, place = self._places[k]
@@ -211,10 +217,12 @@ class StageRunner:
         feature_rows: IdArray,
         views: dict[str, EdgeView],
         out: FloatArray,
+        look: Callable[[], object],
     ) -> None:
         assert self.block_stage is not None
         padded = [e.edge_type for e in self.stage.inputs if e.kind == "positions"]
         for chunk, widths in self._chunks(num_rows, [views[key] for key in padded], padded):
+            look()
             blocks = {
                 key: self._pad(views[key], chunk, width) for key, width in zip(padded, widths, strict=True)
             }

@@ -191,8 +191,8 @@ class ModelMetrics:
         batch_rows: requests of each batch.
         table_hits, table_misses: rows found and not found in the embedding table.
         cpu, gpu: seconds of processors and of GPUs that computing took.
-        queue_rows, queue_requests, queue_age: predicted rows and requests that wait now, and seconds that
-            the oldest of them has waited.
+        queue_rows, queue_requests, queue_cost, queue_age: predicted rows, requests and predicted processor
+            seconds that wait now, and seconds that the oldest request has waited.
     """
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
@@ -210,6 +210,7 @@ class ModelMetrics:
         self.gpu = metrics.gpu_seconds(model, version)
         self.queue_rows = metrics.queue_rows(model, version)
         self.queue_requests = metrics.queue_requests(model, version)
+        self.queue_cost = metrics.queue_cost(model, version)
         self.queue_age = metrics.queue_age(model, version)
         self._cost = metrics.cost
         for code in _FROM_THE_START:
@@ -266,6 +267,12 @@ class Metrics:
         )
         self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows waiting.", per_model)
         self.queue_requests = self.gauge("hopline_queue_requests", "Requests waiting.", per_model)
+        self.queue_cost = self.gauge(
+            "hopline_queue_cost_seconds",
+            "Predicted processor seconds of what waits, in the worst worker.",
+            per_model,
+            merge="max",
+        )
         self.queue_age = self.gauge(
             "hopline_queue_age_seconds",
             "Seconds that the oldest waiting request has waited, in the worst worker.",

@@ -170,7 +170,8 @@ class Bringing:
         #: Of the ordinary way, once it goes on there.
         self._next: Any = None
         self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
-        loop.run_in_executor(executor, _bring_all, cold).add_done_callback(self._brought)
+        self._reading = loop.run_in_executor(executor, _bring_all, cold)
+        self._reading.add_done_callback(self._brought)
 
     def cancel(self) -> None:
         """Withdraw the request."""
@@ -195,6 +196,7 @@ class Bringing:
     def _close(self) -> None:
         self._is_open = False
         self._timer.cancel()
+        self._reading.cancel()  # takes no thread where it has not begun
 
 
 def _bring_all(cold: Sequence[Cold]) -> None:

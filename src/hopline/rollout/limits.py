@@ -25,6 +25,7 @@ from hopline.types import Priority
 
 #: Where a key's default stands in hopline.toml.
 _DEFAULTS = {
+    "max_queue_ms": "batching.max_queue_ms",
     "max_queue_rows": "batching.max_queue_rows",
     "max_batch_rows": "batching.max_rows",
     "queue_delay_ms": "batching.queue_delay_ms",
@@ -36,9 +37,10 @@ _DEFAULTS = {
 class ModelLimits:
     """Bounds of one model, for each worker; `of` has those of a server's settings."""
 
-    max_queue_rows: int = setting(
-        1_000_000, "predicted rows waiting before requests are refused", minimum=1
+    max_queue_ms: float = setting(
+        2000.0, "predicted processor time waiting before requests are refused", minimum=0.001
     )
+    max_queue_rows: int = setting(0, "the same in predicted rows; 0 is any number", minimum=0)
     max_concurrency: int = setting(0, "requests waiting or running; 0 is any number", minimum=0)
     rate_per_s: float = setting(
         0.0, "requests a second, over all workers, each of which has an equal share; 0 is any", minimum=0

@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Requests that a process may have, where `max_concurrency` says nothing.
+#: Requests that may be without an outcome, where `max_concurrency` says nothing.
 _MAX_OUTSTANDING = 4096
+#: Requests besides, which have their outcome, but whose process has not said yet that it dropped them.
+_MAX_DROPPED = 4096
 #: The earliest that deadlines are looked at again, so that many of them are looked at together.
 _TOGETHER_S = 0.001
 
@@ -357,18 +359,24 @@ class ProcessVersion(CountedVersion):
             raise DeadlineExceeded("the request's deadline had passed when it arrived")
         else:
             deadline = min(deadline, now + self._max_timeout_s)
-        num_open, is_low = len(process.unanswered), self._lanes[request.priority] == LOW
+        num_open, is_low = self._num_live, self._lanes[request.priority] == LOW
         if num_open >= (self._max_outstanding + 1) // 2 and (is_low or num_open >= self._max_outstanding):
             raise Overloaded(
                 f"{num_open} requests wait or run; no more may"
                 f"{' of low priority' if is_low else ''} (max_concurrency)",
                 retry_after_s=0.1,
             )
-        rows = wire.num_items(request)
-        if self._live_rows and self._live_rows + rows > self._limits.max_queue_rows:
+        if len(process.unanswered) >= self._max_outstanding + _MAX_DROPPED:
+            raise Overloaded(
+                f"the model's process has not said what became of {len(process.unanswered)} requests; "
+                "it is slow, or hangs",
+                retry_after_s=0.1,
+            )
+        rows, most_rows = wire.num_items(request), self._limits.max_queue_rows
+        if most_rows and self._live_rows and self._live_rows + rows > most_rows:
             raise Overloaded(
                 f"{self._live_rows} rows wait or run; {rows} more would pass the limit of "
-                f"{self._limits.max_queue_rows} (max_queue_rows)",
+                f"{most_rows} (max_queue_rows)",
                 retry_after_s=0.1,
             )
         if self._bucket is not None:

@@ -32,6 +32,7 @@ class QueuedRequest(msgspec.Struct, eq=False, gc=False):
     num_bytes: int
     deadline: float
     lane: int = NORMAL
+    num_seeds: int = 1
     enqueued: float = 0.0
     ended: bool = False
 
@@ -55,7 +56,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     metrics: of this model version.
     executor: runs dear batches.
     recorders: are told of every batch.
-    rows_per_seed, row_bytes: predict what a request costs.
+    row_bytes: of working memory, for each predicted row.
     limits: of this model; None takes those of `config`.
     turnstile: shared by all versions on this event loop, so that none holds it for long; None for a version
         that is alone there.
@@ -64,6 +65,10 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     _item: ClassVar[type[QueuedRequest]] = QueuedRequest
     #: Whether requests may leave a batch and come back.
     _postpones = False
+    #: Whether `_predict` knows more than the number of seeds.
+    _predicts = False
+    #: Predicted rows of a seed.
+    _rows_per_seed = 1.0
 
     def __init__(
         self,
@@ -75,7 +80,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         executor: Executor,
         recorders: Sequence[Recorder] = (),
         *,
-        rows_per_seed: float = 1.0,
         row_bytes: int = 64,
         limits: ModelLimits | None = None,
         turnstile: Turnstile | None = None,
@@ -88,7 +92,6 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
         self._limits = config.limits
         self._default_timeout_s = limits.timeout_ms / 1e3
         self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._rows_per_seed = rows_per_seed
         self._row_bytes = row_bytes
         self._lanes = lanes_of(limits)
         self._bucket = bucket_of(limits, config.worker.count)
@@ -98,6 +101,7 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 max_rows=limits.max_batch_rows,
                 max_bytes=config.batching.max_bytes,
                 queue_delay_s=limits.queue_delay_ms / 1e3,
+                max_queue_us=limits.max_queue_ms * 1e3,
                 max_queue_rows=limits.max_queue_rows,
                 inline_cost_us=config.compute.inline_cost_us,
                 max_concurrency=limits.max_concurrency,
@@ -108,10 +112,12 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
             self,
             turnstile=turnstile,
             share_lane=LANES[limits.priority],
+            rows_of=self._rows_of,
         )
         self._gauges: tuple[tuple[Gauge, Callable[[], float]], ...] = (
             (metrics.queue_rows, lambda: self.batcher.queued_rows),
             (metrics.queue_requests, lambda: self.batcher.num_queued),
+            (metrics.queue_cost, lambda: self.batcher.queued_s),
             (metrics.queue_age, lambda: self.batcher.oldest_wait_s()),
         )
         for gauge, read in self._gauges:
@@ -136,6 +142,13 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     def _run(self, batch: list[ItemT]) -> Sequence[ScoreResult | HoplineError | None]:
         """Compute a batch; see `Batcher`."""
         raise NotImplementedError  # abstract
+
+    def _predict(self, item: ItemT) -> None:
+        """Set the rows and bytes of a request by what it asks for."""
+
+    def _rows_of(self, batch: Sequence[ItemT]) -> int:
+        """Rows that the batch which has just run read."""
+        return sum([item.rows for item in batch])
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """As `Served.info`."""
@@ -166,19 +179,31 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 raise DeadlineExceeded("the request's deadline had passed when it arrived")
             else:
                 deadline = min(deadline, now + self._max_timeout_s)
-            if self._bucket is not None and not self._is_rehearsing:
-                take(self._bucket, now)
             rows = int(num_seeds * self._rows_per_seed)
             item: Any = self._item(
                 request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
-                self._lanes[request.priority],
+                self._lanes[request.priority], num_seeds,
             )  # fmt: skip
-            self.batcher.submit(item)
+            if self._predicts:
+                self._predict(item)
+            if self._bucket is not None and not self._is_rehearsing:
+                take(self._bucket, now)
+                self._submit_paid(item, self._bucket)
+            else:
+                self.batcher.submit(item)
         except HoplineError as error:
             self.outcome(error.code)
             self._tell([request], [error], [0.0], 0.0)
             raise
         return item  # type: ignore[no-any-return]
+
+    def _submit_paid(self, item: ItemT, bucket: TokenBucket) -> None:
+        """Queue a request that took a token, which it gets back where it is refused."""
+        try:
+            self.batcher.submit(item)
+        except HoplineError:
+            bucket.put()
+            raise
 
     def turn_away(self) -> None:
         """Refuse the next request unread, where `submit` would refuse it whatever it says.
@@ -244,6 +269,9 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
     def postponed(self, item: ItemT) -> None:
         """Only versions that wait for something have such items."""
         raise AssertionError(f"{self.name} postpones nothing")
+
+    def larger(self, item: ItemT) -> None:
+        """Remember a request that was larger than predicted; for versions that count rows."""
 
     def _settled(
         self,

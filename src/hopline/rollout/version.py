@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -15,6 +14,7 @@ import numpy as np
 from hopline.config import Config
 from hopline.engine.answer import Answerer, Supply, cut_of
 from hopline.engine.ego import EgoModel
+from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import Absent, Overlay
@@ -25,10 +25,12 @@ from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.limits import ModelLimits
+from hopline.rollout.predicted import MEASURED, PredictedRows, first_costs
 from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.seed_tensors import seed_tensors
 from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
+from hopline.sampling.keyed import KEPT_ROWS
 from hopline.scheduling.turnstile import Turnstile
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
 _NOTHING_YET = Supply()
 #: Requests by which a model that is served whole warms up the event loop's thread.
 _REHEARSALS = 16
+#: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
+_FEW_ROWS = 256
+
+
+def _nobody(outcome: object) -> None:
+    """Takes the outcome of a request that nobody asked."""
 
 
 class SuppliedRequest(QueuedRequest, eq=False, gc=False):
@@ -50,6 +58,7 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
         patient_until: when it goes on without them; 0 while it has not waited.
         away_since: when it was last sent for rows, on time.monotonic()'s clock.
         away_s: seconds that it was not in the queue.
+        direct, below: see `PredictedRows`; direct is -1 where they are those of any node.
     """
 
     supply: Supply = _NOTHING_YET
@@ -57,6 +66,8 @@ class SuppliedRequest(QueuedRequest, eq=False, gc=False):
     patient_until: float = 0.0
     away_since: float = 0.0
     away_s: float = 0.0
+    direct: float = -1.0
+    below: float = 0.0
 
 
 class ServedVersion(QueuedVersion[SuppliedRequest]):
@@ -90,6 +101,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         widest = max(
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
         )
+        self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
         super().__init__(
             model.spec.name,
             version or model.spec.version,
@@ -98,7 +110,6 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             metrics,
             executor,
             recorders,
-            rows_per_seed=_rows_per_seed(model),
             row_bytes=4 * widest,
             limits=limits,
             turnstile=turnstile,
@@ -111,6 +122,12 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         self.default_outputs = default_outputs(model.spec.task)
         self._answerer = Answerer(
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
+        )
+        self._rows_per_seed = self._rows.direct + self._rows.below
+        self._predicts = self._rows.differs
+        self._some_rows = self.batcher.policy.max_rows
+        model.guard = Guard(
+            config.limits.max_request_bytes, self._some_rows, self.batcher.larger, few_rows=_FEW_ROWS
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
@@ -130,6 +147,19 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
             self._rehearse(np.arange(count))
+        self._measure(num_nodes)
+        self.model.shrink()
+
+    def _measure(self, num_nodes: int) -> None:
+        """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
+        if num_nodes <= MEASURED or self._supplier is not None:
+            return
+        nodes, rows, elapsed_us = first_costs(self._rehearse, self.model.guard, num_nodes)
+        self.batcher.cost.begin(rows, elapsed_us)
+        request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
+        item = SuppliedRequest(request, _nobody, self.batcher, 0, 0, 0.0, num_seeds=num_seeds)
+        self._predict(item)
+        self._learn([item], rows[-1], is_first=True)
 
     async def warm_up_here(self) -> None:
         """The same on the event loop, one node at a time, from all over the graph; for whole models.
@@ -292,7 +322,47 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if self._live is not None:
             self._live.close()
 
+    def _predict(self, item: SuppliedRequest) -> None:
+        predicted = self._rows
+        item.direct, item.below = direct, below = predicted.of(item.request, item.num_seeds)
+        item.rows = rows = int(direct + predicted.share * below)
+        item.num_bytes = rows * self._row_bytes
+
+    def larger(self, item: SuppliedRequest) -> None:
+        """Remember what a request is about that was larger than predicted."""
+        self._rows.remember(item.request, item.rows, self._some_rows)
+        self._predicts = self._rows.differs
+
+    def _rows_of(self, batch: Sequence[SuppliedRequest]) -> int:
+        rows = self.model.guard.rows
+        if not self.batcher.is_counted(batch[0]):
+            self._learn(batch, rows)
+        return rows
+
+    def _learn(self, batch: Sequence[SuppliedRequest], rows: int, *, is_first: bool = False) -> None:
+        predicted = self._rows
+        predicted.learn(batch, rows, is_first=is_first)
+        self._rows_per_seed = predicted.direct + predicted.share * predicted.below
+
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+        guard = self.model.guard
+        guard.batch = batch
+        guard.rows = guard.num_bytes = 0
+        try:
+            return self._answer(batch)
+        finally:
+            guard.batch = ()
+            if guard.rows > self._some_rows or self._rows.remembers:
+                self._look_back(batch, guard.rows)
+
+    def _look_back(self, batch: list[SuppliedRequest], rows: int) -> None:
+        """Give memory back after a large batch, and see whether one that was large still is."""
+        if rows > KEPT_ROWS:
+            self.model.shrink()
+        if len(batch) == 1 and self._rows.knows(batch[0].request):
+            self._rows.remember(batch[0].request, rows, self._some_rows)
+
+    def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
         self.model.watch.start()
         if self._live is not None:
             with self._live:  # one version for the whole batch
@@ -414,23 +484,3 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                 **graph_model_hashes(spec),
             },
         )
-
-
-def _rows_per_seed(model: Model | EgoModel) -> float:
-    """Predicted rows for each seed: sampled neighbours of all hops, by fanout or mean degree."""
-    spec = model.spec
-    total = width = 1.0
-    for hop in range(model.num_hops):
-        widest = 0.0
-        for key, fanouts in spec.fanouts.items():
-            adjacency = model.graph.edges[key]
-            fanout = float(fanouts[hop]) if fanouts[hop] >= 0 else math.inf
-            if spec.max_degree is not None:
-                fanout = min(fanout, spec.max_degree)
-            # A neighbour is popular more often than not: its own list is longer than the mean one.
-            num_destinations = max(1, model.graph.nodes[adjacency.dst].num_nodes)
-            mean = adjacency.num_edges / num_destinations
-            widest += min(fanout, max(1.0, 2.0 * mean))
-        width *= widest
-        total += width
-    return total

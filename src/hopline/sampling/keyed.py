@@ -238,8 +238,17 @@ def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untype
     return total
 
 
+#: Entries of a reused array that it keeps after a large batch: 8 MiB of ids.
+KEPT_ROWS = 1 << 20
+
+
+def roomy(count: int) -> int:
+    """Entries of a new array that must hold `count`: with room for a larger batch, unless it is huge."""
+    return 2 * count if 2 * count <= KEPT_ROWS else count
+
+
 class BlockBuffers:
-    """Reusable arrays for one block; grown on demand, never shrunk."""
+    """Reusable arrays for one block; grown on demand, and made small again by `shrink`."""
 
     __slots__ = ("neighbors", "offsets", "positions")
 
@@ -253,8 +262,14 @@ class BlockBuffers:
         if num_nodes + 1 > self.offsets.shape[0]:
             self.offsets = np.empty(2 * num_nodes + 1, np.int64)
         if num_edges > self.neighbors.shape[0]:
-            self.neighbors = np.empty(2 * num_edges, np.int64)
-            self.positions = np.empty(2 * num_edges, np.int64)
+            room = roomy(num_edges)
+            self.neighbors = np.empty(room, np.int64)
+            self.positions = np.empty(room, np.int64)
+
+    def shrink(self) -> None:
+        """Give back what only the largest batches need."""
+        if max(self.neighbors.shape[0], self.offsets.shape[0]) > KEPT_ROWS:
+            self.__init__()  # type: ignore[misc]
 
 
 class Block:
@@ -355,16 +370,19 @@ class Sampler:
             return int(nodes.shape[0]) * self.fanout
         return int(count_edges(self._indptr, self._records, self.clock.version, nodes, -1))
 
-    def sample(self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT) -> Block:
+    def sample(
+        self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT, bound: int | None = None
+    ) -> Block:
         """Sample the in-neighbours of `nodes`.
 
         Args:
             nodes: int64 [n], each in [0, number of destination nodes); not checked.
             buffers: where the block's arrays live; valid until their next use.
             as_of: only edges with time <= as_of; without effect on edge types without times.
+            bound: as from `bound`, where the caller knows it.
         """
         num_nodes = nodes.shape[0]
-        num_edges = num_nodes * self.fanout if self.fanout >= 0 else self.bound(nodes)
+        num_edges = self.bound(nodes) if bound is None else bound
         if num_nodes >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:
             buffers.reserve(num_nodes, num_edges)
         total = sample(

@@ -12,6 +12,14 @@ A request ends exactly once: with its answer, with an error of its own, by its d
 cancelled, or by giving way to a more urgent one in a full queue. None of these touches its batch-mates: the
 batch's answers are computed apart for each item, and when a whole batch fails, its items are tried again
 one by one.
+
+What a request holds of the queue is written beside its place in a lane, and is given back with that place:
+however a request leaves, the queue has room for another one at once.
+
+    submit ──► lane: request -> µs ──┬─► batch ──┬─► outcome
+                    ▲                │           └─► postponed, or larger than predicted ──┐
+                    │                └─► cancelled, expired, gave way                      │
+                    └──────────────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -20,14 +28,23 @@ import asyncio
 import logging
 import sys
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
-from hopline.scheduling.item import Item, Nobody, Observer, refuse_all
-from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel, first_lane, lane_to_displace
+from hopline.scheduling.item import (
+    LargerThanPredicted,
+    Nobody,
+    Observer,
+    Unanswered,
+    deliver_to,
+    predicted_rows,
+    refuse_all,
+)
+from hopline.scheduling.lanes import I, Lanes, came_first, first_of, next_lane, who_leaves
+from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import SHARES, Turnstile
 
 log = logging.getLogger(__name__)
@@ -36,11 +53,10 @@ log = logging.getLogger(__name__)
 _TIMED_EVERY = 8
 #: But the next one after a batch that kept the loop for so long, in seconds.
 _LONG_S = 0.0005
+#: Times the rows predicted for a batch that it may read before it is split, and a request put back.
+_SURPRISE = 4.0
 
 R = TypeVar("R")
-
-
-I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
 
 
 class Batcher(Generic[I, R]):
@@ -54,6 +70,7 @@ class Batcher(Generic[I, R]):
         observer: for metrics.
         clock: seconds, monotonic.
         turnstile: shared by the batchers of one event loop; None for a batcher that is alone there.
+        rows_of: rows that the batch read which has just run; by default those that were predicted.
         share_lane: of the model's own priority: how much of a shared loop it gets.
 
     Attributes:
@@ -71,27 +88,33 @@ class Batcher(Generic[I, R]):
         clock: Callable[[], float] = time.monotonic,
         turnstile: Turnstile | None = None,
         share_lane: int = NORMAL,
+        rows_of: Callable[[list[I]], int] = predicted_rows,
     ) -> None:
         self._run = run
+        self._rows_of = rows_of
         self.policy = policy
         self.cost = cost
-        # of lanes whose requests may wait for all of it, as far as one comparison can tell
-        self._max_queue_rows = policy.max_queue_rows
+        # of lanes whose requests may wait for all of it
+        self._max_queue_us = policy.max_queue_us
+        self._max_queue_rows = policy.max_queue_rows or sys.maxsize
         self._max_open = policy.max_concurrency or sys.maxsize
         self._executor = executor
         self._observer = observer
         self._clock = clock
-        #: by lane
-        self._lanes: tuple[deque[I], deque[I], deque[I]] = (deque(), deque(), deque())
+        #: By lane: request -> the predicted microseconds that it holds of the queue, in order of arrival.
+        self._lanes: Lanes[I] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
         self._running: list[I] = []
-        self._queued_rows = 0
+        self._queued_rows = self._queued_us = 0
+        #: Requests whose rows were counted, not predicted.
+        self._counted: set[I] = set()
         self._num_open = 0
         self._num_postponed = 0
         self._displaced: list[tuple[I, Overloaded]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._untimed, self._time_after = 0, 1
+        self._was_split = False
         self.cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._closed = ""
@@ -108,6 +131,11 @@ class Batcher(Generic[I, R]):
         return self._queued_rows
 
     @property
+    def queued_s(self) -> float:
+        """Predicted processor seconds of what waits."""
+        return self._queued_us / 1e6
+
+    @property
     def num_queued(self) -> int:
         """Requests that wait for a batch."""
         high, normal, low = self._lanes
@@ -120,8 +148,7 @@ class Batcher(Generic[I, R]):
 
     def oldest_wait_s(self) -> float:
         """Seconds that the oldest of them has waited; 0 where none does."""
-        firsts = (next((item.enqueued for item in lane if not item.ended), None) for lane in self._lanes)
-        oldest = min((came for came in firsts if came is not None), default=None)
+        oldest = came_first(self._lanes)
         return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def submit(self, item: I) -> None:
@@ -135,21 +162,33 @@ class Batcher(Generic[I, R]):
             raise Unavailable(self._closed)
         if self._num_open >= self._max_open:
             self.check_open()
-        lane = item.lane
+        lane, rows = item.lane, item.rows
         item.enqueued = self._clock()
-        # no call where there is room, which is nearly always
-        if self._queued_rows + item.rows > self._max_queue_rows or lane == LOW:
-            self._make_room(item)
-        self._lanes[lane].append(item)
-        self._queued_rows += item.rows
+        rows_after = self._queued_rows + rows
+        held_us = 1 + int(rows * self.cost.us_per_row)
+        if (
+            self._queued_us + held_us > self._max_queue_us
+            or rows_after > self._max_queue_rows
+            or lane == LOW
+        ):
+            queued = self._queued_us, self._queued_rows
+            for each in who_leaves(self._lanes, self.policy, queued, held_us, item, self._retry_after_s()):
+                self._displace(each)
+            rows_after = self._queued_rows + rows
+        self._lanes[lane][item] = held_us
+        self._queued_rows = rows_after
+        self._queued_us += held_us
         self._num_open += 1
         if self._busy:
             self._watch_deadline(item.deadline)
         elif self._scheduled is None:
             self._schedule()
-        elif self.policy.queue_delay_s > 0 and self._queued_rows >= self.policy.max_rows:
-            self._scheduled.cancel()
-            self._schedule()
+        elif self.policy.queue_delay_s > 0:
+            if rows_after >= self.policy.max_rows:
+                self._scheduled.cancel()
+                self._schedule()
+            else:
+                self._watch_deadline(item.deadline)
 
     def check_open(self) -> None:
         """See whether one more request may wait or run.
@@ -168,8 +207,7 @@ class Batcher(Generic[I, R]):
         if item.ended:
             self._rest()
             return
-        self._lanes[item.lane].append(item)
-        self._queued_rows += item.rows
+        self._enter(item)
         if self._busy:
             self._watch_deadline(item.deadline)
         elif self._scheduled is None:
@@ -178,9 +216,23 @@ class Batcher(Generic[I, R]):
     def withdraw(self, item: I) -> None:
         """Its receiver is gone: nothing is delivered, and it is not computed unless it is already."""
         if not item.ended:
-            item.ended = True
-            self._num_open -= 1
-            self._observer.outcome("cancelled")
+            self._end(item, "cancelled")
+            self._rest()
+
+    def is_counted(self, item: I) -> bool:
+        """Whether a request's rows were counted when it was tried, not predicted."""
+        return item in self._counted
+
+    def larger(self, batch: Sequence[I], rows: int) -> LargerThanPredicted | None:
+        """What to raise for a batch that reads so many rows; None: it goes on.
+
+        Asked by what computes, between its steps and on its thread. A request that was counted already, or
+        was predicted to be so large, goes on.
+        """
+        if len(batch) == 1 and batch[0] in self._counted:
+            return None
+        predicted = _SURPRISE * sum([item.rows for item in batch])
+        return LargerThanPredicted(rows) if rows > max(predicted, self.policy.max_rows) else None
 
     def close(self, why: str) -> None:
         """Take no more requests; those taken still finish."""
@@ -189,36 +241,23 @@ class Batcher(Generic[I, R]):
     def _retry_after_s(self) -> float:
         return max(0.05, self.cost.predict_us(self._queued_rows) / 1e6)
 
-    def _make_room(self, item: I) -> None:
-        """See that a request may join the queue, if others have to leave it for that.
+    def _enter(self, item: I) -> None:
+        """Let an admitted request wait, at the end of its lane, for whatever its rows cost now."""
+        held_us = 1 + int(item.rows * self.cost.us_per_row)
+        self._lanes[item.lane][item] = held_us
+        self._queued_rows += item.rows
+        self._queued_us += held_us
 
-        Raises:
-            Overloaded: there is no room, and nobody whom it would overtake.
-        """
-        if self.policy.admits(self._queued_rows, item.rows, item.lane):
-            return
-        leaving: list[I] = []
-        left, room = self._queued_rows, self.policy.room(item.lane)
-        walks = [reversed(lane) for lane in self._lanes]
-        tails = [next(walk, None) for walk in walks]
-        while left and left + item.rows > room:
-            came = [each.enqueued if each is not None else None for each in tails]
-            lane = lane_to_displace(came, item.lane, item.enqueued)
-            last = tails[lane] if lane is not None else None
-            if lane is None or last is None:
-                raise Overloaded(
-                    f"the queue holds {self._queued_rows} predicted rows; {item.rows} more would pass the "
-                    f"limit of {room}"
-                    f"{' for low priority' if item.lane == LOW else ''} (max_queue_rows)",
-                    retry_after_s=self._retry_after_s(),
-                )
-            tails[lane] = next(walks[lane], None)
-            left -= last.rows
-            leaving.append(last)
-        for each in leaving:
-            self._lanes[each.lane].pop()
-            self._queued_rows -= each.rows
-            self._displace(each)
+    def _end(self, item: I, code: str) -> None:
+        """A request has its outcome before it ran to its end: give back all that it took."""
+        item.ended = True
+        self._num_open -= 1
+        held_us = self._lanes[item.lane].pop(item, 0)
+        if held_us:  # it waited; others run, or are postponed
+            self._queued_us -= held_us
+            self._queued_rows -= item.rows
+        self._counted.discard(item)
+        self._observer.outcome(code)
 
     def release(self) -> None:
         """Forget who runs batches and who is told; after `close` and, where there is time, `join`.
@@ -226,7 +265,7 @@ class Batcher(Generic[I, R]):
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        self._run, self._observer = refuse_all, Nobody()
+        self._run, self._observer, self._rows_of = refuse_all, Nobody(), predicted_rows
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
@@ -235,15 +274,12 @@ class Batcher(Generic[I, R]):
             await self._idle.wait()
 
     def _displace(self, item: I) -> None:
-        """It is out of the queue, for somebody more urgent; told so in a turn of its own."""
-        if item.ended:
-            return
-        item.ended = True
-        self._num_open -= 1
+        """It leaves the queue, for somebody more urgent; told so in a turn of its own."""
         error = Overloaded(
-            "the queue is full, and this request gave way to one of higher priority (max_queue_rows)",
+            "the queue is full, and this request gave way to one of higher priority (max_queue_ms)",
             retry_after_s=self._retry_after_s(),
         )
+        self._end(item, error.code)
         self._displaced.append((item, error))
         if len(self._displaced) == 1:
             asyncio.get_running_loop().call_soon(self._tell_displaced)
@@ -251,62 +287,47 @@ class Batcher(Generic[I, R]):
     def _tell_displaced(self) -> None:
         displaced, self._displaced = self._displaced, []
         for item, error in displaced:
-            self._observer.outcome(error.code)
-            _deliver(item, error)
+            deliver_to(item, error)
             self._observer.late(item, error)
         self._rest()
 
     def _schedule(self) -> None:
         loop = asyncio.get_running_loop()
         if self.policy.queue_delay_s > 0:
-            oldest = min(lane[0].enqueued for lane in self._lanes if lane)
+            oldest = came_first(self._lanes)
+            assert oldest is not None
             delay = self.policy.wait_s(oldest, self._queued_rows, self._clock())
             if delay:
                 self._scheduled = loop.call_later(delay, self._flush)
+                self._watch_deadline(min(item.deadline for lane in self._lanes for item in lane))
                 return
         if self._turn is not None:
             self._turn.wait()
         self._scheduled = loop.call_soon(self._flush)
 
-    def _first(self) -> deque[I] | None:
-        """The lane that goes next."""
-        high, normal, low = self._lanes
-        if not (high or low):
-            return normal or None
-        heads = [lane[0].enqueued if lane else None for lane in self._lanes]
-        return self._lanes[first_lane(heads)]
-
     def _take(self, now: float, max_rows: int) -> list[I]:
-        """The next batch, without requests that are cancelled or late."""
+        """The next batch, without requests that are late."""
         batch: list[I] = []
         rows = num_bytes = 0
         max_bytes = self.policy.max_bytes
         high, _, low = self._lanes
-        queue = self._first()
-        while queue:
+        lane = next_lane(self._lanes)
+        while lane:
             if high or low:
-                queue = self._first()
-                assert queue is not None
-            item = queue[0]
-            if item.ended:  # withdrawn, or told that it is late while a thread was computing
-                self._queued_rows -= item.rows
-                queue.popleft()
-                queue = queue or self._first()
-                continue
+                lane = next_lane(self._lanes)
+                assert lane is not None
+            item = next(iter(lane))
             if item.deadline <= now:
-                self._queued_rows -= item.rows
-                queue.popleft()
                 self._expire(item)
-                queue = queue or self._first()
-                continue
-            if batch and (rows + item.rows > max_rows or num_bytes + item.num_bytes > max_bytes):
+            elif batch and (rows + item.rows > max_rows or num_bytes + item.num_bytes > max_bytes):
                 break
-            queue.popleft()
-            self._queued_rows -= item.rows
-            rows += item.rows
-            num_bytes += item.num_bytes
-            batch.append(item)
-            queue = queue or self._first()
+            else:
+                self._queued_us -= lane.popitem(last=False)[1]
+                rows += item.rows
+                num_bytes += item.num_bytes
+                batch.append(item)
+            lane = lane or next_lane(self._lanes)
+        self._queued_rows -= rows
         return batch
 
     def _flush(self) -> None:
@@ -318,9 +339,10 @@ class Batcher(Generic[I, R]):
                 return
             if self._turn.begin(now):
                 inline_cost_us = min(inline_cost_us, self.policy.slice_us)
-                lane = self._first()
+                lane = next_lane(self._lanes)
                 if lane is not None:
-                    max_rows = min(max_rows, self.policy.slice_rows(self.cost, lane[0].rows) or max_rows)
+                    slice_rows = self.policy.slice_rows(self.cost, first_of(lane).rows)
+                    max_rows = min(max_rows, slice_rows or max_rows)
         self._scheduled = None
         batch = self._take(now, max_rows)
         if not batch:
@@ -348,10 +370,16 @@ class Batcher(Generic[I, R]):
         work = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
         work.add_done_callback(lambda done: self._finish(batch, now, done.result()))
 
-    def _outcomes(self, batch: list[I]) -> Sequence[R | HoplineError | None]:
+    def _outcomes(self, batch: list[I]) -> Sequence[R | Unanswered]:
         """Run a batch; when it fails as a whole, each item alone. Never raises."""
         try:
             return self._run(batch)
+        except LargerThanPredicted as found:
+            self._was_split = True
+            if len(batch) == 1:
+                return [found]
+            middle = len(batch) // 2  # those that are as small as predicted are answered now
+            return [*self._outcomes(batch[:middle]), *self._outcomes(batch[middle:])]
         except Exception as error:  # the boundary: every waiting request gets an outcome
             if len(batch) == 1:
                 if isinstance(error, HoplineError):
@@ -359,19 +387,22 @@ class Batcher(Generic[I, R]):
                 name = getattr(batch[0], "request_id", "")
                 log.exception("request %s failed in the engine", name, extra={"request_id": name})
                 return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
+            self._was_split = True
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
             return [self._outcomes([item])[0] for item in batch]
 
-    def _timed_outcomes(self, batch: list[I], stands_for: int = 1) -> Sequence[R | HoplineError | None]:
+    def _timed_outcomes(self, batch: list[I], stands_for: int = 1) -> Sequence[R | Unanswered]:
         """The same, and learn what it cost; it stands for so many batches that were not timed."""
+        self._was_split = False
         began = time.thread_time()
         outcomes = self._outcomes(batch)
         used_s = time.thread_time() - began
         self.cpu_s += used_s * stands_for
-        self.cost.observe(sum([item.rows for item in batch]), used_s * 1e6)
+        if not self._was_split:  # else it says nothing of any batch
+            self.cost.observe(self._rows_of(batch), used_s * 1e6)
         return outcomes
 
-    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | HoplineError | None]) -> float:
+    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | Unanswered]) -> float:
         """Deal the outcomes out; returns the seconds since the batch began."""
         self._busy = False
         self._running = []
@@ -380,6 +411,7 @@ class Batcher(Generic[I, R]):
             self._watch = None
         num_ok = 0
         told = outcomes
+        again: list[I] = []
         for at, (item, outcome) in enumerate(zip(batch, outcomes, strict=True)):
             if item.ended:  # it had its outcome, or nobody wants one
                 if told is outcomes:
@@ -390,15 +422,22 @@ class Batcher(Generic[I, R]):
                 self._num_postponed += 1
                 self._observer.postponed(item)
                 continue
+            if type(outcome) is LargerThanPredicted:
+                item.rows = max(item.rows, outcome.rows)
+                self._counted.add(item)
+                again.append(item)
+                continue
             item.ended = True
             self._num_open -= 1
             if isinstance(outcome, HoplineError):
                 self._observer.outcome(outcome.code)
             else:
                 num_ok += 1
-            _deliver(item, outcome)
+            deliver_to(item, outcome)
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
+        if self._counted:
+            batch, told = self._go_again(batch, told, again)
         self._observer.batch(batch, told, [started - item.enqueued for item in batch], elapsed)
         high, normal, low = self._lanes
         if normal or high or low:
@@ -408,12 +447,23 @@ class Batcher(Generic[I, R]):
             self._rest()
         return elapsed
 
+    def _go_again(
+        self, batch: list[I], outcomes: Sequence[Any], again: list[I]
+    ) -> tuple[list[I], Sequence[Any]]:
+        """Put back what is larger than predicted; returns the batch without it."""
+        self._counted.difference_update([item for item in batch if item not in again])
+        for item in again:
+            self._enter(item)
+            self._observer.larger(item)
+        if not again:
+            return batch, outcomes
+        ran = [at for at, item in enumerate(batch) if item not in again]
+        return [batch[at] for at in ran], [outcomes[at] for at in ran]
+
     def _expire(self, item: I) -> None:
-        item.ended = True
-        self._num_open -= 1
-        self._observer.outcome(DeadlineExceeded.code)
+        self._end(item, DeadlineExceeded.code)
         error = DeadlineExceeded("the request's deadline passed before its answer was ready")
-        _deliver(item, error)
+        deliver_to(item, error)
         self._observer.late(item, error)
 
     def _rest(self) -> None:
@@ -445,12 +495,6 @@ class Batcher(Generic[I, R]):
                     self._expire(item)
             else:
                 later = min(later, item.deadline)
-        if self._busy:
+        if self._busy or self._scheduled is not None:
             self._watch_deadline(later)
-
-
-def _deliver(item: Item, outcome: object) -> None:
-    try:
-        item.deliver(outcome)
-    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
-        log.exception("an answer could not be delivered")
+        self._rest()

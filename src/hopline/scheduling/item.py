@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hopline.errors import HoplineError, Unavailable
+
+log = logging.getLogger(__name__)
 
 
 class Item(Protocol):
@@ -34,6 +37,25 @@ class Item(Protocol):
     ended: bool
 
 
+class LargerThanPredicted(Exception):
+    """A batch reads far more rows than was predicted; raised before they are read.
+
+    A batch of several is split, and a request that is so by itself goes back to the queue, to wait and run
+    as what it is.
+
+    Args:
+        rows: that it reads at least.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"{rows} rows")
+        self.rows = rows
+
+
+#: What a request may have in place of an answer; None postpones it.
+Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
+
+
 class Observer(Protocol):
     """Is told what happened; must be cheap."""
 
@@ -50,6 +72,9 @@ class Observer(Protocol):
 
     def postponed(self, item: Any) -> None:
         """An item lacks something: get it, then call `resume`; called on the event loop."""
+
+    def larger(self, item: Any) -> None:
+        """An item reads far more rows than was predicted: its `rows` say now how many; it waits again."""
 
 
 class Nobody:
@@ -69,7 +94,23 @@ class Nobody:
     def postponed(self, item: Any) -> None:
         """Nobody can bring what it lacks."""
 
+    def larger(self, item: Any) -> None:
+        """Nobody remembers."""
+
 
 def refuse_all(batch: list[Any]) -> Sequence[Any]:
     """What runs batches of a batcher that was released."""
     return [Unavailable("the model was unloaded") for _ in batch]
+
+
+def predicted_rows(batch: Sequence[Item]) -> int:
+    """Rows that were predicted for a batch."""
+    return sum([item.rows for item in batch])
+
+
+def deliver_to(item: Item, outcome: object) -> None:
+    """Give a request its outcome."""
+    try:
+        item.deliver(outcome)
+    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
+        log.exception("an answer could not be delivered")

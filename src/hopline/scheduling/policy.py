@@ -21,6 +21,15 @@ HANDICAP_S = (0.0, 0.25, 1.0)
 _LOW_SHARE = 0.5
 #: A batch of this cost is long: to mispredict it matters.
 _LONG_US = 500.0
+#: How much of an error is learned from one batch: from most; from a long one that was far off.
+_SLOW, _FAST = 0.05, 0.5
+#: Times what was predicted that one batch may say: it may have waited for a page of memory.
+_CLIP = 8.0
+#: Bounds of what is learned. No memory is as fast as the second: batches that only look small things up
+#: must not make a million rows look cheap.
+_LEAST_FIXED_US, _LEAST_ROW_US = 1.0, 0.02
+#: What is not believed of a few batches before the first request: that a row costs less than this.
+_FIRST_ROW_US = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,8 @@ class BatchPolicy:
         max_rows: predicted rows of one batch; a request above it runs alone.
         max_bytes: predicted working memory of one batch.
         queue_delay_s: wait so long after the oldest request for company; 0 batches what is waiting.
-        max_queue_rows: predicted rows that may wait.
+        max_queue_us: predicted processor time that may wait.
+        max_queue_rows: predicted rows that may wait; 0 for any number.
         inline_cost_us: predicted cost up to which a batch runs on the event loop.
         max_concurrency: requests that may be without their outcome; 0 for any number.
         slice_us: as `inline_cost_us`, and the longest batch, while other models share the loop.
@@ -40,18 +50,37 @@ class BatchPolicy:
     max_rows: int
     max_bytes: int
     queue_delay_s: float
-    max_queue_rows: int
+    max_queue_us: float
     inline_cost_us: float
+    max_queue_rows: int = 0
     max_concurrency: int = 0
     slice_us: float = 500.0
 
-    def room(self, lane: int) -> int:
-        """Predicted rows that may wait when a request of this lane joins them."""
-        return int(self.max_queue_rows * _LOW_SHARE) if lane == LOW else self.max_queue_rows
+    def too_full(
+        self, queued_us: int, held_us: int, queued_rows: int = 0, rows: int = 0, lane: int = NORMAL
+    ) -> str:
+        """Why a request may not join a queue; "" where it may. An empty queue takes any.
 
-    def admits(self, queued_rows: int, rows: int, lane: int = NORMAL) -> bool:
-        """Whether a request of `rows` may join a queue of `queued_rows`; an empty queue takes any."""
-        return queued_rows == 0 or queued_rows + rows <= self.room(lane)
+        Args:
+            queued_us, queued_rows: predicted for what waits.
+            held_us, rows: predicted for the request.
+        """
+        if not queued_us:
+            return ""
+        share, for_low = (_LOW_SHARE, " for low priority") if lane == LOW else (1.0, "")
+        max_us = share * self.max_queue_us
+        if queued_us + held_us > max_us:
+            return (
+                f"the queue holds {queued_us / 1e3:.1f} ms of predicted processor time; "
+                f"{held_us / 1e3:.1f} ms more would pass the limit of {max_us / 1e3:g} ms{for_low} "
+                "(max_queue_ms)"
+            )
+        if self.max_queue_rows and queued_rows + rows > share * self.max_queue_rows:
+            return (
+                f"the queue holds {queued_rows} predicted rows; {rows} more would pass the limit of "
+                f"{int(share * self.max_queue_rows)}{for_low} (max_queue_rows)"
+            )
+        return ""
 
     def wait_s(self, oldest: float, queued_rows: int, now: float) -> float:
         """Seconds until a queue should run whose oldest request came at `oldest`; 0 is now."""
@@ -101,17 +130,19 @@ def lane_to_displace(tails: Sequence[float | None], lane: int, now: float) -> in
 
 
 class CostModel:
-    """Predicts microseconds of a batch from its predicted rows.
+    """Predicts microseconds of a batch from the rows that it reads: `fixed_us + us_per_row * rows`.
 
-    An exponentially weighted mean of the cost of a row over recent batches, above a fixed cost for
-    each batch. Warm tables make rows cheaper; the mean follows within some tens of batches, and within a
-    few where a batch was long and far from what was predicted: those are what a shared loop feels.
+    Both are learned from batches that ran. An error goes to the one and the other by their parts in the
+    prediction (normalised least mean squares): small batches tell of the fixed cost, large ones of the
+    cost of a row. A batch says a little; one that was long and far from what was predicted says much,
+    since those are what others feel.
+
     Costs are processor time: a thread that waits for the interpreter would make its batch look dear, and a
     batch that looks dear is sent to a thread.
 
     Args:
-        fixed_us: of any batch.
-        us_per_row: before the first observation.
+        fixed_us: of any batch, before the first observation.
+        us_per_row: likewise.
     """
 
     def __init__(self, fixed_us: float = 30.0, us_per_row: float = 0.5) -> None:
@@ -130,10 +161,23 @@ class CostModel:
         return int(min(left_us / max(self.us_per_row, 1e-9), 1e12))
 
     def observe(self, rows: int, elapsed_us: float) -> None:
-        """Learn from a batch that took `elapsed_us` of processor time."""
-        if rows > 0:
-            predicted_us = self.predict_us(rows)
-            seen = max(0.0, elapsed_us - self.fixed_us) / rows
-            is_off = not 0.5 <= elapsed_us / predicted_us <= 2.0
-            gain = 0.5 if is_off and max(elapsed_us, predicted_us) > _LONG_US else 0.05
-            self.us_per_row += gain * (seen - self.us_per_row)
+        """Learn from a batch that read `rows` and took `elapsed_us` of processor time."""
+        if rows <= 0:
+            return
+        by_rows_us = self.us_per_row * rows
+        predicted_us = self.fixed_us + by_rows_us
+        elapsed_us = min(elapsed_us, _CLIP * predicted_us)
+        is_off = not 0.5 * predicted_us <= elapsed_us <= 2.0 * predicted_us
+        gain = _FAST if is_off and max(elapsed_us, predicted_us) > _LONG_US else _SLOW
+        power = self.fixed_us**2 + by_rows_us**2 + 1e-9
+        step = gain * (elapsed_us - predicted_us) / power
+        self.fixed_us = max(_LEAST_FIXED_US, self.fixed_us + step * self.fixed_us**2)
+        self.us_per_row = max(_LEAST_ROW_US, self.us_per_row + step * by_rows_us * self.us_per_row)
+
+    def begin(self, rows: Sequence[int], elapsed_us: Sequence[float]) -> None:
+        """Begin with what batches took before the first request, the smallest first."""
+        first, last = rows[0], rows[-1]
+        if last <= first:
+            return
+        self.us_per_row = max(_FIRST_ROW_US, (elapsed_us[-1] - elapsed_us[0]) / (last - first))
+        self.fixed_us = max(_LEAST_FIXED_US, elapsed_us[0] - self.us_per_row * first)

@@ -28,6 +28,10 @@ class TokenBucket:
             return 0.0
         return (1.0 - self._tokens) / self.rate
 
+    def put(self) -> None:
+        """Give a token back that was taken for nothing."""
+        self._tokens = min(self.burst, self._tokens + 1.0)
+
     def wait_s(self, now: float) -> float:
         """What `take` would return; takes nothing."""
         self._gather(now)

@@ -1,0 +1,128 @@
+"""What a batch may take while it is planned and computed: asked between the steps, each time before work.
+
+    plan ────► level by level: reserve(bytes), look() ──► sample
+    execute ──► level by level, chunk by chunk: look() ──► compute
+
+A batch ends early where nobody waits for it any more, where it reads far more than was predicted, and
+where it needs more memory than a request may have. A compiled chain of levels is bounded by its fanouts
+and asks nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hopline.errors import DeadlineExceeded, RequestTooLarge
+
+#: Bytes for each sampled edge: its source and position, a place in the hash of ids (up to two slots of 12
+#: bytes for each id) and among the distinct ones, its row.
+EDGE_BYTES = 64
+
+
+class Waiting(Protocol):
+    """What a guard reads of a request."""
+
+    @property
+    def deadline(self) -> float:
+        """On the guard's clock."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has its outcome."""
+        ...
+
+
+class Guard:
+    """See the module.
+
+    Args:
+        max_bytes: of one batch; one of several requests is split before it is refused.
+        some_rows: that any batch may read; `larger` is asked beyond that.
+        larger: (requests of the batch, rows that it reads) -> what to raise, or None.
+        clock: of deadlines, seconds.
+        few_rows: see below.
+
+    Attributes:
+        batch: requests that are being answered; empty where nobody waits, and all is let through.
+        rows: that the batch reads as far as is known: distinct ids of each level, and sampled edges. Who
+            plans adds to them.
+        num_bytes: of arrays that the present plan makes.
+        few_rows: up to which a batch is so short that it need not be looked at between its steps.
+    """
+
+    __slots__ = ("_clock", "_larger", "_max_bytes", "_some_rows", "batch", "few_rows", "num_bytes", "rows")
+
+    def __init__(
+        self,
+        max_bytes: int = sys.maxsize,
+        some_rows: int = sys.maxsize,
+        larger: Callable[[Sequence[Any], int], Exception | None] = lambda batch, rows: None,
+        clock: Callable[[], float] = time.monotonic,
+        few_rows: int = -1,
+    ) -> None:
+        self.few_rows = few_rows
+        self._max_bytes = max_bytes
+        self._some_rows = some_rows
+        self._larger = larger
+        self._clock = clock
+        self.batch: Sequence[Waiting] = ()
+        self.num_bytes = self.rows = 0
+
+    def look_at(self, rows: int) -> None:
+        """`look`, as if so many more rows had been read: before they are.
+
+        Raises: as `look`.
+        """
+        self.rows += rows
+        try:
+            self.look()
+        finally:
+            self.rows -= rows
+
+    def look(self) -> None:
+        """See whether the batch may go on.
+
+        Raises:
+            DeadlineExceeded: nobody waits for it any more.
+            Exception: what `larger` says of its rows.
+        """
+        batch = self.batch
+        if not batch:
+            return
+        if self.rows > self._some_rows:
+            found = self._larger(batch, self.rows)
+            if found is not None:
+                raise found
+        now = self._clock()
+        for item in batch:
+            if item.deadline > now and not item.ended:
+                return
+        raise DeadlineExceeded("the request's deadline passed while its answer was computed")
+
+    def reserve(self, num_bytes: int, num_edges: int) -> None:
+        """See whether the arrays of the next step may be made.
+
+        Args:
+            num_edges: that they are for, for the message.
+
+        Raises:
+            RequestTooLarge: they may not.
+            Exception: what `larger` says of several requests that are too large together.
+        """
+        self.num_bytes += num_bytes
+        if self.num_bytes <= self._max_bytes or not self.batch:
+            return
+        if len(self.batch) > 1:
+            found = self._larger(self.batch, sys.maxsize)
+            if found is not None:
+                raise found
+        raise RequestTooLarge(
+            f"the request reads {num_edges} neighbours at one layer, and needs "
+            f"{self.num_bytes / 2**20:.0f} MiB of memory with those above; at most "
+            f"{self._max_bytes / 2**20:.0f} MiB are allowed (limits.max_request_bytes). "
+            "Ask for fewer nodes at once, or package the model with fanouts or --max-degree"
+        )

@@ -1,0 +1,212 @@
+"""How many rows a request to a graph model will read, as far as can be told when it comes.
+
+    direct + share x below          what is remembered of its node
+    (`engine.size`)                 where it was larger than predicted
+
+`direct` is counted from the degrees of the request's own nodes, where no fanout bounds them. `share` is
+learned from batches that ran: it is below 1 where paths meet and where tables have rows. It rises faster
+than it falls, since to take much for little is the dearer error; but what was larger than predicted by far
+is no part of it: it was counted, waited and ran as what it is, and says nothing of others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hopline.engine.guard import Guard
+from hopline.engine.size import RequestSize
+from hopline.errors import BadRequest
+from hopline.graph.live.view import LiveView
+from hopline.types import ExternalId, IdArray, ScoreRequest
+
+if TYPE_CHECKING:
+    from hopline.artifact import ModelSpec
+    from hopline.graph.snapshot import Graph
+
+#: Nodes of the larger made-up request by which a model is measured.
+MEASURED = 33
+#: Nodes that are remembered.
+_REMEMBERED = 4096
+#: How much one batch says of the share: most, and one that read more than twice what was predicted. Enough
+#: to see within a few batches that others are asked for now, and too little for one of them to make the
+#: next hundred look large.
+_DOWN, _UP = 0.05, 0.25
+#: Times the present share that one batch may say.
+_CLIP = 8.0
+#: Batches that read fewer rows than this are never surprising.
+_SOME_ROWS = 256
+_LEAST_SHARE, _MOST_SHARE = 1 / 1024, 16.0
+
+
+class Sized(Protocol):
+    """A request with what was predicted for it.
+
+    Attributes:
+        num_seeds: that it asks for.
+        direct, below: see the module; direct is -1 where they are those of any node.
+    """
+
+    num_seeds: int
+    direct: float
+    below: float
+
+
+class PredictedRows:
+    """Args:
+    spec: the model.
+    graph: that it answers about.
+    num_hops: of the model.
+
+    Attributes:
+        direct, below: for a node of which nothing is known.
+        share: see the module.
+        differs: whether nodes differ, so that `of` knows more than a product with the number of nodes.
+    """
+
+    def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:
+        head = spec.head
+        self._types = (head.node_type, head.dst_node_type or head.node_type)
+        self._graph = graph
+        if isinstance(graph, LiveView):
+            self._graph = graph.beside("sizes")
+            with self._graph:
+                self._size = RequestSize(spec, self._graph, num_hops)
+        else:
+            self._size = RequestSize(spec, graph, num_hops)
+        #: Of the nodes that are asked for; None where the graph changes.
+        self._index = None if isinstance(graph, LiveView) else graph.nodes[head.node_type].ids
+        asked = self._types if head.kind == "link" else self._types[:1]
+        self.direct, self.below = max(self._size.per_seed[name] for name in asked)
+        self.share = 1.0
+        self._by_degree = self.differs = bool(self._size.by_degree.intersection(asked))
+        #: The only node (or pair) of a request -> rows that it reads.
+        self._large: dict[_Key, int] = {}
+
+    def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
+        """(direct, below) of a request.
+
+        Args:
+            num_seeds: that it asks for, inline nodes and their neighbours included.
+        """
+        if self._large:
+            rows = self._large.get(_only(request), 0)
+            if rows:
+                return rows, 0.0
+        if not self._by_degree:
+            return num_seeds * self.direct, num_seeds * self.below
+        nodes, graph = request.nodes, self._graph
+        if num_seeds == 1 and len(nodes) == 1 and self._index is not None:
+            try:
+                ids = self._index.lookup(nodes)
+            except BadRequest:
+                return 1.0, 0.0  # the batch says so, in its own words
+            return self._size.rows(self._types[0], ids) if ids[0] >= 0 else (1.0, 0.0)
+        if not isinstance(graph, LiveView):
+            return self._counted(graph, request, num_seeds)
+        with graph:
+            return self._counted(graph, request, num_seeds)
+
+    def learn(self, batch: Sequence[Sized], rows: int, *, is_first: bool = False) -> None:
+        """A batch read so many rows.
+
+        Args:
+            is_first: forget what was before.
+        """
+        direct = below = 0.0
+        for item in batch:
+            is_any = item.direct < 0
+            direct += item.num_seeds * self.direct if is_any else item.direct
+            below += item.num_seeds * self.below if is_any else item.below
+        if below < 1.0 or not rows:
+            return
+        seen = max(0.0, rows - direct) / below
+        if is_first:
+            self.share = max(_LEAST_SHARE, min(seen, _MOST_SHARE))
+            return
+        seen = max(_LEAST_SHARE, min(seen, _CLIP * self.share, _MOST_SHARE))
+        is_surprise = seen > 2.0 * self.share and rows > _SOME_ROWS
+        self.share += (_UP if is_surprise else _DOWN) * (seen - self.share)
+
+    def remember(self, request: ScoreRequest, rows: int, some: int) -> None:
+        """A request read so many rows: what it is about is large, unless these are no more than `some`."""
+        key = _only(request)
+        if not key:
+            return
+        if rows <= some:
+            self._large.pop(key, None)
+            return
+        self.differs = True
+        self._large[key] = rows
+        if len(self._large) > _REMEMBERED:
+            del self._large[next(iter(self._large))]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything was large."""
+        return bool(self._large)
+
+    def knows(self, request: ScoreRequest) -> bool:
+        """Whether what it is about was large."""
+        return _only(request) in self._large
+
+    def _counted(
+        self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int
+    ) -> tuple[float, float]:
+        asked = (request.nodes,) if request.pairs is None else request.pairs
+        direct = below = 0.0
+        others = num_seeds
+        for node_type, external in zip(self._types, asked, strict=False):
+            if not len(external):
+                continue
+            try:
+                ids: IdArray = graph.nodes[node_type].ids.lookup(external)
+            except BadRequest:
+                continue  # the batch says so, in its own words
+            if ids.shape[0] > 1 or ids[0] < 0:
+                ids = np.unique(ids[ids >= 0])
+            others -= len(external)
+            own, under = self._size.rows(node_type, ids)
+            direct += own
+            below += under
+        return direct + others * self.direct, below + others * self.below
+
+
+_Key = tuple[ExternalId, ...]
+
+
+def first_costs(
+    rehearse: Callable[[IdArray], object], guard: Guard, num_nodes: int
+) -> tuple[IdArray, tuple[int, int], tuple[float, float]]:
+    """What made-up requests take, one node and `MEASURED` of them, from all over the graph.
+
+    Args:
+        rehearse: answers about nodes.
+        guard: counts their rows.
+
+    Returns: (the nodes, rows of both requests, microseconds of processor time of both).
+    """
+
+    def cost_of(local_ids: IdArray) -> tuple[float, int]:
+        guard.rows = 0
+        began = time.thread_time()
+        rehearse(local_ids)
+        return (time.thread_time() - began) * 1e6, guard.rows
+
+    nodes = np.linspace(0, num_nodes - 1, MEASURED + 3, dtype=np.int64)
+    few = min(cost_of(node[None]) for node in nodes[:3])
+    many = cost_of(nodes[3:])
+    return nodes[3:], (few[1], many[1]), (few[0], many[0])
+
+
+def _only(request: ScoreRequest) -> _Key:
+    """The one node or pair that a request is about; () where it is about more."""
+    if request.inline:
+        return ()
+    if request.pairs is not None:
+        sources, targets = request.pairs
+        return (sources[0], targets[0]) if len(sources) == 1 else ()
+    return (request.nodes[0],) if len(request.nodes) == 1 else ()
