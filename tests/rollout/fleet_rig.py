@@ -62,8 +62,10 @@ class Faults:
         load = Loader.load
 
         async def loaded(loader, model, unit):
-            served = await load(loader, model, unit)
-            return spoil(served, self.of[unit.id]) if unit.id in self.of else served
+            found = await load(loader, model, unit)
+            if unit.id in self.of:
+                spoil(found.served, self.of[unit.id])
+            return found
 
         monkeypatch.setattr(Loader, "load", loaded)
 

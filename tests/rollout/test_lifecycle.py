@@ -144,7 +144,7 @@ async def test_a_version_that_fails_its_checks_changes_nothing_and_says_why(root
         (lambda s: s.load("nobody"), ModelNotFound, "there are: sage"),
         (lambda s: s.load("sage", "9"), ModelNotFound, "there are: 1"),
         (lambda s: s.load("../../etc"), BadRequest, "is not a name"),
-        (lambda s: s.load("sage", graph="/nowhere"), ConfigError, "not a folder"),
+        (lambda s: s.load("sage", graph="/nowhere"), BadRequest, "not a folder"),
         (lambda s: s.unload("sage", "7"), ModelNotFound, "there are: 1"),
         (lambda s: s.unload("nobody"), ModelNotFound, "there are: sage"),
         (lambda s: s.decide_rollout("sage", "promote"), Conflict, "no rollout of sage is under way"),
