@@ -173,7 +173,8 @@ class Fleet:
         with contextlib.suppress(HoplineError):  # `why` says it from then on
             await self.load(name, unit)
 
-    def _is_wanted(self, name: str, unit_id: str) -> bool:
+    def wants(self, name: str, unit_id: str) -> bool:
+        """Whether the state that is followed has a unit."""
         state = self.model(name)
         return state is not None and state.unit(unit_id) is not None
 
@@ -207,7 +208,7 @@ class Fleet:
         try:
             self._loaded[name, unit.id] = await self._loader.load(name, unit)
         except HoplineError as error:
-            if self._is_wanted(name, unit.id):
+            if self.wants(name, unit.id):
                 self._fail(name, unit.id, error)
             raise
         else:
@@ -223,7 +224,7 @@ class Fleet:
         return None if load is None else load.served
 
     def _keep_or_retire(self, name: str, unit_id: str) -> None:
-        if self._is_wanted(name, unit_id):
+        if self.wants(name, unit_id):
             self.route(name)
         elif (name, unit_id) in self._loaded and not self._needed[name, unit_id]:
             self._retire(name, unit_id)

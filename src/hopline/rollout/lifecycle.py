@@ -370,14 +370,16 @@ class Lifecycle:
         """
         with self._fleet.needed(model, unit.id):
             await self._fleet.load(model, unit)
+            # and there is no other worker that would try again
+            is_here = self._fleet.wants(model, unit.id) and self._config.worker.count == 1
             tries = -1  # of the state to which this added it
 
             def add(state: ModelState) -> ModelState:
                 nonlocal tries
                 is_new = state.unit(unit.id) is None
-                if not is_new and self._config.worker.count == 1:
+                if is_here:
                     changes.check_no_rollout(state, model)
-                    return state  # there is no other worker that would try again
+                    return state
                 after = changes.added(state, model, unit)
                 tries = after.tries if is_new else -1
                 return after

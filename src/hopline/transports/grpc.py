@@ -280,7 +280,13 @@ class GrpcApp:
         return message("inference.ServerReadyResponse")(ready=self._is_ready())
 
     async def _model_ready(self, request: Any, call: Call) -> Any:
-        ready = oip.model_is_ready(self._service, request.name, request.version or None)
+        try:
+            ready = oip.model_is_ready(self._service, request.name, request.version or None)
+        except ModelNotFound:  # it says which models there are
+            client = None if self._guard is None else self._guard.recognised(call)
+            if self._guard is not None and (client is None or not client.may("read", request.name)):
+                return message("inference.ModelReadyResponse")(ready=False)
+            raise
         return message("inference.ModelReadyResponse")(ready=ready and not self._draining)
 
     async def _server_metadata(self, request: Any, call: Call) -> Any:

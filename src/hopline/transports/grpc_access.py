@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from hopline.errors import Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -64,6 +65,13 @@ class GrpcGuard:
             client.check("read", model)
         client.admit()
         return client
+
+    def recognised(self, context: Any) -> Client | None:
+        """Who calls what is open to all, where they say so; None for a stranger."""
+        try:
+            return self.caller(context)
+        except Unauthenticated:
+            return None
 
     def caller(self, context: Any) -> Client:
         """Who calls.

@@ -171,6 +171,6 @@ def _value(body: bytes, path: str) -> Any:
         found: Any = msgspec.json.decode(body)
         for step in _STEP.finditer(path):
             found = found[step[1]] if step[1] else found[int(step[2])]
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError):
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError, RecursionError):
         return None
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest
+from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
 
@@ -31,6 +32,15 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     reason: str = ""
+
+
+#: Names of objects inside a body, none of which may come twice either.
+_WITHIN: dict[Any, tuple[str, ...]] = {
+    LoadBody: ("version", "graph", "groups", "serve"),
+    RolloutRequest: Gates.__struct_fields__,
+}
+#: Characters of a wrong value that a message shows.
+_SHOWN = 60
 
 
 class Lifecycle:
@@ -109,19 +119,34 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
         if name == "unload_dependents" and verb == "unload" and not value:
             continue
         if name not in known:
-            raise BadRequest(f"parameter {name!r} of {verb} is unknown; known are {', '.join(known)}")
+            raise BadRequest(f"parameter {_shown(name)} of {verb} is unknown; known are {', '.join(known)}")
         if name == "groups" and isinstance(value, str):  # gRPC has no lists
             value = [part for part in value.split(",") if part]
         if not isinstance(value, known[name]):
             raise BadRequest(
-                f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {value!r}"
+                f"parameter {name!r} of {verb} must be a {known[name].__name__}, not {_shown(value)}"
             )
-        found[name] = tuple(map(str, value)) if isinstance(value, list) else value
+        if isinstance(value, list):
+            for item in value:
+                if not isinstance(item, str):
+                    raise BadRequest(
+                        f"parameter {name!r} of {verb} is a list of strings; {_shown(item)} is none"
+                    )
+            value = tuple(value)
+        found[name] = value
     return found
+
+
+def _shown(value: Any) -> str:
+    """A wrong value, for a message."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value) if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}…"
 
 
 def _read(body: bytes, kind: Any) -> Any:
     body = body or b"{}"
     found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
-    check_repeated(body, [f'"{name}"'.encode() for name in kind.__struct_fields__])
+    names = kind.__struct_fields__ + _WITHIN.get(kind, ())
+    check_repeated(body, [f'"{name}"'.encode() for name in names])
     return found
