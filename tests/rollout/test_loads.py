@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hopline.rollout.sources as wiring
-from hopline.errors import FeatureStoreUnavailable, HoplineError, ModelNotFound
+from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError, ModelNotFound
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
@@ -291,5 +291,25 @@ async def test_a_store_that_fails_to_open_is_closed_and_tried_again(stored, tmp_
     stores.fail = False
     await service.load("plain", graph=later)
     assert stores.open == 2
+    await rig.stop(service)
+    assert stores.open == 0
+
+
+async def test_groups_are_those_of_the_store_or_a_bad_request(stored, tmp_path, monkeypatch):
+    rows = np.array(Graph.open(stored / "graph").nodes["node"].features)
+    stores = Stores(monkeypatch, {"node": rows, "moved": rows + 1, "wide": np.zeros((5, 9), np.float32)})
+    service = await stored_service(stored, tmp_path)
+    before = await logits(service, "plain")
+    for groups, text in (
+        (("node=nothing",), "no feature group 'nothing'"),
+        (("node=wide",), "rows have 9 numbers"),
+        (("nodes=moved",), "'nodes' is unknown; did you mean"),
+    ):
+        with pytest.raises(BadRequest, match=text):
+            await service.load("plain", groups=groups)
+        assert stores.open == 1
+    unit_id = await service.load("plain", groups=("node=moved",))
+    assert (await logits(service, "plain", unit_id) != before).any()
+    np.testing.assert_array_equal(await logits(service, "plain", "1"), before)
     await rig.stop(service)
     assert stores.open == 0

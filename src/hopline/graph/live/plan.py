@@ -109,8 +109,8 @@ def make_plan(
         if capacity > MAX_POSITIONS:
             raise GraphError(
                 f"live graph: node type {name!r} would have room for {capacity} nodes ({part.num_nodes} "
-                f"and live.spare_nodes = {spare_nodes}); at most {MAX_POSITIONS}: lower live.spare_nodes, or "
-                "serve the graph as a snapshot, without live.enabled"
+                f"and live.spare_nodes = {spare_nodes}); at most {MAX_POSITIONS}: lower live.spare_nodes, "
+                "or serve the graph as a snapshot, without live.enabled"
             )
         nodes[name] = NodeRoom(
             base=part.num_nodes,
