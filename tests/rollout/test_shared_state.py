@@ -90,7 +90,10 @@ async def test_a_model_is_unloaded_with_what_another_worker_added_meanwhile(root
     second._lifecycle._task.cancel()  # it has not looked at the file since
     loading = asyncio.ensure_future(first.load("sage", "2"))
     await rig.until(lambda: (root / "models" / ".hopline" / "lifecycle.json").exists())
-    await outcomes(second.unload("sage"), loading)
+    unloading = asyncio.ensure_future(second.unload("sage"))
+    await asyncio.sleep(0)  # it has begun, on what it knows
+    second._lifecycle._task = asyncio.ensure_future(second._lifecycle._follow())
+    await outcomes(unloading, loading)
     left = in_file(root)
     assert not left.get("units") or left["serving"], left
     if left.get("units"):

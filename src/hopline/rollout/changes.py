@@ -14,7 +14,7 @@ from hopline.errors import Conflict, ModelNotFound
 from hopline.rollout import rollout as steps
 from hopline.rollout.asked_unit import shown
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState
+from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState, Trial
 from hopline.rollout.unit import Unit
 
 #: What `Lifecycle.decide` takes.
@@ -46,44 +46,46 @@ def check_no_rollout(state: ModelState, model: str) -> None:
         )
 
 
-def added(state: ModelState, model: str, unit: Unit) -> ModelState:
-    """With a unit that every worker loads; it serves where nothing does.
+def tried(state: ModelState, model: str, trial: Trial) -> ModelState:
+    """With a unit that every worker loads before anything is made of it.
 
     Raises: Conflict: a rollout is under way.
     """
     check_no_rollout(state, model)
-    if state.unit(unit.id) is not None:  # workers that could not load it try again
-        return msgspec.structs.replace(state, tries=state.tries + 1)
-    return msgspec.structs.replace(state, units=(*state.units, unit), serving=state.serving or unit.id)
+    return msgspec.structs.replace(state, trials=(*state.trials, trial), tries=state.tries + 1)
 
 
-def taken_back(state: ModelState, unit_id: str, tries: int) -> ModelState:
-    """Without a unit that was added in vain, unless something came to need it since.
-
-    Args:
-        tries: of the state to which it was added; others asked for it since where that has grown.
-    """
-    rollout = state.rollout
-    is_needed = (
-        state.tries != tries
-        or unit_id == state.previous
-        or (unit_id == state.serving and len(state.units) > 1)
-        or (rollout is not None and unit_id in (rollout.current, rollout.candidate))
-    )
-    return state if is_needed or state.unit(unit_id) is None else _without(state, {unit_id})
+def without_trial(state: ModelState, trial_id: str) -> ModelState:
+    """Without a trial; the same object where it is none."""
+    left = tuple(trial for trial in state.trials if trial.id != trial_id)
+    return state if len(left) == len(state.trials) else msgspec.structs.replace(state, trials=left)
 
 
-def switched(state: ModelState, model: str, unit_id: str) -> ModelState:
-    """With another unit that serves.
+def without_trials_of(whole: LifecycleState, worker: int, num_workers: int) -> LifecycleState:
+    """The whole state without what one worker tried, or workers that are no more; see `Trial`."""
+    models = dict(whole.models)
+    for name, state in whole.models.items():
+        left = tuple(trial for trial in state.trials if worker != trial.worker < num_workers)
+        if len(left) < len(state.trials):
+            models[name] = msgspec.structs.replace(state, trials=left)
+    return whole if models == whole.models else msgspec.structs.replace(whole, models=models)
 
-    Raises: Conflict: it was unloaded meanwhile, or a rollout is under way.
+
+def loaded(state: ModelState, model: str, unit: Unit, *, serve: bool) -> ModelState:
+    """With a unit that every worker has loaded; it serves if it shall, or where nothing does.
+
+    Raises: Conflict: a rollout is under way.
     """
     check_no_rollout(state, model)
-    if state.unit(unit_id) is None:
-        raise Conflict(f"{model}/{unit_id} was unloaded meanwhile")
-    if state.serving == unit_id:
+    state = _with(state, unit)
+    if state.serving == unit.id or (state.serving and not serve):
         return state
-    return msgspec.structs.replace(state, serving=unit_id, previous=state.serving)
+    return msgspec.structs.replace(state, serving=unit.id, previous=state.serving)
+
+
+def _with(state: ModelState, unit: Unit) -> ModelState:
+    units = state.units if state.unit(unit.id) is not None else (*state.units, unit)
+    return msgspec.structs.replace(state, units=units, tries=state.tries + 1)
 
 
 def unloaded(state: ModelState, model: str, version: str | None) -> ModelState:
@@ -124,15 +126,15 @@ def check_candidate(state: ModelState, model: str, unit_id: str) -> None:
         raise Conflict(f"{model}/{unit_id} serves already")
 
 
-def begun(state: ModelState, asked: RolloutRequest, unit_id: str, now: float) -> ModelState:
-    """With a rollout of a unit that is loaded.
+def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> ModelState:
+    """With a rollout of a unit that every worker has loaded.
 
-    Raises: Conflict: as `check_candidate`, or the unit was unloaded meanwhile.
+    Raises: Conflict: as `check_candidate`.
     """
-    check_candidate(state, asked.model, unit_id)
-    if state.unit(unit_id) is None:
-        raise Conflict(f"{asked.model}/{unit_id} was unloaded meanwhile")
-    return msgspec.structs.replace(state, rollout=steps.begin(asked, state.serving, unit_id, now))
+    check_candidate(state, asked.model, unit.id)
+    return msgspec.structs.replace(
+        _with(state, unit), rollout=steps.begin(asked, state.serving, unit.id, now)
+    )
 
 
 def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -> ModelState:
@@ -193,6 +195,6 @@ def changed(
     """
     before = whole.models.get(name) or present
     after = change(before)
-    if after is before and name in whole.models:
+    if after is before:
         return whole
     return msgspec.structs.replace(whole, models={**whole.models, name: after})

@@ -144,29 +144,33 @@ class Fleet:
             return  # another task was faster
         before, self.state = self.state.models, state
         for name, model in state.models.items():
-            wanted = {unit.id for unit in model.units}
+            wanted = model.wanted
             again = name in before and before[name].tries != model.tries
             for unit_id in [unit_id for other, unit_id in self.failed if other == name]:
                 if again or unit_id not in wanted:
                     self._unfail(name, unit_id)
             self.route(name)
             for unit_id in [unit_id for other, unit_id in self._loaded if other == name]:
-                was_wanted = name in before and before[name].unit(unit_id) is not None
-                if unit_id not in wanted and (was_wanted or not self._needed[name, unit_id]):
+                if unit_id not in wanted and not self._needed[name, unit_id]:
                     self._retire(name, unit_id)
-            for unit in model.units:
-                key = name, unit.id
+        self.load_missing()
+        self._settled()
+
+    def load_missing(self) -> None:
+        """Begin to load what the state wants and is neither loaded nor failed."""
+        for name, model in self.state.models.items():
+            for unit_id, unit in model.wanted.items():
+                key = name, unit_id
                 if key not in self._loaded and key not in self.failed and key not in self._loads:
                     self._spawn(self._load_wanted(name, unit))
-        self._settled()
 
     @property
     def is_settled(self) -> bool:
         """Whether all that the state wants is loaded, or could not be."""
         return all(
-            (name, unit.id) in self._loaded or (name, unit.id) in self.failed
+            (name, unit_id) in self._loaded or (name, unit_id) in self.failed
             for name, model in self.state.models.items()
-            for unit in model.units
+            for unit_id in model.wanted
         )
 
     async def _load_wanted(self, name: str, unit: Unit) -> None:
@@ -176,7 +180,7 @@ class Fleet:
     def wants(self, name: str, unit_id: str) -> bool:
         """Whether the state that is followed has a unit."""
         state = self.model(name)
-        return state is not None and state.unit(unit_id) is not None
+        return state is not None and unit_id in state.wanted
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -218,10 +222,9 @@ class Fleet:
         finally:
             self._settled()
 
-    def served(self, name: str, unit_id: str) -> Served | None:
-        """A unit that is loaded, whether or not the state wants it yet."""
-        load = self._loaded.get((name, unit_id))
-        return None if load is None else load.served
+    def served(self, name: str, unit_id: str) -> Served:
+        """A unit that is loaded, whether or not it takes requests yet."""
+        return self._loaded[name, unit_id].served
 
     def _keep_or_retire(self, name: str, unit_id: str) -> None:
         if self.wants(name, unit_id):

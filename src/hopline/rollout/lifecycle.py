@@ -5,9 +5,10 @@ at it many times a second and brings itself in line: loads what is missing, swit
 wanted. Who is asked for a change makes it in two steps: first every worker loads, then every worker
 switches; so a version that does not load anywhere never takes a request.
 
-    POST …/load ──► this worker loads it ──► state: units + it ──► all others load it, say so
-                    (fails: nothing happened)                     (one fails: state without it)
-                                           └► state: serving = it ──► all switch, between two requests
+    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, say so
+                    (fails: nothing happened)                      (one fails: state without it)
+                                           └► state: units + it, serving = it ──► all switch, between
+                                              two requests
 
 A change goes on to its end when its caller hangs up. Whether it may be made is decided on the newest state,
 under the file's lock (`changes.py`, `shared_state.py`).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
@@ -42,9 +44,9 @@ from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
 from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
-from hopline.rollout.shared_state import SharedState
+from hopline.rollout.shared_state import Change, SharedState
 from hopline.rollout.shared_work import SharedWork
-from hopline.rollout.state import LifecycleState, ModelState
+from hopline.rollout.state import LifecycleState, ModelState, Trial
 from hopline.rollout.unit import Unit, checked_name
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Lifecycle:
                 await self._load_first(name, unit, saved)
             self._fleet.route(name)
         self._check_start()
+        self._fleet.load_missing()  # what other workers try just now
         self._state.acknowledge()
         self._task = asyncio.ensure_future(self._follow())
 
@@ -151,12 +154,9 @@ class Lifecycle:
         await self._state.follow()
         changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a load in vain
 
-        async def let_serve() -> None:
-            if serve:
-                self._check_fit(model, unit)
-                await self._state.publish(model, lambda state: changes.switched(state, model, unit.id))
-
-        await self._with_unit(model, unit, let_serve)
+        await self._with_unit(
+            model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
+        )
 
     async def unload(self, model: str, version: str | None = None) -> None:
         """Let go of one unit, or of all of a model; requests that it took finish.
@@ -201,16 +201,12 @@ class Lifecycle:
         begun: list[Rollout] = []
 
         def change(state: ModelState) -> ModelState:
-            after = changes.begun(state, asked, unit.id, self._clock())
+            after = changes.begun(state, asked, unit, self._clock())
             assert after.rollout is not None
             begun.append(after.rollout)
             return after
 
-        async def begin() -> None:
-            self._check_fit(asked.model, unit)
-            await self._state.publish(asked.model, change, adds=True)
-
-        await self._with_unit(asked.model, unit, begin)
+        await self._with_unit(asked.model, unit, change, serves=True)
         return begun[-1]
 
     async def decide(self, model: str, verb: str, why: str = "") -> dict[str, Any]:
@@ -361,55 +357,54 @@ class Lifecycle:
         found: ResultT = await self._changes.result(object() if key is None else key, change)
         return found
 
-    async def _with_unit(
-        self, model: str, unit: Unit, then: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Have every worker load a unit, then do something with it.
+    async def _with_unit(self, model: str, unit: Unit, change: Change, *, serves: bool) -> None:
+        """Have every worker load a unit, then make a change with it.
 
-        Raises: HoplineError: one cannot load it, or `then` failed; it is loaded nowhere for this.
+        Args:
+            serves: whether callers that name no version come to it by that.
+
+        Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
         """
+        worker = self._config.worker
+        trial = Trial(secrets.token_hex(6), unit, worker.index)
         with self._fleet.needed(model, unit.id):
             await self._fleet.load(model, unit)
-            # and there is no other worker that would try again
-            is_here = self._fleet.wants(model, unit.id) and self._config.worker.count == 1
-            tries = -1  # of the state to which this added it
-
-            def add(state: ModelState) -> ModelState:
-                nonlocal tries
-                is_new = state.unit(unit.id) is None
-                if is_here:
-                    changes.check_no_rollout(state, model)
-                    return state
-                after = changes.added(state, model, unit)
-                tries = after.tries if is_new else -1
-                return after
-
-            failed = await self._state.publish(model, add, until="loaded", adds=True)
             try:
-                why = failed.get(f"{model}/{unit.id}")
-                if why is not None:
-                    raise ModelNotReady(f"{model}/{unit.id} could not be loaded by every worker: {why}")
-                await then()
+                if worker.count > 1:
+                    await self._try_everywhere(model, trial)
+                if serves or model not in self._fleet.serving:
+                    self._check_fit(model, unit)
+                await self._state.publish(
+                    model, lambda state: changes.without_trial(change(state), trial.id), adds=True
+                )
             except BaseException as error:
-                if tries >= 0:
-                    await self._state.publish(
-                        model,
-                        lambda state: changes.taken_back(state, unit.id, tries),
-                        until="switched" if isinstance(error, HoplineError) else "written",
-                    )
+                await self._state.publish(
+                    model,
+                    lambda state: changes.without_trial(state, trial.id),
+                    until="switched" if isinstance(error, HoplineError) else "written",
+                )
                 raise
+
+    async def _try_everywhere(self, model: str, trial: Trial) -> None:
+        """Have every worker load a unit; none gives it requests yet.
+
+        Raises:
+            ModelNotReady: one cannot.
+            Conflict: a rollout is under way.
+        """
+        failed = await self._state.publish(
+            model, lambda state: changes.tried(state, model, trial), until="loaded", adds=True
+        )
+        why = failed.get(f"{model}/{trial.unit.id}")
+        if why is not None:
+            raise ModelNotReady(f"{model}/{trial.unit.id} could not be loaded by every worker: {why}")
 
     def _check_fit(self, model: str, unit: Unit) -> None:
         """Whether pipelines that ask a model can ask this unit of it.
 
-        Raises:
-            PipelineInvalid: one cannot, and why.
-            Conflict: it was unloaded meanwhile.
+        Raises: PipelineInvalid: one cannot, and why.
         """
-        found = self._fleet.served(model, unit.id)
-        if found is None:
-            raise Conflict(f"{model}/{unit.id} was unloaded meanwhile")
-        info = found.info((unit.id,))
+        info = self._fleet.served(model, unit.id).info((unit.id,))
         for served in self._fleet.all():
             if isinstance(served, AsksModels):
                 served.check_model(info)

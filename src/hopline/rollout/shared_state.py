@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from hopline.config import Config
-from hopline.errors import RuntimeFailure
+from hopline.errors import ConfigError, RuntimeFailure
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import Acknowledgements
 from hopline.rollout.fleet import Fleet
@@ -46,6 +46,7 @@ class SharedState:
     """
 
     def __init__(self, config: Config, loader: Loader, ended: Callable[[Rollout], object]) -> None:
+        self._config = config
         self._loader = loader
         self._ended = ended
         self._own_folder: str | None = None
@@ -74,7 +75,13 @@ class SharedState:
         """
         self._fleet = fleet
         self._file.open()
-        saved = self._file.read()
+        worker = self._config.worker
+        try:
+            saved = self._file.update(
+                lambda whole: changes.without_trials_of(whole, worker.index, worker.count)
+            )
+        except OSError as error:
+            raise ConfigError(f"models.state: {self.folder} cannot be written: {error}") from None
         self._first = self._acks.first(lambda: self._found_first(saved))
         fleet.state = self._with_models(saved)
         return saved

@@ -31,16 +31,31 @@ MAX_BYTES = 1 << 20
 Identity = tuple[int, int, int] | None
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """A unit that every worker loads, to find out whether it can be; it takes no requests.
+
+    Attributes:
+        id: of the change that asks for it.
+        unit: that is tried.
+        worker: index of the one that makes the change; what a worker that died has tried is forgotten.
+    """
+
+    id: str
+    unit: Unit
+    worker: int
+
+
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model's, once something was asked of it.
 
     Attributes:
-        units: that are loaded.
+        units: that are loaded and take requests.
         serving: unit id that gets requests which name no version.
         previous: unit id that a rollback returns to; "" where there is none.
         rollout: under way.
         past: ended ones, oldest first.
-        tries: how often a unit that is wanted already was asked for again.
+        trials: under way.
+        tries: how often a unit was asked for: each time, workers try again what they could not load.
     """
 
     units: tuple[Unit, ...] = ()
@@ -48,7 +63,13 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     previous: str = ""
     rollout: Rollout | None = None
     past: tuple[Rollout, ...] = ()
+    trials: tuple[Trial, ...] = ()
     tries: int = 0
+
+    @property
+    def wanted(self) -> dict[str, Unit]:
+        """Units by id that every worker has, or loads."""
+        return {unit.id: unit for unit in (*self.units, *(trial.unit for trial in self.trials))}
 
     def unit(self, unit_id: str) -> Unit | None:
         """The unit of that id, if it is loaded."""
