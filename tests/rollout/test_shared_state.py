@@ -84,18 +84,20 @@ async def test_going_back_after_a_switch_happens_once(root, workers):
         assert await answering(worker, 3) == {"1"}
 
 
-async def test_a_model_is_unloaded_with_what_another_worker_added_meanwhile(root, workers):
+@pytest.mark.parametrize("verb", ["load", "begin"])
+async def test_a_model_is_unloaded_whatever_another_worker_adds_meanwhile(root, workers, verb):
     rig.publish(root, "2")
     first, second = workers
     second._lifecycle._task.cancel()  # it has not looked at the file since
-    loading = asyncio.ensure_future(first.load("sage", "2"))
+    adding = first.load("sage", "2") if verb == "load" else first.begin_rollout(canary("2"))
+    loading = asyncio.ensure_future(adding)
     await rig.until(lambda: (root / "models" / ".hopline" / "lifecycle.json").exists())
     unloading = asyncio.ensure_future(second.unload("sage"))
     await asyncio.sleep(0)  # it has begun, on what it knows
     second._lifecycle._task = asyncio.ensure_future(second._lifecycle._follow())
     await outcomes(unloading, loading)
     left = in_file(root)
-    assert not left.get("units") or left["serving"], left
+    assert not left.get("units") or left.get("serving"), left
     if left.get("units"):
         for worker in workers:
             assert await answering(worker, 3) == {left["serving"]}

@@ -17,9 +17,7 @@ def graph(num_nodes, num_edges):
         name: SimpleNamespace(num_nodes=num_nodes, features=SimpleNamespace(shape=(num_nodes, 4)))
         for name in ("user", "item")
     }
-    lists = SimpleNamespace(
-        src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None
-    )
+    lists = SimpleNamespace(src="user", dst="item", num_edges=num_edges, attr=None, time=None, weight=None)
     schema = SimpleNamespace(node_types={name: SimpleNamespace(id_kind="int") for name in nodes})
     return SimpleNamespace(nodes=nodes, edges={EDGES: lists}, schema=schema)
 
