@@ -70,7 +70,7 @@ class Service:
         """
         began = time.perf_counter()
         self._loader = Loader(self.config, self.metrics, self.recorders, self._resolve)
-        self._loader.on_sources = self._connect_prefetcher
+        self._loader.inputs.on_sources = self._connect_prefetcher
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.fleet.serving
         self._records.start()
@@ -84,7 +84,7 @@ class Service:
         )
         if unavailable := self.unavailable():
             names += f" (unavailable: {', '.join(unavailable)})"
-        own = self._loader.own
+        own = self._loader.inputs.own
         graph = "no graph"
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
@@ -103,7 +103,7 @@ class Service:
     @property
     def sources(self) -> Sources | None:
         """Where features come from that are not in the server's own graph."""
-        own = None if self._loader is None else self._loader.own
+        own = None if self._loader is None else self._loader.inputs.own
         return None if own is None else own.sources
 
     @contextlib.contextmanager
@@ -312,7 +312,7 @@ class Service:
         from hopline.rollout.live_graph import open_live_graph
 
         assert self._loader is not None
-        own = self._loader.own
+        own = self._loader.inputs.own
         graph = own.graph.another() if own is not None and isinstance(own.graph, LiveView) else None
         self.graph_updates = LiveUpdates(
             graph or open_live_graph(self.config),

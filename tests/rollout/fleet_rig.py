@@ -1,5 +1,6 @@
 """A service whose candidates misbehave on request, for tests of rollouts."""
 
+import asyncio
 import shutil
 
 import numpy as np
@@ -8,7 +9,7 @@ from hopline.config import load_config
 from hopline.errors import RuntimeFailure
 from hopline.rollout.loader import Loader
 from hopline.service import Service
-from hopline.types import ScoreResult
+from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo
 
 
@@ -23,6 +24,41 @@ def repository(root):
         package(zoo.Sage().eval(), graph, root / "models", version=version, **options)
     copy_version(root / "models", "1", "3")
     return root
+
+
+def publish(root, version):
+    """Put a version that lies beside the root into its repository."""
+    shutil.copytree(root.parent / version, root / "models" / "sage" / version)
+
+
+async def version_of(service, **kwargs):
+    return (await service.score(ScoreRequest("sage", nodes=["n1"], **kwargs))).version
+
+
+async def until(condition, timeout_s=20.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the state is a file, looked at many times a second
+            await asyncio.sleep(0.02)
+
+
+class Gate:
+    """Holds loads of some units until it is opened."""
+
+    def __init__(self, monkeypatch, *unit_ids, workers=None):
+        self.held = 0
+        self._open = asyncio.Event()
+        load = Loader.load
+
+        async def gated(loader, model, unit):
+            if unit.id in unit_ids and (workers is None or loader.config.worker.index in workers):
+                self.held += 1
+                await self._open.wait()
+            return await load(loader, model, unit)
+
+        monkeypatch.setattr(Loader, "load", gated)
+
+    def open(self):
+        self._open.set()
 
 
 def copy_version(models, version, name):
@@ -62,8 +98,10 @@ class Faults:
         load = Loader.load
 
         async def loaded(loader, model, unit):
-            served = await load(loader, model, unit)
-            return spoil(served, self.of[unit.id]) if unit.id in self.of else served
+            found = await load(loader, model, unit)
+            if unit.id in self.of:
+                spoil(found.served, self.of[unit.id])
+            return found
 
         monkeypatch.setattr(Loader, "load", loaded)
 

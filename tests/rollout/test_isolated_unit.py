@@ -42,7 +42,8 @@ def submit(served, request):
 
 async def test_answers_are_equal_bit_for_bit(config):
     loader = Loader(config, Metrics(), [], lambda name, version: None)
-    inside = await loader.load("sage", Unit("1"))
+    load = await loader.load("sage", Unit("1"))
+    inside = load.served
     metrics = Metrics()
     limits = ModelLimits.of(config)
     apart = await ProcessVersion.start("sage", Unit("1"), config, limits, metrics, table_bytes=2**20)
@@ -75,5 +76,5 @@ async def test_answers_are_equal_bit_for_bit(config):
         assert apart.graph_version == inside.graph_version
     finally:
         await apart.release()
-        await inside.release()
+        await load.give_back()
         await loader.close()

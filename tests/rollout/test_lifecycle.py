@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 
-from hopline.arena import create_shared
 from hopline.errors import (
     ArtifactCorrupted,
     BadRequest,
@@ -21,32 +20,9 @@ from hopline.errors import (
 )
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 from tests.rollout import fleet_rig as rig
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return rig.repository(tmp_path_factory.mktemp("lifecycle"))
-
-
-@pytest.fixture
-def root(source, tmp_path):
-    """A repository of its own for each test, with version 1 only."""
-    shutil.copytree(source, tmp_path / "root")
-    for version in ("2", "3"):
-        (tmp_path / "root" / "models" / "sage" / version).rename(tmp_path / version)
-    return tmp_path / "root"
-
-
-def publish(root, version):
-    shutil.copytree(root.parent / version, root / "models" / "sage" / version)
-
-
-async def version_of(service, **kwargs):
-    return (await service.score(ScoreRequest("sage", nodes=["n1"], **kwargs))).version
 
 
 async def ask(service, count, **kwargs):
@@ -59,12 +35,6 @@ async def ask(service, count, **kwargs):
         return_exceptions=True,
     )
     return [getattr(answer, "version", answer) for answer in answers]
-
-
-async def until(condition, timeout_s=20.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the state is a file, looked at many times a second
-            await asyncio.sleep(0.02)
 
 
 class Traffic:
@@ -98,13 +68,13 @@ class Traffic:
 async def test_a_version_is_loaded_and_serves_without_a_lost_request(root):
     service = await rig.started(root)
     traffic = Traffic(service)
-    publish(root, "2")
+    rig.publish(root, "2")
     assert await service.load("sage") == "2"
-    assert await version_of(service) == "2"
-    assert await version_of(service, version="1") == "1"
+    assert await rig.version_of(service) == "2"
+    assert await rig.version_of(service, version="1") == "1"
     await service.unload("sage", "1")
     with pytest.raises(ModelNotFound, match="there are: 2"):
-        await version_of(service, version="1")
+        await rig.version_of(service, version="1")
     await asyncio.sleep(0.05)
     await traffic.end()
     assert traffic.errors == []
@@ -115,24 +85,24 @@ async def test_a_version_is_loaded_and_serves_without_a_lost_request(root):
 
 async def test_a_version_can_be_loaded_without_serving(root):
     service = await rig.started(root)
-    publish(root, "2")
+    rig.publish(root, "2")
     await service.load("sage", "2", serve=False)
-    assert await version_of(service) == "1"
-    assert await version_of(service, version="2") == "2"
+    assert await rig.version_of(service) == "1"
+    assert await rig.version_of(service, version="2") == "2"
     assert {row["version"]: row["state"] for row in service.index()} == {"1": "READY", "2": "READY"}
     await rig.stop(service)
 
 
 async def test_a_version_that_fails_its_checks_changes_nothing_and_says_why(root):
     service = await rig.started(root)
-    publish(root, "2")
+    rig.publish(root, "2")
     file = next((root / "models" / "sage" / "2" / "layers").glob("*.onnx"))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ArtifactCorrupted, match=file.name):
         await service.load("sage", "2")
     with pytest.raises(ArtifactCorrupted):
         await service.begin_rollout(RolloutRequest("sage", "2"))
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     assert service.describe("sage").versions == ("1",)
     assert service.describe_rollout("sage")["rollout"] is None
     await rig.stop(service)
@@ -144,7 +114,7 @@ async def test_a_version_that_fails_its_checks_changes_nothing_and_says_why(root
         (lambda s: s.load("nobody"), ModelNotFound, "there are: sage"),
         (lambda s: s.load("sage", "9"), ModelNotFound, "there are: 1"),
         (lambda s: s.load("../../etc"), BadRequest, "is not a name"),
-        (lambda s: s.load("sage", graph="/nowhere"), ConfigError, "not a folder"),
+        (lambda s: s.load("sage", graph="/nowhere"), BadRequest, "not a folder"),
         (lambda s: s.unload("sage", "7"), ModelNotFound, "there are: 1"),
         (lambda s: s.unload("nobody"), ModelNotFound, "there are: sage"),
         (lambda s: s.decide_rollout("sage", "promote"), Conflict, "no rollout of sage is under way"),
@@ -163,7 +133,7 @@ async def test_what_cannot_be_done_is_refused_by_name(root, call, kind, text):
     service = await rig.started(root)
     with pytest.raises(kind, match=text):
         await call(service)
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     await rig.stop(service)
 
 
@@ -171,15 +141,15 @@ async def test_a_whole_model_is_unloaded_and_comes_back(root):
     service = await rig.started(root)
     await service.unload("sage")
     with pytest.raises(ModelNotFound, match="no model 'sage'"):
-        await version_of(service)
+        await rig.version_of(service)
     assert [row["state"] for row in service.index()] == ["UNAVAILABLE"]
     await service.load("sage")
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     await rig.stop(service)
 
 
 async def test_what_was_unloaded_gives_its_memory_back(root):
-    publish(root, "2")
+    rig.publish(root, "2")
     service = await rig.started(root)
     gc.collect()
     gc.freeze()  # as a server does once it is ready: no collector looks at what was loaded by then
@@ -187,14 +157,14 @@ async def test_what_was_unloaded_gives_its_memory_back(root):
         await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))
         model = weakref.ref(service._lifecycle.fleet.units["sage"]["1"].model)
         await service.unload("sage", "1")
-        await until(lambda: model() is None, 5)
+        await rig.until(lambda: model() is None, 5)
     finally:
         gc.unfreeze()
     await rig.stop(service)
 
 
 async def test_the_version_that_serves_is_not_unloaded_beside_others(root):
-    publish(root, "2")
+    rig.publish(root, "2")
     service = await rig.started(root)
     with pytest.raises(Conflict, match="let another serve first"):
         await service.unload("sage", "2")
@@ -202,13 +172,13 @@ async def test_the_version_that_serves_is_not_unloaded_beside_others(root):
 
 
 async def test_what_was_asked_for_survives_a_restart(root):
-    publish(root, "2")
+    rig.publish(root, "2")
     service = await rig.started(root)
-    assert await version_of(service) == "2"
+    assert await rig.version_of(service) == "2"
     await service.load("sage", "1")
     await rig.stop(service)
     service = await rig.started(root)
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     described = await service.decide_rollout("sage", "rollback")
     assert described["serving"] == "2"
     await rig.stop(service)
@@ -216,7 +186,7 @@ async def test_what_was_asked_for_survives_a_restart(root):
 
 async def test_a_damaged_state_file_is_told_and_not_guessed_at(root):
     service = await rig.started(root)
-    publish(root, "2")
+    rig.publish(root, "2")
     await service.load("sage")
     await rig.stop(service)
     file = root / "models" / ".hopline" / "lifecycle.json"
@@ -227,7 +197,7 @@ async def test_a_damaged_state_file_is_told_and_not_guessed_at(root):
 
 async def test_a_state_that_cannot_be_written_changes_nothing(root, monkeypatch):
     service = await rig.started(root)
-    publish(root, "2")
+    rig.publish(root, "2")
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -235,13 +205,13 @@ async def test_a_state_that_cannot_be_written_changes_nothing(root, monkeypatch)
     monkeypatch.setattr("hopline.rollout.state.os.fsync", full)
     with pytest.raises(RuntimeFailure, match="No space left"):
         await service.load("sage")
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     await rig.stop(service)
 
 
 async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     service = await rig.started(root)
-    publish(root, "3")
+    rig.publish(root, "3")
     traffic = Traffic(service)
     gates = Gates(min_requests=20, max_p99_ratio=100, max_p50_ratio=100)
     rollout = await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.1, gates=gates))
@@ -250,7 +220,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
         await service.begin_rollout(RolloutRequest("sage", "3"))
     with pytest.raises(Conflict, match="promote it or roll it back"):
         await service.load("sage", "3")
-    await until(lambda: service.describe_rollout("sage")["serving"] == "3")
+    await rig.until(lambda: service.describe_rollout("sage")["serving"] == "3")
     await traffic.end()
     (past,) = service.describe_rollout("sage")["past"]
     assert past["status"] == "promoted"
@@ -265,7 +235,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     )
     # the version before stays loaded: going back is a switch
     await service.decide_rollout("sage", "rollback")
-    assert await version_of(service) == "1"
+    assert await rig.version_of(service) == "1"
     await rig.stop(service)
 
 
@@ -277,12 +247,12 @@ async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, 
     faults = rig.Faults(monkeypatch)
     faults.of["3"] = fault
     service = await rig.started(root)
-    publish(root, "3")
+    rig.publish(root, "3")
     traffic = Traffic(service)
     gates = Gates(max_p99_ratio=100, max_p50_ratio=100)
     asked = RolloutRequest("sage", "3", hold_s=60, gates=gates, steps=(20.0, 100.0), rehearse=rehearse)
     await service.begin_rollout(asked)
-    await until(lambda: service.describe_rollout("sage")["past"])
+    await rig.until(lambda: service.describe_rollout("sage")["past"])
     harmed = len(traffic.errors)
     await traffic.end()
     (past,) = service.describe_rollout("sage")["past"]
@@ -297,7 +267,7 @@ async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, 
 
 
 async def test_requests_of_one_key_stay_with_their_version(root):
-    publish(root, "2")
+    rig.publish(root, "2")
     service = await rig.started(root)
     await service.load("sage", "1")
     asked = RolloutRequest("sage", "2", kind="ab", steps=(30.0,))
@@ -305,7 +275,7 @@ async def test_requests_of_one_key_stay_with_their_version(root):
     seen = {}
     for _ in range(3):
         for i in range(200):
-            seen.setdefault(i, set()).add(await version_of(service, key=f"user-{i}"))
+            seen.setdefault(i, set()).add(await rig.version_of(service, key=f"user-{i}"))
     assert all(len(versions) == 1 for versions in seen.values())
     share = sum("2" in versions for versions in seen.values()) / len(seen)
     assert 0.18 <= share <= 0.42
@@ -318,7 +288,7 @@ async def test_requests_of_one_key_stay_with_their_version(root):
 
 async def test_pause_holds_and_resume_goes_on(root):
     service = await rig.started(root)
-    publish(root, "3")
+    rig.publish(root, "3")
     gates = Gates(min_requests=5, max_p99_ratio=100, max_p50_ratio=100)
     await service.begin_rollout(
         RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates, rehearse=0)
@@ -330,14 +300,14 @@ async def test_pause_holds_and_resume_goes_on(root):
     assert service.describe_rollout("sage")["rollout"]["step"] == 0
     await service.decide_rollout("sage", "resume")
     traffic = Traffic(service)
-    await until(lambda: service.describe_rollout("sage")["serving"] == "3")
+    await rig.until(lambda: service.describe_rollout("sage")["serving"] == "3")
     await traffic.end()
     await rig.stop(service)
 
 
 async def test_an_interrupted_rollout_is_taken_up_again(root):
     service = await rig.started(root)
-    publish(root, "3")
+    rig.publish(root, "3")
     await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
     await rig.stop(service)
     service = await rig.started(root)
@@ -345,13 +315,13 @@ async def test_an_interrupted_rollout_is_taken_up_again(root):
     assert rollout["candidate"] == "3"
     assert set(await ask(service, 60)) == {"1", "3"}
     await service.decide_rollout("sage", "promote")
-    assert await version_of(service) == "3"
+    assert await rig.version_of(service) == "3"
     await rig.stop(service)
 
 
 async def test_an_interrupted_rollout_whose_candidate_is_gone_is_rolled_back(root):
     service = await rig.started(root)
-    publish(root, "3")
+    rig.publish(root, "3")
     await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
     await rig.stop(service)
     shutil.rmtree(root / "models" / "sage" / "3")
@@ -387,8 +357,8 @@ async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
 
 
 async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(root):
-    publish(root, "2")
-    publish(root, "3")
+    rig.publish(root, "2")
+    rig.publish(root, "3")
     service = await rig.started(root)
     await service.load("sage", "1")
     traffic = Traffic(service, at_once=2)
@@ -399,7 +369,7 @@ async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(r
         b'hopline_model_process_memory_bytes{model="sage",version="3+shadow"}' in service.metrics.render()
     )
     seen = lambda: service.describe_rollout("sage")["rollout"]["seen"]["candidate"]  # noqa: E731
-    await until(lambda: seen()["compared"] > 50)
+    await rig.until(lambda: seen()["compared"] > 50)
     assert seen()["differing"] == 0
     assert seen()["requests"] > 0
     with pytest.raises(Conflict, match="cannot be promoted"):
@@ -413,12 +383,12 @@ async def test_a_shadow_gets_copies_in_a_process_of_its_own_and_answers_nobody(r
 
 
 async def test_a_shadow_with_other_answers_is_found_out(root):
-    publish(root, "2")
+    rig.publish(root, "2")
     service = await rig.started(root)
     await service.load("sage", "1")
     traffic = Traffic(service, at_once=2)
     await service.begin_rollout(RolloutRequest("sage", "2", kind="shadow"))
-    await until(lambda: service.describe_rollout("sage")["past"])
+    await rig.until(lambda: service.describe_rollout("sage")["past"])
     await traffic.end()
     assert service.describe_rollout("sage")["past"][0]["reason"].startswith("disagreement")
     assert set(traffic.versions) == {"1"}
@@ -445,7 +415,7 @@ async def test_kept_answers_are_the_same_and_are_not_another_versions(root):
     again = await service.score(ScoreRequest("sage", nodes=["n1"]))
     assert (first.outputs["probabilities"] == again.outputs["probabilities"]).all()
     assert b'hopline_response_cache_hits_total{model="sage",version="1"} 1' in service.metrics.render()
-    publish(root, "2")
+    rig.publish(root, "2")
     await service.load("sage")
     other = await service.score(ScoreRequest("sage", nodes=["n1"]))
     assert other.version == "2"
@@ -453,36 +423,20 @@ async def test_kept_answers_are_the_same_and_are_not_another_versions(root):
     await rig.stop(service)
 
 
-@pytest.fixture
-async def workers(root, tmp_path):
-    """Two workers of one server, in one process."""
-    (tmp_path / "shared").mkdir()
-    fd = create_shared()
-    shared = rig.config(root, **{"server.workers": 2}).replace(
-        worker__metrics_dir=str(tmp_path / "shared"), worker__table_fd=fd, worker__count=2
-    )
-    both = [Service(shared.replace(worker__index=i)) for i in range(2)]
-    for worker in both:
-        await worker.start()
-    yield both
-    for worker in both:
-        await rig.stop(worker)
-
-
 async def test_all_workers_switch_before_the_call_returns(root, workers):
     first, second = workers
-    publish(root, "2")
+    rig.publish(root, "2")
     await first.load("sage")
-    assert await version_of(second) == "2"
+    assert await rig.version_of(second) == "2"
     await second.load("sage", "1")
-    assert await version_of(first) == "1"
+    assert await rig.version_of(first) == "1"
     await second.unload("sage", "2")
     assert first.describe("sage").versions == ("1",)
 
 
 async def test_a_version_that_one_worker_cannot_load_serves_nowhere(root, workers, monkeypatch):
     first, second = workers
-    publish(root, "2")
+    rig.publish(root, "2")
 
     async def fails(model, unit):
         raise ModelNotReady("no memory left here")
@@ -491,18 +445,18 @@ async def test_a_version_that_one_worker_cannot_load_serves_nowhere(root, worker
     with pytest.raises(ModelNotReady, match="no memory left here"):
         await first.load("sage")
     for worker in workers:
-        assert await version_of(worker) == "1"
+        assert await rig.version_of(worker) == "1"
         assert worker.describe("sage").versions == ("1",)
 
 
 async def test_workers_judge_what_all_of_them_saw(root, workers):
-    publish(root, "3")
+    rig.publish(root, "3")
     traffic = [Traffic(worker, at_once=4) for worker in workers]
     gates = Gates(min_requests=50, max_p99_ratio=100, max_p50_ratio=100)
     await workers[1].begin_rollout(
         RolloutRequest("sage", "3", hold_s=0.1, steps=(50.0, 100.0), gates=gates)
     )
-    await until(lambda: all(w.describe_rollout("sage")["serving"] == "3" for w in workers))
+    await rig.until(lambda: all(w.describe_rollout("sage")["serving"] == "3" for w in workers))
     for each in traffic:
         await each.end()
         assert each.errors == []

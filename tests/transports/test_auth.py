@@ -121,6 +121,40 @@ def test_probes_need_no_key(door: Door, path: str) -> None:
     assert door.http("GET", path).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready"])
+@pytest.mark.parametrize("key", [None, "not-a-key"])
+def test_a_stranger_learns_only_whether_the_server_is_ready(door: Door, path: str, key: str | None) -> None:
+    answer = door.http("GET", path, key)
+    assert answer.status_code == 200
+    assert answer.json() == {"ready": True}
+    head = door.http("HEAD", path, key)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(answer.content)))
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready"])
+def test_readiness_tells_a_client_of_the_models_that_it_may_read(door: Door, path: str) -> None:
+    scorer, reader = (door.http("GET", path, key).json() for key in ("scorer", "reader"))
+    assert set(scorer["models"]) == {"sage", "people"}
+    assert scorer["reasons"] == []
+    assert {"sage", "link", "loading"} <= set(reader["models"])
+    assert reader["reasons"] == ["model loading: LOADING: its weights are being read"]
+
+
+def test_names_of_models_are_no_answer_to_a_stranger_who_guesses(door: Door) -> None:
+    for path in ("/v2/models/nobody/ready", "/v2/models/sage/versions/99/ready"):
+        answer = door.http("GET", path)
+        assert (answer.status_code, answer.json()) == (503, {"ready": False})
+    assert door.http("GET", "/v2/models/sage/versions/99/ready", "scorer").status_code == 404
+    assert door.http("GET", "/v2/models/link/versions/99/ready", "scorer").status_code == 503
+    status, text, _ = door.call(f"{INFER}/ModelReady", {"name": "nobody"})
+    assert (status, text) == ("OK", "")  # ready is false
+    status, text, _ = door.call(
+        f"{INFER}/ModelReady", {"name": "nobody"}, **{"x-api-key": door.keys["reader"]}
+    )
+    assert status == "NOT_FOUND"
+    assert "sage" in text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

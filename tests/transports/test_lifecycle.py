@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from hopline.client import Admin, Client
 from hopline.errors import BadRequest, Conflict, ModelNotFound
 from tests.rollout import fleet_rig
 from tests.servers import RunningServer, running
+from tests.transports.held_loads import ALLOWED
 
 SERVICE = "hopline.service:Service"
 LOOSE = {"min_requests": 10**6, "max_disagreement": 1.0, "max_psi": 1e6, "max_p99_ratio": 1e3}
@@ -223,3 +227,86 @@ def test_no_request_is_lost_or_answered_twice_while_everything_changes(
     assert failed == []
     assert answered == sent
     assert sent[0] > 50
+
+
+@pytest.fixture
+def held(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    """Two workers whose loads of version 2 wait; see `held_loads.py`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with running(
+        "tests.transports.held_loads:HeldLoads",
+        graph__path=root / "graph",
+        models__repository=root / "models",
+        server__workers=2,
+    ) as started:
+        yield started
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_a_client_that_hangs_up_during_a_load_stops_nothing(
+    held: RunningServer, root: Path, transport: str
+) -> None:
+    publish(root, "2")
+    if transport == "http":
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{held.url}/v2/repository/models/sage/load", timeout=0.5)
+    else:
+        grpc = triton_grpc.InferenceServerClient(held.grpc)
+        with pytest.raises(Exception, match="Deadline Exceeded"):
+            grpc.load_model("sage", client_timeout=0.5)
+        grpc.close()
+    assert versions(held) == {"1"}
+    (root / ALLOWED).touch()
+    wait_until(lambda: versions(held) == {"2"})
+    index = httpx.post(f"{held.url}/v2/repository/index").json()
+    assert {row["version"]: row["state"] for row in index} == {"1": "READY", "2": "READY"}
+
+
+def test_callers_of_one_load_wait_for_it_together(held: RunningServer, root: Path) -> None:
+    publish(root, "2")
+    url = f"{held.url}/v2/repository/models/sage/load"
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        calls = [pool.submit(httpx.post, url, timeout=60) for _ in range(6)]
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, timeout=0.5)
+        (root / ALLOWED).touch()
+        assert [call.result().status_code for call in calls] == [200] * 6
+    assert versions(held) == {"2"}
+
+
+def test_a_rollback_sent_to_both_workers_at_once_ends_the_canary_on_both(
+    server: RunningServer, root: Path
+) -> None:
+    publish(root, "3")
+    body = {
+        "model": "sage",
+        "version": "3",
+        "steps": [50, 100],
+        "hold_s": 600,
+        "rehearse": 0,
+        "gates": LOOSE,
+    }
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    head = (
+        b"POST /v1/rollouts/sage/rollback HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n"
+    )
+    for _ in range(4):
+        assert httpx.post(f"{server.url}/v1/rollouts", json=body, timeout=60).status_code == 200
+        assert versions(server, 40) == {"1", "3"}
+        with contextlib.ExitStack() as stack:
+            # connected before, so that the requests themselves reach both workers in one moment
+            clients = [stack.enter_context(socket.create_connection(address, 30)) for _ in range(12)]
+            for client in clients:
+                client.sendall(head)
+            for client in clients:
+                client.sendall(b"\r\n")
+            statuses = sorted(client.makefile("rb").readline().split()[1] for client in clients)
+        assert statuses == [b"200"] + [b"409"] * 11
+        assert versions(server, 40) == {"1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,19 +13,24 @@ from pathlib import Path
 import msgspec
 
 from hopline.config import Config
-from hopline.rollout.state import ModelState
+from hopline.rollout.state import FirstState
 
-#: Seconds between looks, and after which a worker that says nothing is not waited for.
+log = logging.getLogger(__name__)
+
+#: Seconds between looks, and after which a worker that does not switch is not waited for.
 _LOOK_S, _PATIENCE_S = 0.01, 120.0
 
 
 class _Ack(msgspec.Struct):
     """Attributes:
+    switched: generation of the state by which requests are answered.
+    loaded: generation of which all that is wanted was loaded, or could not be.
     failed: "model/unit" -> why it could not be loaded.
     """
 
     pid: int
-    generation: int
+    switched: int
+    loaded: int
     failed: dict[str, str]
 
 
@@ -41,10 +47,11 @@ class Acknowledgements:
         self._count = worker.count
         self._mine: Mapping[str, str] = {}
 
-    def say(self, generation: int, failed: Mapping[str, str]) -> None:
-        """This worker is in line with a generation of the state.
+    def say(self, switched: int, loaded: int, failed: Mapping[str, str]) -> None:
+        """How far this worker is in line with the state.
 
         Args:
+            switched, loaded: as in `_Ack`.
             failed: "model/unit" -> why it could not be loaded.
         """
         self._mine = failed
@@ -52,10 +59,10 @@ class Acknowledgements:
             return
         file = self._file(self._index)
         draft = file.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(_Ack(os.getpid(), generation, dict(self._mine))))
+        draft.write_bytes(msgspec.json.encode(_Ack(os.getpid(), switched, loaded, dict(self._mine))))
         os.replace(draft, file)
 
-    def first(self, make: Callable[[], dict[str, ModelState]]) -> dict[str, ModelState]:
+    def first(self, make: Callable[[], FirstState]) -> FirstState:
         """What `make` says, or said to the first worker of this server that asked."""
         if self._count == 1:
             return make()
@@ -64,25 +71,32 @@ class Acknowledgements:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
                 file.write_bytes(msgspec.json.encode(make()))
-            return msgspec.json.decode(file.read_bytes(), type=dict[str, ModelState])
+            return msgspec.json.decode(file.read_bytes(), type=FirstState)
 
-    async def of_all(self, generation: int) -> Mapping[str, str]:
-        """Wait until every worker that lives is in line; what any of them could not load."""
-        failed = dict(self._mine)
+    async def of_all(self, generation: int, *, loaded: bool) -> Mapping[str, str]:
+        """Wait until every worker that lives is in line; what any of them could not load.
+
+        Args:
+            loaded: wait also until each has loaded what is wanted, however long that takes.
+        """
+        failed: dict[str, str] = {}
         waiting = set(range(self._count)) - {self._index}
         end = time.monotonic() + _PATIENCE_S
-        while waiting and time.monotonic() < end:
+        while waiting:
             for index in list(waiting):
                 ack = self._read(index)
                 # One that died reads the newest state when it starts anew.
                 if ack is None or not _lives(ack.pid):
                     waiting.discard(index)
-                elif ack.generation >= generation:
+                elif (ack.loaded if loaded else ack.switched) >= generation:
                     failed |= ack.failed
+                    waiting.discard(index)
+                elif ack.switched < generation and time.monotonic() > end:
+                    log.error("worker %d did not switch to generation %d of the state", index, generation)
                     waiting.discard(index)
             if waiting:
                 await asyncio.sleep(_LOOK_S)
-        return failed
+        return failed | dict(self._mine)
 
     def _file(self, index: int) -> Path:
         return self._folder / f"lifecycle-{index}.ack"

@@ -1,4 +1,8 @@
-"""How a model's state changes: pure functions from the state before to the state after."""
+"""How a model's state changes: pure functions from the state before to the state after.
+
+They are called with the newest state, under the lock of the state file. So what may be done is decided
+here, and never on a worker's own copy, which another worker may have overtaken.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from hopline.errors import Conflict, ModelNotFound
 from hopline.rollout import rollout as steps
-from hopline.rollout.rollout import Rollout
-from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState
+from hopline.rollout.asked_unit import shown
+from hopline.rollout.rollout import Rollout, RolloutRequest
+from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState, Trial
+from hopline.rollout.unit import Unit
 
 #: What `Lifecycle.decide` takes.
 VERBS = ("promote", "rollback", "pause", "resume", "advance", "end")
@@ -18,6 +25,7 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
     """A model's state after a step of its rollout."""
     if not rollout.is_over:
         return msgspec.structs.replace(state, rollout=rollout)
+    rollout = steps.shortened(rollout)
     past = (*state.past, rollout)[-MAX_PAST:]
     if rollout.status != "promoted":
         units = state.units
@@ -29,14 +37,132 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
     )
 
 
-def without(state: ModelState, gone: Collection[str]) -> ModelState:
-    """A model's state without some units."""
+def check_no_rollout(state: ModelState, model: str) -> None:
+    """Raises: Conflict: a rollout of the model is under way."""
+    if state.rollout is not None:
+        raise Conflict(
+            f"a rollout of {model} to {state.rollout.candidate} is under way; promote it or roll it "
+            "back first"
+        )
+
+
+def tried(state: ModelState, model: str, trial: Trial) -> ModelState:
+    """With a unit that every worker loads before anything is made of it.
+
+    Raises: Conflict: a rollout is under way.
+    """
+    check_no_rollout(state, model)
+    return msgspec.structs.replace(state, trials=(*state.trials, trial), tries=state.tries + 1)
+
+
+def without_trial(state: ModelState, trial_id: str) -> ModelState:
+    """Without a trial; the same object where it is none."""
+    left = tuple(trial for trial in state.trials if trial.id != trial_id)
+    return state if len(left) == len(state.trials) else msgspec.structs.replace(state, trials=left)
+
+
+def without_trials_of(whole: LifecycleState, worker: int, num_workers: int) -> LifecycleState:
+    """The whole state without what one worker tried, or workers that are no more; see `Trial`."""
+    models = dict(whole.models)
+    for name, state in whole.models.items():
+        left = tuple(trial for trial in state.trials if worker != trial.worker < num_workers)
+        if len(left) < len(state.trials):
+            models[name] = msgspec.structs.replace(state, trials=left)
+    return whole if models == whole.models else msgspec.structs.replace(whole, models=models)
+
+
+def loaded(state: ModelState, model: str, unit: Unit, *, serve: bool) -> ModelState:
+    """With a unit that every worker has loaded; it serves if it shall, or where nothing does.
+
+    Raises: Conflict: a rollout is under way.
+    """
+    check_no_rollout(state, model)
+    state = _with(state, unit)
+    if state.serving == unit.id or (state.serving and not serve):
+        return state
+    return msgspec.structs.replace(state, serving=unit.id, previous=state.serving)
+
+
+def _with(state: ModelState, unit: Unit) -> ModelState:
+    units = state.units if state.unit(unit.id) is not None else (*state.units, unit)
+    return msgspec.structs.replace(state, units=units, tries=state.tries + 1)
+
+
+def unloaded(state: ModelState, model: str, version: str | None) -> ModelState:
+    """Without one unit, or without any.
+
+    Raises:
+        ModelNotFound: it is not loaded.
+        Conflict: it serves (and others are loaded), or a rollout is under way.
+    """
+    if not state.units:
+        raise ModelNotFound(f"model {model!r} is not loaded")
+    if version is not None and state.unit(version) is None:
+        raise ModelNotFound(no_version(model, version, [unit.id for unit in state.units]))
+    check_no_rollout(state, model)
+    gone = {unit.id for unit in state.units} if version is None else {version}
+    if state.serving in gone and len(gone) < len(state.units):
+        raise Conflict(
+            f"{model}/{state.serving} serves; let another serve first, or unload the whole model"
+        )
+    return _without(state, gone)
+
+
+def _without(state: ModelState, gone: Collection[str]) -> ModelState:
     return msgspec.structs.replace(
         state,
         units=tuple(unit for unit in state.units if unit.id not in gone),
         serving="" if state.serving in gone else state.serving,
         previous="" if state.previous in gone else state.previous,
     )
+
+
+def check_candidate(state: ModelState, model: str, unit_id: str) -> None:
+    """Raises: Conflict: a unit cannot be rolled out beside what serves now."""
+    check_no_rollout(state, model)
+    if not state.serving:
+        raise Conflict(f"model {model!r} has no version that serves; load one")
+    if unit_id == state.serving:
+        raise Conflict(f"{model}/{unit_id} serves already")
+
+
+def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> ModelState:
+    """With a rollout of a unit that every worker has loaded.
+
+    Raises: Conflict: as `check_candidate`.
+    """
+    check_candidate(state, asked.model, unit.id)
+    return msgspec.structs.replace(
+        _with(state, unit), rollout=steps.begin(asked, state.serving, unit.id, now)
+    )
+
+
+def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -> ModelState:
+    """What a person's word makes of a model: of its rollout, or (rollback) of its last switch.
+
+    To say it again changes nothing: a rollback that is repeated, since its answer was lost, or that two
+    people ask for at once, never goes back a second time.
+
+    Raises: Conflict: nothing that this could be done to.
+    """
+    if state.rollout is not None:
+        return settled(state, decided(state.rollout, verb, why, now))
+    if verb != "rollback":
+        raise Conflict(f"no rollout of {model} is under way")
+    last = state.past[-1] if state.past else None
+    if last is not None and last.status == "rolled_back" and last.current == state.serving:
+        raise Conflict(
+            f"the rollout of {model} to {last.candidate} was rolled back already, and {state.serving} "
+            "serves; to serve another version, load it"
+        )
+    if not state.previous or state.unit(state.previous) is None:
+        raise Conflict(f"no version of {model} served before {state.serving}, or it is not loaded")
+    return msgspec.structs.replace(state, serving=state.previous, previous="")
+
+
+def no_version(model: str, version: str, there: Collection[str]) -> str:
+    """What to say of a version that is not there."""
+    return f"model {model!r} has no version {shown(version)}; there are: {', '.join(there)}"
 
 
 def decided(rollout: Rollout, verb: str, why: str, now: float) -> Rollout:
@@ -69,6 +195,6 @@ def changed(
     """
     before = whole.models.get(name) or present
     after = change(before)
-    if after is before and name in whole.models:
+    if after is before:
         return whole
     return msgspec.structs.replace(whole, models={**whole.models, name: after})

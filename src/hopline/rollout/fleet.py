@@ -2,23 +2,27 @@
 
 Adopting a state switches and lets go at once; what is missing is loaded meanwhile, and takes its place when
 it is there. A unit that is not wanted any more gets no new requests from that moment; those that it took
-finish, and then its memory is given back.
+finish, and then all that it holds is given back. A unit that is loaded and that no state wants yet takes no
+requests at all. Whoever needs a unit, a caller or a state, waits for the same load of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from hopline.errors import HoplineError, ModelNotReady
 from hopline.observe.metrics import Metrics
+from hopline.rollout.load import Load
 from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
 from hopline.rollout.served import Scorer, Served
+from hopline.rollout.shared_work import SharedWork
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.state import LifecycleState, ModelState
 from hopline.rollout.unit import Unit
@@ -30,13 +34,13 @@ class Fleet:
     """Args:
     loader: makes units.
     referee: says who takes requests while a rollout is under way.
-    settled: is called when this process is in line with the state, or has tried.
+    settled: is called when this process has come closer to the state: see `is_settled`.
     metrics: of the server.
 
     Attributes:
         state: that is followed.
         serving: model name -> who answers requests that name no version.
-        units: model name -> unit id -> loaded, oldest first.
+        units: model name -> unit id -> loaded and wanted, oldest first.
         failed: (model, unit id) -> why this process could not load it.
     """
 
@@ -55,26 +59,29 @@ class Fleet:
         self._loader = loader
         self._referee = referee
         self._settled = settled
-        self._known: dict[tuple[str, str], Unit] = {}
-        self._loading: set[tuple[str, str]] = set()
+        #: Everything that is loaded, until it is unloaded.
+        self._loaded: dict[tuple[str, str], Load] = {}
+        self._loads: SharedWork[tuple[str, str], None] = SharedWork("a load")
+        #: Callers that need a unit which the state need not want yet.
+        self._needed: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Whether requests are served while units are loaded.
-        self.is_live = False
 
     def model(self, name: str) -> ModelState | None:
         """The state of a model, if there is such a model."""
         return self.state.models.get(name)
 
     def all(self) -> list[Served]:
-        """Every unit that is loaded."""
+        """Every unit that takes requests."""
         return [served for units in self.units.values() for served in units.values()]
 
     async def close(self) -> None:
-        """Let go of everything; after the last request."""
-        if self._tasks:
+        """Release everything; after the last request."""
+        await self._loads.join()
+        while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        for served in self.all():
-            await served.release()
+        for load in self._loaded.values():
+            await load.give_back()
+        self._loaded.clear()
 
     def index(self) -> list[dict[str, str]]:
         """Every unit that is wanted, and every version in the repository that is not, with its state.
@@ -111,7 +118,7 @@ class Fleet:
             if name not in self.serving and (name, state.serving) in self.failed
         }
 
-    def fail(self, name: str, unit_id: str, error: HoplineError) -> None:
+    def _fail(self, name: str, unit_id: str, error: HoplineError) -> None:
         """A unit that is wanted could not be loaded: it is unavailable until it is asked for again."""
         self.failed[name, unit_id] = error
         self._unavailable(name, unit_id).set(1)
@@ -133,90 +140,125 @@ class Fleet:
 
     def adopt(self, state: LifecycleState) -> None:
         """Switch and let go at once; begin to load what is missing."""
-        if state.generation < self.state.generation:
+        if state.generation <= self.state.generation:
             return  # another task was faster
         before, self.state = self.state.models, state
         for name, model in state.models.items():
-            self.route(name)
-            wanted = {unit.id: unit for unit in model.units}
-            for unit_id in [each for each in self.units.get(name, {}) if each not in wanted]:
-                self._retire(name, unit_id)
+            wanted = model.wanted
             again = name in before and before[name].tries != model.tries
             for unit_id in [unit_id for other, unit_id in self.failed if other == name]:
                 if again or unit_id not in wanted:
                     self._unfail(name, unit_id)
-            for unit in model.units:
-                key = name, unit.id
-                if unit.id not in self.units.get(name, {}) and not {key} & (
-                    self._loading | set(self.failed)
-                ):
-                    # before the task begins: who is asked meanwhile must not say that it is in line
-                    self._loading.add(key)
-                    self._spawn(self._load_wanted(name, unit))
-        self._tell()
+            self.route(name)
+            for unit_id in [unit_id for other, unit_id in self._loaded if other == name]:
+                if unit_id not in wanted and not self._needed[name, unit_id]:
+                    self._retire(name, unit_id)
+        self.load_missing()
+        self._settled()
 
-    def _tell(self) -> None:
-        if not self._loading:
-            self._settled()
+    def load_missing(self) -> None:
+        """Begin to load what the state wants and is neither loaded nor failed."""
+        for name, model in self.state.models.items():
+            for unit_id, unit in model.wanted.items():
+                key = name, unit_id
+                if key not in self._loaded and key not in self.failed and key not in self._loads:
+                    self._spawn(self._load_wanted(name, unit))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that the state wants is loaded, or could not be."""
+        return all(
+            (name, unit_id) in self._loaded or (name, unit_id) in self.failed
+            for name, model in self.state.models.items()
+            for unit_id in model.wanted
+        )
 
     async def _load_wanted(self, name: str, unit: Unit) -> None:
-        """Load what the state wants; it may have changed by the time that it is loaded."""
-        key = name, unit.id
-        try:
+        with contextlib.suppress(HoplineError):  # `why` says it from then on
             await self.load(name, unit)
-        except HoplineError as error:
-            self.fail(name, unit.id, error)
-        finally:
-            self._loading.discard(key)
-        if unit.id in self.units.get(name, {}):
-            state = self.model(name)
-            if state is None or state.unit(unit.id) is None:
-                self._retire(name, unit.id)
-            else:
-                self.route(name)
-        self._tell()
+
+    def wants(self, name: str, unit_id: str) -> bool:
+        """Whether the state that is followed has a unit."""
+        state = self.model(name)
+        return state is not None and unit_id in state.wanted
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @contextlib.contextmanager
+    def needed(self, name: str, unit_id: str) -> Iterator[None]:
+        """A unit stays loaded meanwhile, also where the state does not want it."""
+        self._needed[name, unit_id] += 1
+        try:
+            yield
+        finally:
+            self._needed[name, unit_id] -= 1
+            self._keep_or_retire(name, unit_id)
+
     async def load(self, name: str, unit: Unit) -> None:
-        """Load a unit, unless it is there.
+        """Load a unit, unless it is there; wait for the load of it that is under way, if there is one.
+
+        A caller that is cancelled stops no load.
 
         Raises: HoplineError: it cannot be loaded.
         """
+        if (name, unit.id) not in self._loaded:
+            await self._loads.result((name, unit.id), lambda: self._load(name, unit))
+
+    async def _load(self, name: str, unit: Unit) -> None:
         began = time.perf_counter()
-        served = await self._loader.load(name, unit)
-        if unit.id in self.units.get(name, {}):  # two asked for it at once
-            await self._loader.drop(name, unit, served)
-            return
-        self.units.setdefault(name, {})[unit.id] = served
-        self._known[name, unit.id] = unit
-        self._unfail(name, unit.id)
-        if self.is_live:
-            gc.freeze()  # as at start: what was loaded need not be looked at by every full collection
-        log.info("loaded %s/%s in %.2f s", name, unit.id, time.perf_counter() - began)
+        try:
+            self._loaded[name, unit.id] = await self._loader.load(name, unit)
+        except HoplineError as error:
+            if self.wants(name, unit.id):
+                self._fail(name, unit.id, error)
+            raise
+        else:
+            self._unfail(name, unit.id)
+            log.info("loaded %s/%s in %.2f s", name, unit.id, time.perf_counter() - began)
+            self._keep_or_retire(name, unit.id)  # the state may have changed by now
+        finally:
+            self._settled()
+
+    def served(self, name: str, unit_id: str) -> Served:
+        """A unit that is loaded, whether or not it takes requests yet."""
+        return self._loaded[name, unit_id].served
+
+    def _keep_or_retire(self, name: str, unit_id: str) -> None:
+        if self.wants(name, unit_id):
+            self.route(name)
+        elif (name, unit_id) in self._loaded and not self._needed[name, unit_id]:
+            self._retire(name, unit_id)
+        if not self._needed[name, unit_id]:
+            del self._needed[name, unit_id]
 
     def _retire(self, name: str, unit_id: str) -> None:
-        served = self.units[name].pop(unit_id)
-        if not self.units[name]:
-            del self.units[name]
-        unit = self._known.pop((name, unit_id))
+        load = self._loaded.pop((name, unit_id))
+        served = load.served
         served.close(f"{name}/{unit_id} was unloaded")
 
         async def finish() -> None:
             await served.join()
-            await self._loader.drop(name, unit, served)
+            await load.give_back()
             log.info("unloaded %s/%s", name, unit_id)
 
         self._spawn(finish())
 
     def route(self, name: str) -> None:
-        """Let requests that name no version go where the state says; between two requests."""
+        """Let requests go where the state says; between two requests."""
         before = self.serving.get(name)
         state = self.model(name)
-        units = self.units.get(name, {})
+        wanted = () if state is None else state.units
+        units = {
+            unit.id: self._loaded[name, unit.id].served
+            for unit in wanted
+            if (name, unit.id) in self._loaded
+        }
+        self.units[name] = units
+        if not units:
+            del self.units[name]
         serving = units.get(state.serving) if state is not None else None
         rollout = state.rollout if state is not None else None
         candidate = units.get(rollout.candidate) if rollout is not None else None

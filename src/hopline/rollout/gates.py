@@ -26,6 +26,9 @@ _CHANCE_AGAIN = 1e-3
 #: Answers after a doubt that must speak for the candidate, however few it may go on with.
 _AFTER_DOUBT = 20
 
+#: Of any gate: what is stored must be finite.
+_LARGEST = 1e15
+
 Verdict = Literal["wait", "good", "bad", "slow"]
 
 
@@ -67,6 +70,9 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("max_p99_ratio", "max_p50_ratio"):
             if not getattr(self, name) >= 1:
                 found.append(f"gates.{name} must be at least 1, not {getattr(self, name)}")
+        for name in self.__struct_fields__:
+            if not -_LARGEST <= getattr(self, name) <= _LARGEST:
+                found.append(f"gates.{name} is at most {_LARGEST:g}, not {getattr(self, name)}")
         return found
 
 

@@ -5,22 +5,24 @@ at it many times a second and brings itself in line: loads what is missing, swit
 wanted. Who is asked for a change makes it in two steps: first every worker loads, then every worker
 switches; so a version that does not load anywhere never takes a request.
 
-    POST …/load ──► this worker loads it ──► state: units + it ──► all others load it, say so
-                    (fails: nothing happened)                     (one fails: state without it)
-                                           └► state: serving = it ──► all switch, between two requests
+    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, say so
+                    (fails: nothing happened)                      (one fails: state without it)
+                                           └► state: units + it, serving = it ──► all switch, between
+                                              two requests
+
+A change goes on to its end when its caller hangs up. Whether it may be made is decided on the newest state,
+under the file's lock (`changes.py`, `shared_state.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import os
-import shutil
-import tempfile
+import secrets
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,24 +34,27 @@ from hopline.errors import (
     ModelNotFound,
     ModelNotReady,
     RepositoryUnavailable,
-    RuntimeFailure,
 )
 from hopline.observe.metrics import Metrics
+from hopline.rollout import changes
 from hopline.rollout import rollout as steps
-from hopline.rollout.acknowledge import Acknowledgements
-from hopline.rollout.changes import VERBS, changed, decided, settled, without
+from hopline.rollout.asked_unit import asked_unit, shown
 from hopline.rollout.fleet import Fleet
 from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
-from hopline.rollout.rollout import Rollout, RolloutRequest
+from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
-from hopline.rollout.state import LifecycleState, ModelState, StateFile
+from hopline.rollout.shared_state import Change, SharedState
+from hopline.rollout.shared_work import SharedWork
+from hopline.rollout.state import LifecycleState, ModelState, Trial
 from hopline.rollout.unit import Unit, checked_name
 
 log = logging.getLogger(__name__)
 
 #: Seconds between looks at the state file, and at rollouts under way.
 _LOOK_S = 0.05
+
+ResultT = TypeVar("ResultT")
 
 
 class Lifecycle:
@@ -76,11 +81,10 @@ class Lifecycle:
         self._loader = loader
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._own_folder: str | None = None
-        self._file = StateFile(self._state_folder())
-        self._acks = Acknowledgements(config, self._file.folder)
-        self._referee = Referee(metrics, recorders, self._file.folder)
-        self.fleet = self._fleet = Fleet(loader, self._referee, self._acknowledge, metrics)
+        self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
+        self._state = SharedState(config, loader, self._forget)
+        self._referee = Referee(metrics, recorders, self._state.folder)
+        self.fleet = self._fleet = Fleet(loader, self._referee, self._state.acknowledge, metrics)
 
     # Life
 
@@ -93,9 +97,8 @@ class Lifecycle:
             HoplineError: what all models stand on cannot be opened; or no model can serve, or with
                 `models.require_all` not every one, and why.
         """
-        self._file.open()
-        saved = self._file.read()
-        self._fleet.state = state = self._with_models(saved, first=True)
+        saved = self._state.open(self._fleet)
+        state = self._fleet.state
         self._loader.expect(sum(len(model.units) for model in state.models.values()))
         # Pipelines last: their steps are checked against what is loaded.
         for name in sorted(state.models, key=self._loader.nesting):
@@ -103,8 +106,8 @@ class Lifecycle:
                 await self._load_first(name, unit, saved)
             self._fleet.route(name)
         self._check_start()
-        self._acknowledge()
-        self._fleet.is_live = True
+        self._fleet.load_missing()  # what other workers try just now
+        self._state.acknowledge()
         self._task = asyncio.ensure_future(self._follow())
 
     async def close(self) -> None:
@@ -112,11 +115,11 @@ class Lifecycle:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._changes.close()
         self._referee.close()
         await self._fleet.close()
         await self._loader.close()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._state.close()
 
     # Changes
 
@@ -144,12 +147,16 @@ class Lifecycle:
             HoplineError: it cannot be loaded; nothing changed.
         """
         unit = await self._found(model, version, graph, groups)
-        self._no_rollout(model)
-        await self._bring(model, unit)
-        if serve or model not in self._fleet.serving:
-            await self._check_fit(model, unit)
-            await self._switch(model, unit.id)
+        await self._to_the_end(lambda: self._load(model, unit, serve), ("load", model, unit, serve))
         return unit.id
+
+    async def _load(self, model: str, unit: Unit, serve: bool) -> None:
+        await self._state.follow()
+        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a load in vain
+
+        await self._with_unit(
+            model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
+        )
 
     async def unload(self, model: str, version: str | None = None) -> None:
         """Let go of one unit, or of all of a model; requests that it took finish.
@@ -158,20 +165,12 @@ class Lifecycle:
             ModelNotFound: it is not loaded.
             Conflict: it serves (and others are loaded), or a rollout is under way.
         """
-        state = self._model_state(model)
-        self._no_rollout(model)
-        if version is None:
-            gone = {unit.id for unit in state.units}
-        else:
-            if state.unit(version) is None:
-                raise ModelNotFound(_no_version(model, version, [unit.id for unit in state.units]))
-            gone = {version}
-        if state.serving in gone and len(gone) < len(state.units):
-            raise Conflict(
-                f"{model}/{state.serving} serves; let another serve first, or unload the whole model"
-            )
+        await self._to_the_end(lambda: self._unload(model, version))
 
-        if len(gone) == len(state.units):
+    async def _unload(self, model: str, version: str | None) -> None:
+        await self._state.follow()
+        loaded = [unit.id for unit in self._model_state(model).units]
+        if version is None or loaded == [version]:
             asking = [
                 served.name
                 for served in self._fleet.all()
@@ -179,7 +178,7 @@ class Lifecycle:
             ]
             if asking:
                 raise Conflict(f"{model} is asked by pipeline {', '.join(asking)}; unload that first")
-        await self._publish(model, lambda state: without(state, gone))
+        await self._state.publish(model, lambda state: changes.unloaded(state, model, version))
 
     async def begin(self, asked: RolloutRequest) -> Rollout:
         """Load a candidate beside the version that serves and give it its first share.
@@ -192,54 +191,45 @@ class Lifecycle:
         asked.check()
         shadow = asked.kind == "shadow"
         unit = await self._found(asked.model, asked.version, asked.graph, asked.groups, shadow=shadow)
-        self._no_rollout(asked.model)
-        current = self._model_state(asked.model).serving
-        if not current:
-            raise Conflict(f"model {asked.model!r} has no version that serves; load one")
-        if unit.id == current:
-            raise Conflict(f"{asked.model}/{unit.id} serves already")
-        await self._bring(asked.model, unit)
-        await self._check_fit(asked.model, unit)
-        rollout = steps.begin(asked, current, unit.id, self._clock())
+        return await self._to_the_end(lambda: self._begin(asked, unit))
+
+    async def _begin(self, asked: RolloutRequest, unit: Unit) -> Rollout:
+        await self._state.follow()
+        changes.check_candidate(
+            self._model_state(asked.model), asked.model, unit.id
+        )  # before a load in vain
+        begun: list[Rollout] = []
 
         def change(state: ModelState) -> ModelState:
-            if state.rollout is not None:
-                raise Conflict(f"a rollout of {asked.model} to {state.rollout.candidate} is under way")
-            if state.unit(unit.id) is None or state.serving != current:
-                raise Conflict(f"{asked.model} was changed meanwhile; look and begin anew")
-            return msgspec.structs.replace(state, rollout=rollout)
+            after = changes.begun(state, asked, unit, self._clock())
+            assert after.rollout is not None
+            begun.append(after.rollout)
+            return after
 
-        await self._publish(asked.model, change)
-        return rollout
+        await self._with_unit(asked.model, unit, change, serves=True)
+        return begun[-1]
 
     async def decide(self, model: str, verb: str, why: str = "") -> dict[str, Any]:
         """Do what a person says: promote, rollback, pause, resume, advance or end.
 
-        Without a rollout under way, "rollback" returns to the version that served before.
+        Without a rollout under way, "rollback" returns to the version that served before; once.
 
         Raises:
-            BadRequest: no such verb.
+            BadRequest: no such verb, or a reason that is too long.
             ModelNotFound: no such model.
             Conflict: nothing that this could be done to.
         """
-        if verb not in VERBS:
-            raise BadRequest(f"{verb!r} is not one of {', '.join(VERBS)}")
-        state = self._model_state(model)
-        if state.rollout is None:
-            if verb != "rollback":
-                raise Conflict(f"no rollout of {model} is under way")
-            if not state.previous or state.unit(state.previous) is None:
-                raise Conflict(f"no version of {model} served before {state.serving}, or it is not loaded")
-            await self._switch(model, state.previous)
-            return self.describe(model)
-        why = why or "asked for"
+        if verb not in changes.VERBS:
+            raise BadRequest(f"{verb!r} is not one of {', '.join(changes.VERBS)}")
+        if len(why) > MAX_REASON:
+            raise BadRequest(f"reason: {len(why)} characters; at most {MAX_REASON}")
+        return await self._to_the_end(lambda: self._decide(model, verb, why or "asked for"))
 
-        def change(state: ModelState) -> ModelState:
-            if state.rollout is None:
-                raise Conflict(f"no rollout of {model} is under way any more")
-            return settled(state, decided(state.rollout, verb, why, self._clock()))
-
-        await self._publish(model, change)
+    async def _decide(self, model: str, verb: str, why: str) -> dict[str, Any]:
+        await self._state.follow()
+        self._model_state(model)
+        now = self._clock()
+        await self._state.publish(model, lambda state: changes.decided_on(state, model, verb, why, now))
         return self.describe(model)
 
     def describe(self, model: str) -> dict[str, Any]:
@@ -267,8 +257,7 @@ class Lifecycle:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                if self._file.changed():
-                    self._fleet.adopt(self._with_models(self._file.read()))
+                await self._state.follow()
                 if self._referee.is_busy:
                     await self._judge()
             except Exception:  # the boundary: what fails now is tried again at the next look
@@ -284,33 +273,13 @@ class Lifecycle:
             def change(state: ModelState, rollout: Rollout = rollout, after: Rollout = after) -> ModelState:
                 if state.rollout != rollout:
                     return state  # a person was faster
-                return settled(state, after)
+                return changes.settled(state, after)
 
             log.warning("rollout of %s to %s: %s", after.model, after.candidate, after.events[-1].text)
-            await self._publish(after.model, change)
+            # no worker is waited for: one that still loads must not keep this one from following the state
+            await self._state.publish(after.model, change, until="written")
 
     # The state
-
-    def _with_models(self, state: LifecycleState, *, first: bool = False) -> LifecycleState:
-        """The state, and what it does not say: models that were never touched serve as the repository is.
-
-        As it was when the server started: a worker that starts anew must not find other versions than
-        the others have.
-        """
-        untouched = self._fleet.state.models
-        if first:
-            untouched = self._acks.first(self._whole_repository)
-        known = untouched.keys() | state.models.keys() if not first else set(untouched)
-        models = {name: state.models.get(name) or untouched[name] for name in sorted(known)}
-        return msgspec.structs.replace(state, models=models)
-
-    def _whole_repository(self) -> dict[str, ModelState]:
-        """Every version of every model, the newest serving."""
-        models = {}
-        for name in self._loader.models():
-            units = tuple(Unit(version) for version in self._loader.available(name))
-            models[name] = ModelState(units, units[-1].id)
-        return models
 
     async def _load_first(self, name: str, unit: Unit, state: LifecycleState) -> None:
         """Load a unit at start; one that fails is unavailable, and says why.
@@ -322,9 +291,8 @@ class Lifecycle:
         except RepositoryUnavailable:  # worth another try, of the whole start
             raise
         except HoplineError as error:
-            if error is self._loader.own_failure:
+            if error is self._loader.inputs.own_failure:
                 raise
-            self._fleet.fail(name, unit.id, error)
             model = state.models.get(name)
             rollout = model.rollout if model is not None else None
             if rollout is None or unit.id != rollout.candidate:
@@ -335,11 +303,9 @@ class Lifecycle:
             def change(state: ModelState) -> ModelState:
                 if state.rollout is None or state.rollout.id != rollout.id:
                     return state
-                return settled(state, steps.rolled_back(state.rollout, why, now))
+                return changes.settled(state, steps.rolled_back(state.rollout, why, now))
 
-            self._fleet.state = self._with_models(
-                self._file.update(lambda whole: changed(whole, name, change, model or ModelState()))
-            )
+            self._fleet.state = self._state.update(name, change)
 
     def _check_start(self) -> None:
         """Whether enough can serve to begin.
@@ -362,7 +328,9 @@ class Lifecycle:
     ) -> Unit:
         """The unit that is meant.
 
-        Raises: ModelNotFound: it is not in the repository.
+        Raises:
+            ModelNotFound: it is not in the repository.
+            BadRequest: as `asked_unit`.
         """
         checked_name(model, "model")
         there = await asyncio.to_thread(self._loader.available, model)
@@ -373,125 +341,81 @@ class Lifecycle:
             )
         version = there[-1] if version is None else version
         if version not in there:
-            raise ModelNotFound(_no_version(model, version, there))
-        return Unit(version, str(Path(graph).resolve()) if graph else "", groups, shadow)
+            raise ModelNotFound(changes.no_version(model, version, there))
+        return await asyncio.to_thread(
+            functools.partial(asked_unit, version, graph, groups, self._config, shadow=shadow)
+        )
 
-    async def _bring(self, model: str, unit: Unit) -> None:
-        """Have every worker load a unit.
+    async def _to_the_end(
+        self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None
+    ) -> ResultT:
+        """The outcome of a change, which goes on whether or not its caller waits.
 
-        Raises: HoplineError: one cannot; then none has it.
+        Args:
+            key: callers of an equal one wait for the same; None for a change of its own.
         """
-        if unit.id in self._fleet.units.get(model, {}) and self._config.worker.count == 1:
-            return
-        present = self._fleet.model(model)
-        is_new = present is None or present.unit(unit.id) is None
-        if unit.id not in self._fleet.units.get(model, {}):
+        found: ResultT = await self._changes.result(object() if key is None else key, change)
+        return found
+
+    async def _with_unit(self, model: str, unit: Unit, change: Change, *, serves: bool) -> None:
+        """Have every worker load a unit, then make a change with it.
+
+        Args:
+            serves: whether callers that name no version come to it by that.
+
+        Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
+        """
+        worker = self._config.worker
+        trial = Trial(secrets.token_hex(6), unit, worker.index)
+        with self._fleet.needed(model, unit.id):
+            await self._fleet.load(model, unit)
             try:
-                await self._fleet.load(model, unit)
-            except HoplineError as error:
-                if not is_new:
-                    self._fleet.fail(model, unit.id, error)
+                if worker.count > 1:
+                    await self._try_everywhere(model, trial)
+                if serves or model not in self._fleet.serving:
+                    self._check_fit(model, unit)
+                await self._state.publish(
+                    model, lambda state: changes.without_trial(change(state), trial.id), adds=True
+                )
+            except BaseException as error:
+                await self._state.publish(
+                    model,
+                    lambda state: changes.without_trial(state, trial.id),
+                    until="switched" if isinstance(error, HoplineError) else "written",
+                )
                 raise
 
-        def add(state: ModelState) -> ModelState:
-            if state.unit(unit.id) is not None:  # workers that could not load it try again
-                return msgspec.structs.replace(state, tries=state.tries + 1)
-            return msgspec.structs.replace(state, units=(*state.units, unit))
-
-        failed = await self._publish(model, add)
-        why = failed.get(f"{model}/{unit.id}")
-        if why is not None:
-            if is_new:
-                await self._publish(model, lambda state: without(state, {unit.id}))
-            raise ModelNotReady(f"{model}/{unit.id} could not be loaded by every worker: {why}")
-
-    async def _check_fit(self, model: str, unit: Unit) -> None:
-        """Whether pipelines that ask a model can ask this unit of it.
-
-        Raises: PipelineInvalid: one cannot, and why; the unit is let go of if nothing needs it.
-        """
-        info = self._fleet.units[model][unit.id].info((unit.id,))
-        try:
-            for served in self._fleet.all():
-                if isinstance(served, AsksModels):
-                    served.check_model(info)
-        except HoplineError:
-            state = self._model_state(model)
-            if unit.id not in (state.serving, state.previous):
-                await self._publish(model, lambda state: without(state, {unit.id}))
-            raise
-
-    async def _switch(self, model: str, unit_id: str) -> None:
-        def change(state: ModelState) -> ModelState:
-            if state.serving == unit_id:
-                return state
-            if state.unit(unit_id) is None:
-                raise Conflict(f"{model}/{unit_id} was unloaded meanwhile")
-            return msgspec.structs.replace(state, serving=unit_id, previous=state.serving)
-
-        await self._publish(model, change)
-
-    async def _publish(self, model: str, change: Callable[[ModelState], ModelState]) -> Mapping[str, str]:
-        """Change a model's state everywhere; returns units that a worker could not load, and why.
+    async def _try_everywhere(self, model: str, trial: Trial) -> None:
+        """Have every worker load a unit; none gives it requests yet.
 
         Raises:
-            RuntimeFailure: the state cannot be written; nothing changed.
+            ModelNotReady: one cannot.
+            Conflict: a rollout is under way.
         """
-        present = self._fleet.model(model) or ModelState()
-        try:
-            state = self._file.update(lambda whole: changed(whole, model, change, present))
-        except OSError as error:
-            raise RuntimeFailure(f"the lifecycle's state cannot be written: {error}") from None
-        self._count_ended(model, state)
-        self._fleet.adopt(self._with_models(state))
-        return await self._acks.of_all(state.generation)
+        failed = await self._state.publish(
+            model, lambda state: changes.tried(state, model, trial), until="loaded", adds=True
+        )
+        why = failed.get(f"{model}/{trial.unit.id}")
+        if why is not None:
+            raise ModelNotReady(f"{model}/{trial.unit.id} could not be loaded by every worker: {why}")
 
-    def _count_ended(self, model: str, state: LifecycleState) -> None:
-        before = self._fleet.model(model)
-        after = state.models.get(model)
-        if before is None or before.rollout is None or after is None or after.rollout is not None:
-            return
-        done = after.past[-1]
-        self._referee.forget(done)
+    def _check_fit(self, model: str, unit: Unit) -> None:
+        """Whether pipelines that ask a model can ask this unit of it.
 
-    def _no_rollout(self, model: str) -> None:
-        state = self._fleet.model(model)
-        if state is not None and state.rollout is not None:
-            raise Conflict(
-                f"a rollout of {model} to {state.rollout.candidate} is under way; promote it or roll it "
-                "back first"
-            )
+        Raises: PipelineInvalid: one cannot, and why.
+        """
+        info = self._fleet.served(model, unit.id).info((unit.id,))
+        for served in self._fleet.all():
+            if isinstance(served, AsksModels):
+                served.check_model(info)
+
+    def _forget(self, rollout: Rollout) -> None:
+        """A rollout ended."""
+        self._referee.forget(rollout)
 
     def _model_state(self, model: str) -> ModelState:
         state = self._fleet.model(model)
         if state is None:
             known = ", ".join(self._fleet.state.models) or "none"
-            raise ModelNotFound(f"no model {model!r}; there are: {known}")
+            raise ModelNotFound(f"no model {shown(model)}; there are: {known}")
         return state
-
-    def _acknowledge(self) -> None:
-        failed = {
-            f"{name}/{unit_id}": self._fleet.why(name, unit_id) for name, unit_id in self._fleet.failed
-        }
-        self._acks.say(self._fleet.state.generation, failed)
-
-    def _state_folder(self) -> Path:
-        """Where the state lies: as configured, beside the models, or nowhere that lasts."""
-        models = self._config.models
-        if models.state is not None:
-            return models.state
-        local = Path(str(models.repository))
-        if "://" not in str(models.repository) and os.access(local, os.W_OK):
-            return local / ".hopline"
-        log.warning(
-            "models.state is not set and %s cannot be written: rollouts will not survive a restart",
-            models.repository,
-        )
-        if self._config.worker.metrics_dir:
-            return Path(self._config.worker.metrics_dir) / "state"
-        self._own_folder = tempfile.mkdtemp(prefix="hopline-state-")
-        return Path(self._own_folder)
-
-
-def _no_version(model: str, version: str, there: list[str]) -> str:
-    return f"model {model!r} has no version {version!r}; there are: {', '.join(there)}"

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import importlib
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from hopline.artifact import ModelSpec, read_artifact
-from hopline.config import Config, needed_folder
+from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.config import Config
 from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
@@ -27,11 +27,12 @@ from hopline.engine.schema import check_schema
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
-from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.rollout.hybrid_version import HybridVersion
 from hopline.rollout.limits import ModelLimits, read_limits
+from hopline.rollout.load import Load
 from hopline.rollout.local_repository import LocalRepository
+from hopline.rollout.model_inputs import ModelInputs, SharedInputs
 from hopline.rollout.regions import Regions
 from hopline.rollout.repository import Repository, configured_repository
 from hopline.rollout.served import Recorder, Scorer, Served
@@ -47,32 +48,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopline.rollout.process_nursery import Nursery
-    from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 #: Threads for batches that are too dear for the event loop; made when they are needed.
 _MAX_THREADS = 64
+#: Threads that load: as many units are opened at once. Those of `asyncio.to_thread` are for short work.
+_LOADING_THREADS = 4
 #: Seconds that a listing of a repository behind a network is given for.
 _LISTING_S = 5.0
 _NO_VERSION = "no version with a model.json or pipeline.toml"
 #: A model process of a shadow leaves the processor to whoever serves.
 _SHADOW_NICE = 19
-
-
-@dataclass(slots=True)
-class Ground:
-    """What graph models stand on.
-
-    Attributes:
-        graph: snapshot.
-        sources: of features that are not in it.
-        users: units that stand on it.
-    """
-
-    graph: Graph | LiveView
-    sources: Sources | None = None
-    users: set[str] = field(default_factory=set)
 
 
 class Loader:
@@ -96,6 +85,9 @@ class Loader:
         self._recorders = recorders
         self._resolve = resolve
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
+        self._threads = ThreadPoolExecutor(_LOADING_THREADS, thread_name_prefix="hopline-load")
+        #: graphs and feature stores that are open
+        self.inputs = SharedInputs(config, metrics, self._threads)
         #: shares the event loop out between the queues of all units
         self.turnstile = Turnstile()
         place_models(Placement(config.compute.device, config.compute.compiled))
@@ -104,23 +96,12 @@ class Loader:
             "Loads of a compiled model whose eager program runs instead.",
             ("model", "version"),
         )
-        self._grounds: dict[tuple[str, tuple[str, ...]], Ground] = {}
         worker = config.worker
         self._regions = Regions(worker.table_fd, worker.index)
         self._share = config.table.memory_bytes
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
-        self._keys: dict[tuple[str, str], str] = {}
         self._nursery: Nursery | None = None
-        #: Why the server's own graph or feature store cannot be opened: no fault of a model.
-        self.own_failure: HoplineError | None = None
-        #: Connects sources to the prefetcher; set by who knows about it.
-        self.on_sources: Callable[[Sources, Graph], object] | None = None
-
-    @property
-    def own(self) -> Ground | None:
-        """The server's own graph and sources, once a unit needed them."""
-        return self._grounds.get(("", ()))
 
     def expect(self, num_units: int) -> None:
         """Divide the tables' memory among so many units; later ones get as much as these."""
@@ -211,159 +192,172 @@ class Loader:
 
         return nesting(model, newest)
 
-    async def load(self, model: str, unit: Unit) -> Served:
+    async def load(self, model: str, unit: Unit) -> Load:
         """Load and warm up a unit; nothing of it takes requests yet.
 
-        Blocking work is done on a thread, so that requests to others are answered meanwhile.
+        Blocking work is done on threads, so that requests to others are answered meanwhile.
 
+        Returns: what was loaded, to be given back once it takes no requests any more.
         Raises:
             HoplineError: it is not there, or failed a check; the message says which.
             RuntimeFailure: something that it is made of failed in an unexpected way.
         """
+        load = Load(model, unit)
         try:
-            return await self._load(model, unit)
-        except HoplineError:
-            raise
-        except ImportError as error:
+            await self._load(load)
+            return load
+        except BaseException as error:
+            await load.give_back()
+            if isinstance(error, HoplineError) or not isinstance(error, Exception):
+                raise
+            if isinstance(error, ImportError):
+                raise RuntimeFailure(
+                    f"{load} needs a package that is not installed here: {error}"
+                ) from error
+            # the boundary: a model may fail in any way, and harms only itself
+            log.exception("%s failed while it was loaded", load)
             raise RuntimeFailure(
-                f"{model}/{unit.id} needs a package that is not installed here: {error}"
-            ) from error
-        except Exception as error:  # the boundary: a model may fail in any way, and harms only itself
-            log.exception("%s/%s failed while it was loaded", model, unit.id)
-            raise RuntimeFailure(
-                f"{model}/{unit.id} failed while it was loaded: {type(error).__name__}: {error}"
+                f"{load} failed while it was loaded: {type(error).__name__}: {error}"
             ) from error
 
-    async def _load(self, model: str, unit: Unit) -> Served:
-        folder = await asyncio.to_thread(self.repository.fetch, model, unit.version)
-        limits = await asyncio.to_thread(self.limits, model)
-        try:
-            served = await self._made(model, unit, folder, limits)
-        except BaseException:
-            await self._forget(model, unit)
-            raise
-        try:
-            await asyncio.to_thread(served.warm_up)
-            if isinstance(served, ServedVersion) and isinstance(served.model, EgoModel):
-                await served.warm_up_here()
-            if isinstance(served, ServedVersion):
-                await self._prewarm(served)
-            if isinstance(served, HybridVersion):
-                await self._give_tables(served, folder, self._table_files(limits))
-            return self._wrapped(served, limits, unit)
-        except BaseException:
-            await self.drop(model, unit, served)
-            raise
-
-    async def drop(self, model: str, unit: Unit, served: Served) -> None:
-        """Let go of a unit that takes no requests any more."""
-        await served.release()
-        await self._forget(model, unit)
-
-    async def _forget(self, model: str, unit: Unit) -> None:
-        """Give back the memory that a unit took, and what only it stood on."""
-        key = self._keys.pop((model, unit.id), "")
-        if key:
-            self._regions.give_back(key)
-        for place, ground in list(self._grounds.items()):
-            ground.users.discard(f"{model}/{unit.id}")
-            if not ground.users and place != ("", ()):
-                del self._grounds[place]
-                if ground.sources is not None:
-                    await ground.sources.close()
+    async def _load(self, load: Load) -> None:
+        folder = await self._in_thread(self.repository.fetch, load.model, load.unit.version)
+        limits = await self._in_thread(self.limits, load.model)
+        load.served = served = await self._made(load, folder, limits)
+        await self._in_thread(served.warm_up)
+        if isinstance(served, ServedVersion) and isinstance(served.model, EgoModel):
+            await served.warm_up_here()
+        if isinstance(served, ServedVersion):
+            await self._prewarm(served)
+        if isinstance(served, HybridVersion):
+            await self._give_tables(served, folder, self._table_files(limits))
+        load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
     async def close(self) -> None:
-        """Let go of stores, threads and what model processes are begun by."""
+        """Close stores, threads and what starts model processes."""
         if self._nursery is not None:
             await self._nursery.close()
-        for ground in self._grounds.values():
-            if ground.sources is not None:
-                await ground.sources.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        await self.inputs.close()
+        for threads in (self._executor, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _made(self, model: str, unit: Unit, folder: Path, limits: ModelLimits) -> Served:
-        metrics = self._metrics.model(model, unit.id)
+    async def _in_thread(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def _made(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
+        model, unit = load.model, load.unit
         if (folder / "pipeline.toml").is_file():
-            from hopline.rollout.pipeline import load_pipeline
-
-            return load_pipeline(
-                folder, model, unit.id, self._resolve, self.config, self._metrics, self._recorders, limits
-            )
-        spec = read_artifact(folder, verify=False)  # fetch has compared every file
+            return await self._in_thread(self._pipeline, load, folder, limits)
+        # fetch has compared every file
+        spec = await self._in_thread(functools.partial(read_artifact, folder, verify=False))
         if spec.name != model:
             raise ArtifactError(
                 f"{folder}: the artifact is of model {spec.name!r}, its folder of {model!r}"
             )
         check_runtime(spec)
         if (limits.isolate or unit.shadow) and not self.config.worker.isolated:
-            from hopline.rollout.process_nursery import Nursery
-            from hopline.rollout.process_version import ProcessVersion
-
-            self._nursery = self._nursery or Nursery()
-            return await ProcessVersion.start(
-                model,
-                unit,
-                self.config,
-                limits,
-                self._metrics,
-                self._recorders,
-                nice=_SHADOW_NICE if unit.shadow else 0,
-                table_bytes=self._share // self.config.worker.count,
-                nursery=self._nursery,
-            )
+            return await self._process(load, limits)
         if not isinstance(spec, ModelSpec):
-            from hopline.rollout.table_version import TableVersion
-            from hopline.runtimes.table import TableModel
-
-            return TableVersion(
-                await asyncio.to_thread(TableModel, folder, spec),
-                self.config,
-                metrics,
-                self._executor,
-                self._recorders,
-                unit.id,
-                limits,
-                self.turnstile,
-            )
+            return await self._in_thread(self._table, load, folder, spec, limits)
         warn_of_overflow(spec)
-        ground = await self._ground(unit)
-        ground.users.add(f"{model}/{unit.id}")
-        near = ground.sources.near if ground.sources is not None else {}
-        files = self._table_files(limits)
+        inputs = await self.inputs.take(unit)
+        load.hold_async(lambda: self.inputs.give_back(unit))
+        return await self._in_thread(self._version, load, folder, spec, limits, inputs)
 
-        def build() -> ServedVersion:
-            # each model pins versions of a live graph of its own
-            graph = ground.graph.another() if isinstance(ground.graph, LiveView) else ground.graph
-            check_schema(spec, graph)  # before anything reads what the graph may not have
-            plan, arena = self._regions.take(
-                self._keep_key(model, unit, spec, graph),
-                self._share,
-                lambda share: TablePlan(spec, graph, share, self.config.worker.count),
-            )
-            tables = plan.build(arena, self.config.worker.index)
-            loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
-            if isinstance(loaded, EgoModel):
-                self._fallbacks(model, unit.id).inc(bool(loaded.why_eager))
-            return (HybridVersion if files else ServedVersion)(
-                loaded,
-                self.config,
-                metrics,
-                self._executor,
-                ground.sources,
-                self._recorders,
-                unit.id,
-                limits,
-                self.turnstile,
-            )
+    # What only some servers need is imported where it is: a fifth of a second of each start. What follows
+    # blocks, and is called on threads.
 
-        return await asyncio.to_thread(build)
+    def _pipeline(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
+        from hopline.rollout.pipeline import load_pipeline
 
-    def _keep_key(self, model: str, unit: Unit, spec: ModelSpec, graph: Graph | LiveView) -> str:
-        """What the unit's tables are kept under: another artifact in the same folder has other rows."""
+        return load_pipeline(
+            folder, load.model, load.unit.id, self._resolve, self.config, self._metrics, self._recorders,
+            limits,
+        )  # fmt: skip
+
+    def _table(self, load: Load, folder: Path, spec: TableSpec, limits: ModelLimits) -> Served:
+        from hopline.rollout.table_version import TableVersion
+        from hopline.runtimes.table import TableModel
+
+        return TableVersion(
+            TableModel(folder, spec),
+            self.config,
+            self._metrics.model(load.model, load.unit.id),
+            self._executor,
+            self._recorders,
+            load.unit.id,
+            limits,
+            self.turnstile,
+        )
+
+    def _version(
+        self, load: Load, folder: Path, spec: ModelSpec, limits: ModelLimits, inputs: ModelInputs
+    ) -> ServedVersion:
+        # each model pins versions of a live graph of its own
+        graph = inputs.graph.another() if isinstance(inputs.graph, LiveView) else inputs.graph
+        try:
+            return self._version_on(graph, load, folder, spec, limits, inputs)
+        except BaseException:
+            if isinstance(graph, LiveView):
+                graph.close()
+            raise
+
+    def _version_on(
+        self,
+        graph: Graph | LiveView,
+        load: Load,
+        folder: Path,
+        spec: ModelSpec,
+        limits: ModelLimits,
+        inputs: ModelInputs,
+    ) -> ServedVersion:
+        check_schema(spec, graph)  # before anything reads what the graph may not have
+        key = self._region_key(load, spec, graph)
+        plan, arena = self._regions.take(
+            key, self._share, lambda share: TablePlan(spec, graph, share, self.config.worker.count)
+        )
+        load.hold(lambda: self._regions.give_back(key))
+        tables = plan.build(arena, self.config.worker.index)
+        sources = inputs.sources
+        near = {} if sources is None else sources.near
+        loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
+        if isinstance(loaded, EgoModel):
+            self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
+        return (HybridVersion if self._table_files(limits) else ServedVersion)(
+            loaded,
+            self.config,
+            self._metrics.model(load.model, load.unit.id),
+            self._executor,
+            sources,
+            self._recorders,
+            load.unit.id,
+            limits,
+            self.turnstile,
+        )
+
+    async def _process(self, load: Load, limits: ModelLimits) -> Served:
+        await self._in_thread(importlib.import_module, "hopline.rollout.process_version")
+        from hopline.rollout.process_nursery import Nursery
+        from hopline.rollout.process_version import ProcessVersion
+
+        self._nursery = self._nursery or Nursery()
+        return await ProcessVersion.start(
+            load.model,
+            load.unit,
+            self.config,
+            limits,
+            self._metrics,
+            self._recorders,
+            nice=_SHADOW_NICE if load.unit.shadow else 0,
+            table_bytes=self._share // self.config.worker.count,
+            nursery=self._nursery,
+        )
+
+    def _region_key(self, load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
+        """Whose region it is: another artifact in the same folder has other rows."""
         version = f"live {graph.memory.plan.lineage}" if isinstance(graph, LiveView) else graph.version
         digest = hashlib.sha256(msgspec.json.encode(spec) + version.encode()).hexdigest()[:16]
-        key = self._keys[model, unit.id] = f"{model}/{unit.id}/{digest}"
-        return key
+        return f"{load}/{digest}"
 
     def _wrapped(self, served: Served, limits: ModelLimits, unit: Unit) -> Served:
         # A process of its own keeps nothing: who asks it does; and copies are always computed.
@@ -375,64 +369,6 @@ class Loader:
         from hopline.rollout.response_cache import CachedVersion
 
         return CachedVersion(served, limits, self._metrics, self._recorders)
-
-    async def _ground(self, unit: Unit) -> Ground:
-        key = (unit.graph, unit.groups)
-        ground = self._grounds.get(key)
-        if ground is None:
-            try:
-                ground = await self._open_ground(unit)
-            except HoplineError as error:
-                if key == ("", ()):
-                    self.own_failure = error
-                raise
-            self._grounds[key] = ground
-        return ground
-
-    async def _open_ground(self, unit: Unit) -> Ground:
-        ground = Ground(await asyncio.to_thread(self._open_graph, unit))
-        if not isinstance(ground.graph, LiveView):
-            ground.sources = await self._open_sources(ground.graph, unit)
-            await asyncio.to_thread(prefault, ground.graph, features=ground.sources is None)
-        return ground
-
-    def _open_graph(self, unit: Unit) -> Graph | LiveView:
-        if self.config.worker.live_memory and not unit.graph:
-            from hopline.rollout.live_graph import open_live_graph
-
-            return open_live_graph(self.config)
-        if unit.graph:
-            folder = Path(unit.graph)
-            if not folder.is_dir():
-                raise ConfigError(f"graph: {folder} is not a folder; give that of a graph snapshot")
-        else:
-            folder = needed_folder(self.config, "graph.path")
-        graph = Graph.open(folder)
-        memory = self.config.graph.memory
-        if memory == "huge" or (memory == "auto" and self.config.worker.count == 1):
-            graph = in_huge_pages(graph, features=not self.config.features.store)
-        return graph
-
-    # What only some servers need is imported where it is: a fifth of a second of each start.
-
-    async def _open_sources(self, graph: Graph, unit: Unit) -> Sources | None:
-        if not self.config.features.store:
-            return None
-        from hopline.rollout.sources import Sources
-
-        config = self.config
-        if unit.groups:
-            config = config.replace(features__groups=unit.groups)
-        if unit.graph or unit.groups:
-            # Memory that workers share was laid out for the server's own graph.
-            config = config.replace(
-                worker__rows_fd=-1, features__shared_file=None, features__prefetcher=None
-            )
-        sources = Sources(config, self._metrics)
-        await sources.open(graph)
-        if self.on_sources is not None and not (unit.graph or unit.groups):
-            self.on_sources(sources, graph)
-        return sources
 
     def _table_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
@@ -450,7 +386,7 @@ class Loader:
         def open_tables() -> dict[str, FinalRows]:
             return tables_of(files, folder, model.spec, model.graph, settings)
 
-        tables = await asyncio.to_thread(open_tables)
+        tables = await self._in_thread(open_tables)
         served.use(tables, functools.partial(rows_total, served.name, served.version), self._executor)
         served.follow(open_tables)
 

@@ -48,7 +48,10 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
         return
     began = time.perf_counter()
     node_type = model.spec.head.node_type
-    ids = _listed(model, config) if settings.prewarm_file else most_read(model, settings.prewarm_nodes)
+    if settings.prewarm_file:
+        ids = await asyncio.to_thread(_listed, model, config)
+    else:
+        ids = await asyncio.to_thread(most_read, model, settings.prewarm_nodes)
     done = failures = 0
     why: Counter[str] = Counter()
     for at in range(0, ids.shape[0], _AT_ONCE):

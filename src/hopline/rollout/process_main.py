@@ -82,7 +82,8 @@ async def open_unit(orders: Orders) -> Served:
         raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
 
     loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
-    return await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+    return load.served
 
 
 def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:

@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -22,6 +24,8 @@ from hopline.engine.model import TablePlan
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _ALIGN = 4096
 _DIRECTORY_BYTES = 1 << 18
+#: Of the directory: a lock of the file keeps out other processes, not other threads of this one.
+_THREADS = threading.Lock()
 
 
 class _Region(msgspec.Struct):
@@ -44,13 +48,16 @@ class Regions:
     def __init__(self, fd: int, worker: int) -> None:
         self._fd = fd
         self._worker = worker
+        #: key -> loads of this worker that hold it: one that is unloaded may still finish its requests
+        #: while the same unit is loaded anew.
+        self._holders: Counter[str] = Counter()
         if fd >= 0:
             with self._directory() as regions:  # what a worker of this number had, which died
                 for key in list(regions):
                     self._leave(regions, key)
 
     def take(self, key: str, share: int, plan: Callable[[int], TablePlan]) -> tuple[TablePlan, Arena]:
-        """The tables' plan and memory of one unit.
+        """The tables' plan and memory of one unit; to be given back once, by `give_back`.
 
         Args:
             key: the same in every worker for the same unit, and for nothing else.
@@ -59,26 +66,34 @@ class Regions:
         """
         if self._fd < 0:
             planned = plan(share)
-            return planned, Arena(planned.num_bytes)
-        with self._directory() as regions:
-            region = regions.get(key)
-            if region is None:
-                planned = plan(share)
-                num_bytes = -(-max(planned.num_bytes, _ALIGN) // _ALIGN) * _ALIGN
-                offset = max(_DIRECTORY_BYTES, os.fstat(self._fd).st_size)
-                region = regions[key] = _Region(offset, num_bytes, share, [])
-                os.ftruncate(self._fd, offset + num_bytes)
-            else:
-                planned = plan(region.share)
-            if self._worker not in region.users:
-                region.users.append(self._worker)
-            return planned, Arena(planned.num_bytes, self._fd, region.offset)
+            return planned, Arena(planned.num_bytes)  # given back with the last reference
+        self._holders[key] += 1
+        try:
+            with self._directory() as regions:
+                region = regions.get(key)
+                if region is None:
+                    planned = plan(share)
+                    num_bytes = -(-max(planned.num_bytes, _ALIGN) // _ALIGN) * _ALIGN
+                    offset = max(_DIRECTORY_BYTES, os.fstat(self._fd).st_size)
+                    region = regions[key] = _Region(offset, num_bytes, share, [])
+                    os.ftruncate(self._fd, offset + num_bytes)
+                else:
+                    planned = plan(region.share)
+                if self._worker not in region.users:
+                    region.users.append(self._worker)
+        except BaseException:
+            self.give_back(key)
+            raise
+        return planned, Arena(planned.num_bytes, self._fd, region.offset)
 
     def give_back(self, key: str) -> None:
-        """This worker maps it no more."""
+        """One that took it maps it no more; for each `take` once."""
         if self._fd >= 0:
             with self._directory() as regions:
-                self._leave(regions, key)
+                self._holders[key] -= 1
+                if not self._holders[key]:
+                    del self._holders[key]
+                    self._leave(regions, key)
 
     def _leave(self, regions: dict[str, _Region], key: str) -> None:
         region = regions.get(key)
@@ -91,22 +106,26 @@ class Regions:
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[dict[str, _Region]]:
-        # A lock of the process, not of the descriptor, which workers have from one parent.
-        fcntl.lockf(self._fd, fcntl.LOCK_EX, _DIRECTORY_BYTES)
-        try:
-            head = os.pread(self._fd, 8, 0)
-            length = int.from_bytes(head, "little")
-            regions = {}
-            if length:
-                regions = msgspec.json.decode(os.pread(self._fd, length, 8), type=dict[str, _Region])
-            yield regions
-            body = msgspec.json.encode(regions)
-            if len(body) > _DIRECTORY_BYTES - 8:
-                raise MemoryError(f"{len(regions)} units are more than the shared memory's directory holds")
-            os.pwrite(self._fd, body, 8)
-            os.pwrite(self._fd, len(body).to_bytes(8, "little"), 0)
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, _DIRECTORY_BYTES)
+        with _THREADS:
+            # A lock of the process, not of the descriptor, which workers have from one parent.
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, _DIRECTORY_BYTES)
+            try:
+                yield from self._opened()
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, _DIRECTORY_BYTES)
+
+    def _opened(self) -> Iterator[dict[str, _Region]]:
+        head = os.pread(self._fd, 8, 0)
+        length = int.from_bytes(head, "little")
+        regions = {}
+        if length:
+            regions = msgspec.json.decode(os.pread(self._fd, length, 8), type=dict[str, _Region])
+        yield regions
+        body = msgspec.json.encode(regions)
+        if len(body) > _DIRECTORY_BYTES - 8:
+            raise MemoryError(f"{len(regions)} units are more than the shared memory's directory holds")
+        os.pwrite(self._fd, body, 8)
+        os.pwrite(self._fd, len(body).to_bytes(8, "little"), 0)
 
 
 def _punch(fd: int, offset: int, num_bytes: int) -> None:

@@ -19,8 +19,15 @@ STEPS: dict[str, tuple[float, ...]] = {
     "shadow": (),
     "ab": (50.0,),
 }
-#: Events that are kept; the oldest go.
-_MAX_EVENTS = 100
+#: Events that are kept, of a rollout under way and of one that is over; the oldest go.
+_MAX_EVENTS, _MAX_PAST_EVENTS = 100, 20
+#: Characters of an event.
+_MAX_TEXT = 500
+#: Of one rollout: each step is stored, and read by every worker at each change.
+MAX_STEPS = 100
+#: Characters of what a person says about a decision.
+MAX_REASON = 200
+_MAX_HOLD_S, _MAX_REHEARSAL = 10 * 365 * 86_400.0, 1_000_000
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +63,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raises: BadRequest: steps, shares or gates that make no sense."""
         problems = self.gates.problems()
+        if len(self.steps) > MAX_STEPS:
+            raise BadRequest(f"steps: {len(self.steps)} of them; a rollout has at most {MAX_STEPS}")
         if any(not 0 < step <= 100 for step in self.steps) or list(self.steps) != sorted(set(self.steps)):
             problems.append(f"steps are percents above 0 and up to 100 that grow, not {list(self.steps)}")
         if self.steps and self.kind == "canary" and self.steps[-1] != 100:
@@ -64,12 +73,12 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             problems.append(f"a {self.kind} has no steps of its own")
         if self.kind == "ab" and len(self.steps) > 1:
             problems.append("an A/B test has one step: the percent of requests for the candidate")
-        if not self.hold_s >= 0:
-            problems.append(f"hold_s must be at least 0, not {self.hold_s}")
+        if not 0 <= self.hold_s <= _MAX_HOLD_S:
+            problems.append(f"hold_s is from 0 to {_MAX_HOLD_S:.0f} (ten years), not {self.hold_s}")
         if not 0 < self.share <= 100:
             problems.append(f"share is a percent above 0 and up to 100, not {self.share}")
-        if not self.rehearse >= 0:
-            problems.append(f"rehearse must be at least 0, not {self.rehearse}")
+        if not 0 <= self.rehearse <= _MAX_REHEARSAL:
+            problems.append(f"rehearse is from 0 to {_MAX_REHEARSAL}, not {self.rehearse}")
         if problems:
             raise BadRequest("; ".join(problems))
 
@@ -226,6 +235,13 @@ def resumed(rollout: Rollout, now: float) -> Rollout:
     return _noted(msgspec.structs.replace(rollout, status="running"), now, "resumed")
 
 
+def shortened(rollout: Rollout) -> Rollout:
+    """A rollout that is over, as it is stored."""
+    return msgspec.structs.replace(
+        rollout, events=rollout.events[-_MAX_PAST_EVENTS:], reason=rollout.reason[:_MAX_TEXT]
+    )
+
+
 def _must_run(rollout: Rollout, what: str) -> None:
     if rollout.is_over:
         name = f"the rollout of {rollout.model} to {rollout.candidate}"
@@ -233,6 +249,8 @@ def _must_run(rollout: Rollout, what: str) -> None:
 
 
 def _noted(rollout: Rollout, now: float, text: str) -> Rollout:
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT - 1]}…"
     events = (*rollout.events, Event(now, text))[-_MAX_EVENTS:]
     return msgspec.structs.replace(rollout, events=events)
 

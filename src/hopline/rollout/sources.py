@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import math
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -68,8 +70,12 @@ class Sources:
         self._stores: list[FeatureStore] = []
         self._counted: dict[tuple[str, str], int] = {}
 
-    async def open(self, graph: Graph) -> None:
+    async def open(self, graph: Graph, threads: Executor | None = None) -> None:
         """Connect, compare schemas and map L1.
+
+        Args:
+            graph: whose nodes the rows are of.
+            threads: for what takes long (memory for as many rows as there are nodes); None uses the loop's.
 
         Raises:
             ConfigError: an address, password, group or size is wrong; the text names the setting.
@@ -90,6 +96,28 @@ class Sources:
         groups = {name: groups.get(name, name) for name in types}
         ttls = _pairs(settings.ttls, "features.ttls", list(groups.values()))
         described = {name: await origin.store.describe(groups[name]) for name in types}
+        loop = asyncio.get_running_loop()
+        self.near = await loop.run_in_executor(threads, self._near_rows, graph, described, ttls, origin, l2)
+        for near in self.near.values():
+            if l2 is not None:
+                await l2.store.create(near.group)
+            await near.client.check_schema(near.group)
+        rows = self._registry.counter(
+            "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
+        )
+        self._l1_rows = rows
+        self._registry.before_reading(self._record)
+
+    def _near_rows(
+        self,
+        graph: Graph,
+        described: Mapping[str, FeatureGroup],
+        ttls: Mapping[str, str],
+        origin: Tier,
+        l2: Tier | None,
+    ) -> dict[str, NearRows]:
+        """Node type -> its rows."""
+        settings = self._config.features
         plans = self._plans(graph, described)
         arena = self._arena(graph, described, plans)
         ages = self._registry.histogram(
@@ -98,6 +126,7 @@ class Sources:
             ("group",),
             _AGE_BUCKETS,
         )
+        found = {}
         for name, group in described.items():
             _check(group, graph, name)
             ttl_s = _seconds(ttls.get(group.name, settings.ttl_s), f"features.ttls: {group.name}")
@@ -111,10 +140,7 @@ class Sources:
                 recheck_s=settings.schema_recheck_s,
                 metrics=self.metrics,
             )
-            if l2 is not None:
-                await l2.store.create(group)
-            await client.check_schema(group)
-            self.near[name] = NearRows(
+            found[name] = NearRows(
                 group,
                 cache,
                 client,
@@ -123,14 +149,11 @@ class Sources:
                 ages(group.name),
                 shared=self._config.worker.count > 1 or self.shared is not None,
             )
-        rows = self._registry.counter(
-            "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
-        )
-        self._l1_rows = rows
-        self._registry.before_reading(self._record)
+        return found
 
     async def close(self) -> None:
-        """Let go of the stores."""
+        """Release the stores, and count no more."""
+        self._registry.not_before_reading(self._record)
         for near in self.near.values():
             await near.client.close()
         for store in self._stores:
@@ -150,7 +173,7 @@ class Sources:
         retry = RetryPolicy(share=settings.retry_share)
         return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics)
 
-    def _plans(self, graph: Graph, groups: dict[str, FeatureGroup]) -> dict[str, CachePlan]:
+    def _plans(self, graph: Graph, groups: Mapping[str, FeatureGroup]) -> dict[str, CachePlan]:
         """L1's memory divided by the size of all rows."""
         sizes = {name: graph.nodes[name].num_nodes * group.dim for name, group in groups.items()}
         total = max(1, sum(sizes.values()))

@@ -2,7 +2,8 @@
 
 Each change is made under a lock, from the newest content, and replaces the file by rename; a change is
 noticed by the file's identity. A reader never sees half of one, and a process that dies while writing
-leaves the old file.
+leaves the old file. Nothing here knows what a worker has followed already: a change that is refused has
+read the newest state, and this worker must still follow it.
 """
 
 from __future__ import annotations
@@ -16,25 +17,46 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.errors import ConfigError
+from hopline.errors import ConfigError, Conflict
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.unit import Unit
+from hopline.types import UNREADABLE
 
 FORMAT = 1
 #: Ended rollouts of a model that are kept.
 MAX_PAST = 20
+#: Bytes of the file, beyond which nothing is added: every worker reads all of it at each change.
+MAX_BYTES = 1 << 20
+
+#: Tells one content of the file from another: inode, time and size; None where there is no file.
+Identity = tuple[int, int, int] | None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A unit that every worker loads, to find out whether it can be; it takes no requests.
+
+    Attributes:
+        id: of the change that asks for it.
+        unit: that is tried.
+        worker: index of the one that makes the change; what a worker that died has tried is forgotten.
+    """
+
+    id: str
+    unit: Unit
+    worker: int
 
 
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model's, once something was asked of it.
 
     Attributes:
-        units: that are loaded.
+        units: that are loaded and take requests.
         serving: unit id that gets requests which name no version.
         previous: unit id that a rollback returns to; "" where there is none.
         rollout: under way.
         past: ended ones, oldest first.
-        tries: how often a unit that is wanted already was asked for again.
+        trials: under way.
+        tries: how often a unit was asked for: each time, workers try again what they could not load.
     """
 
     units: tuple[Unit, ...] = ()
@@ -42,7 +64,13 @@ class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
     previous: str = ""
     rollout: Rollout | None = None
     past: tuple[Rollout, ...] = ()
+    trials: tuple[Trial, ...] = ()
     tries: int = 0
+
+    @property
+    def wanted(self) -> dict[str, Unit]:
+        """Units by id that every worker has, or loads."""
+        return {unit.id: unit for unit in (*self.units, *(trial.unit for trial in self.trials))}
 
     def unit(self, unit_id: str) -> Unit | None:
         """The unit of that id, if it is loaded."""
@@ -62,6 +90,18 @@ class LifecycleState(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+class FirstState(msgspec.Struct, frozen=True):
+    """What the first worker of a server found when the server started; workers that start later go by it.
+
+    Attributes:
+        models: of the repository, as the settings name them.
+        left_out: that the file had, and that are not among them: they stay out until they change.
+    """
+
+    models: dict[str, ModelState]
+    left_out: dict[str, ModelState] = {}
+
+
 class StateFile:
     """Args:
     folder: is made if need be; `lifecycle.json` lies in it.
@@ -70,7 +110,6 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "lifecycle.json"
-        self._seen: tuple[int, int, int] | None = None
 
     def open(self) -> None:
         """Make the folder.
@@ -89,13 +128,16 @@ class StateFile:
 
         Raises: ConfigError: a file that this Hopline did not write.
         """
+        return self.read_identified()[0]
+
+    def read_identified(self) -> tuple[LifecycleState, Identity]:
+        """The same, and which content that was."""
         try:
             with self._file.open("rb") as file:
-                self._seen = _identity(os.fstat(file.fileno()))
+                identity = _identity(os.fstat(file.fileno()))
                 data = file.read()
         except FileNotFoundError:
-            self._seen = None
-            return LifecycleState()
+            return LifecycleState(), None
         digest, _, body = data.partition(b"\n")
         if digest != _digest(body):
             raise ConfigError(
@@ -104,31 +146,46 @@ class StateFile:
             )
         try:
             state = msgspec.json.decode(body, type=LifecycleState)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"models.state: {self._file} is not a lifecycle file: {error}") from None
         if state.format > FORMAT:
             raise ConfigError(f"models.state: {self._file} was written by a newer Hopline; upgrade hopline")
-        return state
+        return state, identity
 
-    def changed(self) -> bool:
-        """Whether the file is another one than was read last; one system call."""
+    def identity(self) -> Identity:
+        """Which content the file has now; one system call."""
         try:
-            return _identity(os.stat(self._file)) != self._seen
+            return _identity(os.stat(self._file))
         except FileNotFoundError:
-            return self._seen is not None
+            return None
 
-    def update(self, change: Callable[[LifecycleState], LifecycleState]) -> LifecycleState:
-        """Replace the content; `change` gets the newest, and may raise to leave it.
+    def update(
+        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+    ) -> LifecycleState:
+        """Replace the content; blocks while another worker does.
 
-        Raises: OSError: it could not be written; nothing changed.
+        Args:
+            change: gets the newest content, and may raise to leave it.
+            known: generation that this worker follows: the next one is above it, also where somebody
+                removed the file.
+            adds: whether the change adds something, which is refused where the file has grown too large.
+
+        Raises:
+            Conflict: the file would be larger than `MAX_BYTES`; nothing changed.
+            OSError: it could not be written; nothing changed.
         """
         with self._locked():
             before = self.read()
             after = change(before)
             if after is before:
                 return before
-            after = msgspec.structs.replace(after, generation=before.generation + 1)
+            after = msgspec.structs.replace(after, generation=max(before.generation, known) + 1)
             body = msgspec.json.format(msgspec.json.encode(after), indent=1)
+            if adds and len(body) > MAX_BYTES:
+                raise Conflict(
+                    f"what is loaded and rolled out would take {len(body)} bytes in {self._file}, more "
+                    f"than {MAX_BYTES}; unload versions that are not needed"
+                )
             draft = self._file.with_suffix(".draft")
             with draft.open("wb") as file:
                 file.write(_digest(body) + b"\n" + body)
@@ -140,7 +197,6 @@ class StateFile:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-            self._seen = _identity(os.stat(self._file))
             return after
 
     @contextlib.contextmanager

@@ -46,5 +46,7 @@ def checked_name(name: str, what: str) -> str:
     Raises: BadRequest.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
-        raise BadRequest(f"{what} {name!r} is not a name: no slashes, no leading dot, 1 to 200 characters")
+        raise BadRequest(
+            f"{what} {name[:200]!r} is not a name: no slashes, no leading dot, 1 to 200 characters"
+        )
     return name

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 
 from hopline.config import Config
-from hopline.errors import BadRequest, HoplineError
+from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
@@ -227,7 +227,14 @@ class HttpApp:
     def _ready(self, request: Request, id_line: bytes) -> Response:
         service = self._service
         ready = service.ready() and not self.draining and not self.opening
-        models = {name: service.describe(name) for name in service.model_names()}
+        if self._guard is not None:
+            client = self._guard.recognised(request)
+            if client is None:  # a probe, or a stranger: names and failures of models are not for them
+                return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
+            request.client = client
+        models = {
+            name: service.describe(name) for name in service.model_names() if self._shows(request, name)
+        }
         reasons = ["the server is draining"] if self.draining else []
         reasons += ["the server is still opening its ports"] if self.opening else []
         if not service.ready() and not self.draining:
@@ -240,6 +247,8 @@ class HttpApp:
         states = {name: info.state for name, info in models.items()}
         # A model that cannot be loaded is no reason to take the others' requests elsewhere.
         for name, why in service.unavailable().items():
+            if not self._shows(request, name):
+                continue
             reasons.append(f"model {name}: UNAVAILABLE: {why}")
             states[name] = "UNAVAILABLE"
         body = encode_json({"ready": ready, "reasons": reasons, "models": states})
@@ -274,7 +283,13 @@ class HttpApp:
         )
 
     def _model_ready(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        ready = oip.model_is_ready(self._service, model, version) and not self.draining
+        client = None if self._guard is None else self._guard.recognised(request)
+        try:
+            ready = oip.model_is_ready(self._service, model, version) and not self.draining
+        except ModelNotFound:  # it says which models there are
+            if self._guard is None or (client is not None and client.may("read", model)):
+                raise
+            ready = False
         return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
 
     def _config(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:

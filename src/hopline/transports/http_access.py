@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hopline.errors import Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -106,6 +107,14 @@ class Guard:
         if permission is not None:
             client.check(permission, access.model)
         return client
+
+    def recognised(self, request: Request) -> Client | None:
+        """Who asks for what is open to all, where they say so; None for a stranger."""
+        headers = request.headers
+        try:
+            return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        except Unauthenticated:
+            return None
 
 
 class _Named(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
 
@@ -36,6 +37,13 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     reason: str = ""
+
+
+#: Names of objects inside a body, none of which may come twice either.
+_WITHIN: dict[Any, tuple[str, ...]] = {
+    LoadBody: ("version", "graph", "groups", "serve"),
+    RolloutRequest: Gates.__struct_fields__,
+}
 
 
 class Lifecycle:
@@ -157,5 +165,6 @@ def checked_name(what: str, name: str) -> str:
 def _read(body: bytes, kind: Any) -> Any:
     body = body or b"{}"
     found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
-    check_repeated(body, [f'"{name}"'.encode() for name in kind.__struct_fields__])
+    names = kind.__struct_fields__ + _WITHIN.get(kind, ())
+    check_repeated(body, [f'"{name}"'.encode() for name in names])
     return found

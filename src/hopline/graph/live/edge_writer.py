@@ -15,8 +15,6 @@ from hopline.graph.parts import Adjacency
 from hopline.jit import njit
 from hopline.types import IdArray
 
-_POSITIONS = (1 << 31) - 1
-
 
 @njit(nogil=True, cache=True)
 def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no-untyped-def]
@@ -45,8 +43,6 @@ class EdgeWriter:
     """
 
     def __init__(self, memory: EdgeMemory, room: EdgeRoom) -> None:
-        if room.positions > _POSITIONS:
-            raise ValueError(f"{room.positions} positions; a live graph has at most {_POSITIONS} of a type")
         self.memory = memory
         self._room = room
         num_records = memory.records.shape[0]

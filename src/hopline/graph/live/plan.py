@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hopline.errors import GraphError
 from hopline.graph import hash_table
 
 if TYPE_CHECKING:
     from hopline.graph.snapshot import Graph
+
+
+#: Of nodes of a type, and of places in the arrays of an edge type: both are int32 there.
+MAX_POSITIONS = 2**31 - 8
+#: Places of an edge type beyond those that its edges take.
+_SPARE_POSITIONS = 1 << 20
 
 
 class NodeRoom(msgspec.Struct, frozen=True):
@@ -92,11 +99,19 @@ def make_plan(
         graph: what it starts with.
         spare_nodes: of each type. spare_edges: of each type. Memory is used only as it fills.
         num_levels: as in `LivePlan`.
+
+    Raises: GraphError: a type is too large for a live graph; nothing is laid out.
     """
     nodes = {}
     for name, part in graph.nodes.items():
         kind = graph.schema.node_types[name].id_kind
         capacity = part.num_nodes + spare_nodes
+        if capacity > MAX_POSITIONS:
+            raise GraphError(
+                f"live graph: node type {name!r} would have room for {capacity} nodes ({part.num_nodes} "
+                f"and live.spare_nodes = {spare_nodes}); at most {MAX_POSITIONS}: lower live.spare_nodes, "
+                "or serve the graph as a snapshot, without live.enabled"
+            )
         nodes[name] = NodeRoom(
             base=part.num_nodes,
             capacity=capacity,
@@ -109,12 +124,20 @@ def make_plan(
     edges = {}
     for key, adjacency in graph.edges.items():
         count = adjacency.num_edges + spare_edges
+        # lists are given room in powers of two, and replaced ones stay while they are read
+        positions = adjacency.num_edges + 3 * count + _SPARE_POSITIONS
+        if positions > MAX_POSITIONS:
+            most = max(0, (MAX_POSITIONS - _SPARE_POSITIONS - 3 * spare_edges) // 4)
+            raise GraphError(
+                f"live graph: edge type {key!r} has {adjacency.num_edges} edges; with live.spare_edges = "
+                f"{spare_edges} a live graph holds at most {most} of a type: lower live.spare_edges, split "
+                "the type, or serve the graph as a snapshot, without live.enabled"
+            )
         edges[key] = EdgeRoom(
             src=adjacency.src,
             dst=adjacency.dst,
             base=adjacency.num_edges,
-            # lists are given room in powers of two, and replaced ones stay while they are read
-            positions=adjacency.num_edges + 3 * count + (1 << 20),
+            positions=positions,
             records=2 * nodes[adjacency.dst].capacity + (1 << 18),
             attr_dim=0 if adjacency.attr is None else int(adjacency.attr.shape[1]),
             has_time=adjacency.time is not None,

@@ -1,0 +1,58 @@
+"""A loaded unit and all that it holds: memory, graph and feature sources, gauges, processes.
+
+One object owns them, from the first one taken on, and gives them back once, the last one taken first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from hopline.rollout.served import Served
+from hopline.rollout.unit import Unit
+
+
+class Load:
+    """Args:
+    model: name.
+    unit: that is loaded.
+    """
+
+    def __init__(self, model: str, unit: Unit) -> None:
+        self.model = model
+        self.unit = unit
+        self._served: Served | None = None
+        self._held = contextlib.AsyncExitStack()
+
+    @property
+    def served(self) -> Served:
+        """What answers, once it is made."""
+        assert self._served is not None, f"{self} is not made yet"
+        return self._served
+
+    @served.setter
+    def served(self, served: Served) -> None:
+        """What answers now: one that wraps what was made before releases that too."""
+        self._served = served
+
+    def hold(self, give_back: Callable[[], object]) -> None:
+        """Own something; `give_back` is called once, and must not block."""
+        self._held.callback(give_back)
+
+    def hold_async(self, give_back: Callable[[], Awaitable[object]]) -> None:
+        """The same of something that is given back by waiting."""
+        self._held.push_async_callback(give_back)
+
+    async def give_back(self) -> None:
+        """Release what answers, then all that it held; nothing the second time.
+
+        Each is given back whether or not another one failed to be.
+        """
+        held, self._held = self._held.pop_all(), contextlib.AsyncExitStack()
+        served, self._served = self._served, None
+        async with held:
+            if served is not None:
+                await served.release()
+
+    def __repr__(self) -> str:
+        return f"{self.model}/{self.unit.id}"

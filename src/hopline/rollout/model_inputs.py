@@ -1,0 +1,196 @@
+"""The graphs and feature stores that graph models read: each is opened once, and units share it.
+
+Whoever needs one takes it and gives it back; the last one closes it. Several loads that need what is being
+opened wait for the same opening. The server's own graph and store stay open until the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hopline.config import Config, needed_folder
+from hopline.errors import (
+    BadRequest,
+    ConfigError,
+    FeatureGroupNotFound,
+    FeatureSchemaMismatch,
+    GraphError,
+    HoplineError,
+)
+from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
+from hopline.graph.residency import in_huge_pages, prefault
+from hopline.observe.metrics import Metrics
+from hopline.rollout.unit import Unit
+
+if TYPE_CHECKING:
+    from hopline.rollout.sources import Sources
+
+log = logging.getLogger(__name__)
+
+_Key = tuple[str, tuple[str, ...]]
+#: The server's own graph and store.
+_OWN: _Key = ("", ())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What graph models read.
+
+    Attributes:
+        graph: snapshot, or the live graph.
+        sources: of features that are not in it.
+    """
+
+    graph: Graph | LiveView
+    sources: Sources | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """Attributes:
+    task: opens the inputs. num_users: units that stand on them, or wait for them.
+    """
+
+    task: asyncio.Task[ModelInputs]
+    num_users: int = 0
+
+
+class SharedInputs:
+    """Args:
+    config: of the server.
+    metrics: of the server.
+    threads: for what blocks.
+
+    Attributes:
+        own_failure: why the server's own graph or store cannot be opened: no fault of a model.
+        on_sources: connects sources to the prefetcher; set by who knows about it.
+    """
+
+    def __init__(self, config: Config, metrics: Metrics, threads: Executor) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._threads = threads
+        self._open: dict[_Key, _Opening] = {}
+        self.own_failure: HoplineError | None = None
+        self.on_sources: Callable[[Sources, Graph], object] | None = None
+
+    @property
+    def own(self) -> ModelInputs | None:
+        """The server's own, once a unit needed them and they are open."""
+        opening = self._open.get(_OWN)
+        if opening is None or not opening.task.done() or opening.task.exception() is not None:
+            return None
+        return opening.task.result()
+
+    async def take(self, unit: Unit) -> ModelInputs:
+        """What a unit reads, opened if need be; to be given back once, by `give_back`.
+
+        Raises: HoplineError: it cannot be opened; nothing is to be given back.
+        """
+        key = unit.graph, unit.groups
+        opening = self._open.get(key)
+        if opening is None:
+            opening = self._open[key] = _Opening(asyncio.ensure_future(self._opened(unit)))
+        opening.num_users += 1
+        try:
+            return await asyncio.shield(opening.task)
+        except BaseException as error:
+            if key == _OWN and isinstance(error, HoplineError):
+                self.own_failure = error
+            await self._leave(key, opening)
+            raise
+
+    async def give_back(self, unit: Unit) -> None:
+        """A unit reads them no more."""
+        key = unit.graph, unit.groups
+        await self._leave(key, self._open[key])
+
+    async def close(self) -> None:
+        """Close all of them, after the last unit."""
+        for key, opening in list(self._open.items()):
+            del self._open[key]
+            await _closed(opening)
+
+    async def _leave(self, key: _Key, opening: _Opening) -> None:
+        opening.num_users -= 1
+        failed = opening.task.done() and (opening.task.cancelled() or opening.task.exception() is not None)
+        if self._open.get(key) is opening and (failed or (key != _OWN and not opening.num_users)):
+            del self._open[key]  # first: who comes while it is closed opens it anew
+            if not failed:
+                await _closed(opening)
+
+    async def _opened(self, unit: Unit) -> ModelInputs:
+        loop = asyncio.get_running_loop()
+        graph = await loop.run_in_executor(self._threads, self._open_graph, unit)
+        if isinstance(graph, LiveView):
+            return ModelInputs(graph)
+        sources = await self._open_sources(graph, unit)
+        await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
+        return ModelInputs(graph, sources)
+
+    def _open_graph(self, unit: Unit) -> Graph | LiveView:
+        if self._config.worker.live_memory and not unit.graph:
+            from hopline.rollout.live_graph import open_live_graph
+
+            return open_live_graph(self._config)
+        if unit.graph:
+            try:
+                graph = Graph.open(Path(unit.graph))
+            except (GraphError, OSError, ValueError) as error:
+                raise BadRequest(f"graph: {unit.graph} is not a graph snapshot: {error}") from None
+        else:
+            graph = Graph.open(needed_folder(self._config, "graph.path"))
+        memory = self._config.graph.memory
+        if memory == "huge" or (memory == "auto" and self._config.worker.count == 1):
+            graph = in_huge_pages(graph, features=not self._config.features.store)
+        return graph
+
+    async def _open_sources(self, graph: Graph, unit: Unit) -> Sources | None:
+        if not self._config.features.store:
+            return None
+        loop = asyncio.get_running_loop()
+        sources = await loop.run_in_executor(self._threads, self._make_sources, unit)
+        try:
+            await sources.open(graph, self._threads)
+        except BaseException as error:
+            await sources.close()
+            if unit.groups and isinstance(
+                error, FeatureGroupNotFound | FeatureSchemaMismatch | ConfigError
+            ):
+                # the server's own groups were found good when it started
+                raise BadRequest(f"groups: {', '.join(unit.groups)}: {error}") from None
+            raise
+        if self.on_sources is not None and not (unit.graph or unit.groups):
+            self.on_sources(sources, graph)
+        return sources
+
+    def _make_sources(self, unit: Unit) -> Sources:
+        # What only some servers need is imported where it is: a fifth of a second of each start.
+        from hopline.rollout.sources import Sources
+
+        config = self._config
+        if unit.groups:
+            config = config.replace(features__groups=unit.groups)
+        if unit.graph or unit.groups:
+            # Memory that workers share was laid out for the server's own graph.
+            config = config.replace(
+                worker__rows_fd=-1, features__shared_file=None, features__prefetcher=None
+            )
+        return Sources(config, self._metrics)
+
+
+async def _closed(opening: _Opening) -> None:
+    """Close what was opened, or is being opened."""
+    try:
+        inputs = await opening.task
+    except Exception:  # it was told to whoever waited
+        return
+    if inputs.sources is not None:
+        await inputs.sources.close()

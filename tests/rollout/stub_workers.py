@@ -1,0 +1,186 @@
+"""Workers with the real lifecycle and state file, and units that are nothing but their names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hopline.config import load_config
+from hopline.errors import ArtifactCorrupted, RuntimeFailure
+from hopline.observe.metrics import Metrics
+from hopline.rollout.lifecycle import Lifecycle
+from hopline.rollout.load import Load
+from hopline.types import ModelInfo, ScoreRequest, ScoreResult
+
+MODEL = "m"
+_owner: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
+
+
+class Host:
+    """What workers share: a folder, a repository, and what each of them holds.
+
+    Attributes:
+        versions: in the repository. broken: version -> workers that cannot load it.
+        held: (worker, unit) -> how often it is held.
+    """
+
+    def __init__(self, folder: Path, versions: list[str]) -> None:
+        self.folder = folder
+        self.versions = versions
+        self.broken: dict[str, set[int]] = {}
+        self.held: Counter[tuple[int, str]] = Counter()
+        self.turns = 1  # of the loop, that a load takes
+        self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Any] = weakref.WeakKeyDictionary()
+
+    def make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """A task factory that knows whose tasks they are."""
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        self._tasks[task] = _owner.get()
+        return task
+
+    def tasks_of(self, worker: Worker) -> list[asyncio.Task[Any]]:
+        return [task for task, owner in list(self._tasks.items()) if owner is worker and not task.done()]
+
+
+class Answers:
+    """A unit that answers with its name."""
+
+    graph_version = ""
+
+    def __init__(self, unit_id: str) -> None:
+        self.name, self.version = MODEL, unit_id
+        self.queued_rows = 0
+
+    def submit(self, request: ScoreRequest, deliver: Any) -> Any:
+        deliver(ScoreResult(MODEL, self.version, "", {"label": np.zeros(1)}))
+        return SimpleNamespace(cancel=lambda: None)
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        return ModelInfo(MODEL, versions, self.version, "READY", "", "node", "int", (), (), (), "")
+
+    def close(self, why: str) -> None:
+        pass
+
+    async def join(self) -> None:
+        await asyncio.sleep(0)
+
+    async def release(self) -> None:
+        pass
+
+
+class StubLoader:
+    def __init__(self, host: Host, index: int) -> None:
+        self._host = host
+        self._index = index
+        self.repository = SimpleNamespace(address=str(host.folder))
+        self.inputs = SimpleNamespace(own_failure=None)
+
+    def available(self, model: str) -> list[str]:
+        return list(self._host.versions) if model == MODEL else []
+
+    def models(self) -> list[str]:
+        return [MODEL]
+
+    def listing(self) -> dict[str, list[str]]:
+        return {}
+
+    def nesting(self, model: str) -> int:
+        return 0
+
+    def expect(self, num_units: int) -> None:
+        pass
+
+    async def load(self, model: str, unit: Any) -> Load:
+        host, key = self._host, (self._index, unit.id)
+        load = Load(model, unit)
+        host.held[key] += 1
+        load.hold(lambda: host.held.subtract([key]))
+        for _ in range(host.turns):
+            await asyncio.sleep(0)
+        if self._index in host.broken.get(unit.version, ()):
+            await load.give_back()
+            raise ArtifactCorrupted(f"{unit.id} is broken here")
+        load.served = Answers(unit.id)
+        return load
+
+    async def close(self) -> None:
+        pass
+
+
+class Worker:
+    """One worker; `crash` leaves everything as a killed process would."""
+
+    def __init__(self, host: Host, index: int, count: int) -> None:
+        self.index = index
+        self._host = host
+        config = load_config(
+            overrides={"models.repository": host.folder, "models.state": host.folder / "state"}
+        ).replace(worker__count=count, worker__index=index, worker__metrics_dir=str(host.folder))
+        self.lifecycle = Lifecycle(config, Metrics(), StubLoader(host, index), [])  # type: ignore[arg-type]
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Do something as this worker: all that comes of it is the worker's."""
+        token = _owner.set(self)
+        try:
+            return await asyncio.ensure_future(work())
+        finally:
+            _owner.reset(token)
+
+    async def crash(self) -> None:
+        state = self.lifecycle._state
+
+        def dead(*_: Any, **__: Any) -> Any:
+            raise RuntimeFailure("this process is dead")
+
+        state._file.update = state._acks.say = dead  # type: ignore[method-assign]
+        tasks = self._host.tasks_of(self)
+        for _ in range(3):  # what one of them awaits in its end is cut off as well
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+            tasks = self._host.tasks_of(self)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        state._thread.shutdown()
+        self.lifecycle._referee.close()  # a dead process has no locks
+        (self._host.folder / f"lifecycle-{self.index}.ack").unlink(missing_ok=True)
+        for key in list(self._host.held):
+            if key[0] == self.index:
+                del self._host.held[key]
+
+    def answers(self, count: int = 1) -> set[str]:
+        """Versions that answer requests which name none; "" where nothing does."""
+        scorer = self.lifecycle.fleet.serving.get(MODEL)
+        if scorer is None:
+            return {""}
+        found: set[str] = set()
+        for _ in range(count):
+            scorer.submit(ScoreRequest(MODEL, nodes=[1]), lambda result: found.add(result.version))
+        return found
+
+    def view(self) -> dict[str, Any]:
+        described = self.lifecycle.describe(MODEL)
+        rollout = described["rollout"]
+        return {
+            "loaded": frozenset(unit["id"] for unit in described["units"]),
+            "serving": described["serving"],
+            "before": described["previous"],
+            "canary": "" if rollout is None else rollout["candidate"],
+        }
+
+    def ready(self) -> frozenset[str]:
+        return frozenset(self.lifecycle.fleet.units.get(MODEL, {}))
+
+
+def quick(patch: Any) -> None:
+    """Look at files often: a test waits for that many times."""
+    patch("hopline.rollout.lifecycle._LOOK_S", 0.001)
+    patch("hopline.rollout.acknowledge._LOOK_S", 0.0005)
+    patch("hopline.rollout.state.os.fsync", lambda fd: None)

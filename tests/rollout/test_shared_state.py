@@ -1,0 +1,204 @@
+"""One state for all workers: decisions on the newest one, and what a change that is refused leaves."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+
+from hopline.errors import Conflict, HoplineError, ModelNotFound
+from hopline.rollout import state as state_file
+from hopline.rollout.gates import Gates
+from hopline.rollout.rollout import RolloutRequest
+from hopline.rollout.state import LifecycleState, ModelState, StateFile
+from hopline.service import Service
+from tests.rollout import fleet_rig as rig
+
+PATIENCE_S = 10.0
+
+
+def in_file(root):
+    """What the file says of the model, read as a person would."""
+    text = (root / "models" / ".hopline" / "lifecycle.json").read_text()
+    return json.loads(text.partition("\n")[2])["models"]["sage"]
+
+
+async def outcomes(*calls):
+    async with asyncio.timeout(PATIENCE_S):  # a worker that does not follow is waited for 120 s
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def answering(worker, count=40):
+    return {await rig.version_of(worker) for _ in range(count)}
+
+
+def canary(version="3"):
+    loose = Gates(min_requests=10**6, max_disagreement=1, max_psi=1e6, max_p99_ratio=1e6, max_p50_ratio=1e6)
+    return RolloutRequest("sage", version, steps=(50.0, 100.0), hold_s=600, rehearse=0, gates=loose)
+
+
+async def test_a_rollback_sent_to_all_workers_at_once_takes_the_candidate_from_all(root, workers):
+    rig.publish(root, "3")
+    await workers[0].begin_rollout(canary())
+    for worker in workers:
+        assert await answering(worker) == {"1", "3"}
+    found = await outcomes(*[worker.decide_rollout("sage", "rollback") for worker in workers])
+    assert sorted(type(each).__name__ for each in found) == ["Conflict", "dict"]
+    for worker in workers:
+        assert await answering(worker) == {"1"}
+        assert worker.describe_rollout("sage")["rollout"] is None
+
+
+async def test_a_change_that_is_refused_leaves_its_worker_following(root, workers):
+    rig.publish(root, "2")
+    for _ in range(3):
+        found = await outcomes(
+            workers[0].load("sage", "2"), workers[1].unload("sage", "2"), workers[0].unload("sage", "9")
+        )
+        assert all(each is None or isinstance(each, str | Conflict | ModelNotFound) for each in found)
+        await outcomes(workers[1].load("sage", "1"))
+        for worker in workers:
+            assert await answering(worker, 3) == {"1"}
+            assert worker.describe_rollout("sage")["units"] == workers[0].describe_rollout("sage")["units"]
+
+
+async def test_a_rollback_that_is_repeated_does_not_go_back_further(root, workers):
+    rig.publish(root, "2")
+    rig.publish(root, "3")
+    first, second = workers
+    await first.load("sage", "2")  # 1 served before
+    await first.begin_rollout(canary())
+    await first.decide_rollout("sage", "rollback")
+    with pytest.raises(Conflict, match="rolled back already, and 2 serves"):
+        await second.decide_rollout("sage", "rollback")
+    assert await answering(second) == {"2"}
+
+
+async def test_going_back_after_a_switch_happens_once(root, workers):
+    rig.publish(root, "2")
+    first, second = workers
+    await first.load("sage", "2")
+    found = await outcomes(*[worker.decide_rollout("sage", "rollback") for worker in (*workers, second)])
+    assert sorted(type(each).__name__ for each in found) == ["Conflict", "Conflict", "dict"]
+    for worker in workers:
+        assert await answering(worker, 3) == {"1"}
+
+
+@pytest.mark.parametrize("verb", ["load", "begin"])
+async def test_a_model_is_unloaded_whatever_another_worker_adds_meanwhile(root, workers, verb):
+    rig.publish(root, "2")
+    first, second = workers
+    second._lifecycle._task.cancel()  # it has not looked at the file since
+    adding = first.load("sage", "2") if verb == "load" else first.begin_rollout(canary("2"))
+    loading = asyncio.ensure_future(adding)
+    await rig.until(lambda: (root / "models" / ".hopline" / "lifecycle.json").exists())
+    unloading = asyncio.ensure_future(second.unload("sage"))
+    await asyncio.sleep(0)  # it has begun, on what it knows
+    second._lifecycle._task = asyncio.ensure_future(second._lifecycle._follow())
+    await outcomes(unloading, loading)
+    left = in_file(root)
+    assert not left.get("units") or left.get("serving"), left
+    if left.get("units"):
+        for worker in workers:
+            assert await answering(worker, 3) == {left["serving"]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_loads_and_unloads_from_several_callers_leave_one_state(root, workers, seed):
+    rig.publish(root, "2")
+    first, second = workers if seed % 2 else reversed(workers)
+    for _ in range(3):
+        found = await outcomes(
+            first.load("sage", "2"),
+            second.unload("sage"),
+            second.load("sage", "1"),
+            first.unload("sage", "1"),
+        )
+        for each in found:
+            assert not isinstance(each, BaseException) or isinstance(each, HoplineError), repr(each)
+        await outcomes(second.load("sage", "1"))  # one more, so that both have followed
+        left = in_file(root)
+        assert left["serving"] == "1"
+        for worker in workers:
+            assert await answering(worker, 3) == {"1"}
+            assert sorted(worker.describe("sage").versions) == sorted(u["version"] for u in left["units"])
+
+
+async def test_nobody_waits_for_another_models_load_to_roll_back(root, workers, monkeypatch):
+    rig.publish(root, "2")
+    rig.publish(root, "3")
+    await workers[0].begin_rollout(canary())
+    gate = rig.Gate(monkeypatch, "2", workers={1})
+    monkeypatch.setattr("hopline.rollout.changes.check_no_rollout", lambda state, model: None)
+    loading = asyncio.ensure_future(workers[0].load("sage", "2", serve=False))
+    await rig.until(lambda: gate.held)  # the other worker loads, for as long as it takes
+    async with asyncio.timeout(PATIENCE_S):
+        await workers[0].decide_rollout("sage", "rollback")
+    assert await answering(workers[1]) == {"1"}
+    gate.open()
+    await loading
+
+
+async def test_a_worker_that_starts_anew_has_what_was_loaded_since_the_server_started(root, workers):
+    shutil.copytree(root / "models" / "sage" / "1", root / "models" / "later" / "1")
+    file = root / "models" / "later" / "1" / "model.json"
+    file.write_text(file.read_text().replace('"name": "sage"', '"name": "later"'))
+    await workers[0].load("later")
+    config = workers[1].config
+    await rig.stop(workers.pop())
+    workers.append(Service(config))
+    await workers[1].start()
+    assert workers[1].describe("later").versions == ("1",)
+
+
+async def test_models_that_the_settings_leave_out_stay_out_whatever_changes(root):
+    shutil.copytree(root / "models" / "sage" / "1", root / "models" / "other" / "1")
+    file = root / "models" / "other" / "1" / "model.json"
+    file.write_text(file.read_text().replace('"name": "sage"', '"name": "other"'))
+    service = await rig.started(root)
+    rig.publish(root, "2")
+    await service.load("other", "1")
+    await rig.stop(service)
+    service = await rig.started(root, **{"models.names": ["sage"]})
+    await service.load("sage", "2")
+    assert service.model_names() == ("sage",)
+    await service.load("other", "1")  # until somebody asks for it
+    assert sorted(service.model_names()) == ["other", "sage"]
+    await rig.stop(service)
+
+
+def test_a_refused_change_changes_nothing_that_a_reader_sees(tmp_path):
+    file = StateFile(tmp_path)
+    file.open()
+    file.update(lambda whole: LifecycleState(models={"a": ModelState(serving="1")}))
+    before = file.identity()
+
+    def refuse(whole):
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        file.update(refuse)
+    assert file.identity() == before
+    assert file.read_identified()[1] == before
+
+
+def test_generations_grow_also_where_the_file_was_removed(tmp_path):
+    file = StateFile(tmp_path)
+    file.open()
+    for _ in range(3):
+        file.update(lambda whole: LifecycleState(models={"a": ModelState(serving="1")}))
+    (tmp_path / "lifecycle.json").unlink()
+    after = file.update(lambda whole: LifecycleState(models={"a": ModelState()}), known=3)
+    assert after.generation == 4
+
+
+def test_what_would_make_the_file_too_large_is_refused_and_the_rest_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_file, "MAX_BYTES", 300)
+    file = StateFile(tmp_path)
+    file.open()
+    large = LifecycleState(models={str(i): ModelState(serving="1") for i in range(20)})
+    with pytest.raises(Conflict, match="more than 300; unload versions"):
+        file.update(lambda whole: large, adds=True)
+    assert file.read() == LifecycleState()
+    file.update(lambda whole: large)  # a rollback is never refused for that
+    assert len(file.read().models) == 20
