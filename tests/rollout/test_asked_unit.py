@@ -114,7 +114,7 @@ def test_a_rollout_stays_small_however_often_somebody_decides():
     state = ModelState((Unit("1"), Unit("2")), "1")
     asked = RolloutRequest("sage", "2", steps=tuple(float(i) for i in range(1, MAX_STEPS + 1)))
     for _ in range(30):
-        state = changes.begun(state, asked, "2", 0.0)
+        state = changes.begun(state, asked, Unit("2"), 0.0)
         for _ in range(150):
             for verb in ("pause", "resume"):
                 state = changes.decided_on(state, "sage", verb, "w" * MAX_REASON, 0.0)

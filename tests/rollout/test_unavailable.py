@@ -17,6 +17,7 @@ from hopline.errors import (
     RuntimeFailure,
 )
 from hopline.rollout.loader import Loader
+from hopline.rollout.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.rollout import fleet_rig as rig
@@ -104,13 +105,13 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_the_others_serve(root,
 async def test_a_warm_up_that_fails_in_an_unexpected_way_harms_only_its_model(root, error, monkeypatch):
     made = Loader._made
 
-    async def failing(loader, model, unit, folder, limits):
-        served = await made(loader, model, unit, folder, limits)
+    async def failing(loader, load, folder, limits):
+        served = await made(loader, load, folder, limits)
 
         def warm_up():
             raise error
 
-        if model == "other":
+        if load.model == "other":
             served.warm_up = warm_up
         return served
 
@@ -123,7 +124,7 @@ async def test_a_warm_up_that_fails_in_an_unexpected_way_harms_only_its_model(ro
 
 
 async def test_a_package_that_is_not_installed_is_named(root, monkeypatch):
-    async def failing(loader, model, unit, folder, limits):
+    async def failing(loader, load, folder, limits):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(Loader, "_made", failing)
@@ -237,7 +238,7 @@ async def test_what_all_models_stand_on_ends_the_start(root, monkeypatch):
     def refuses(loader, unit):
         raise RepositoryUnavailable("no route to the repository")
 
-    monkeypatch.setattr(Loader, "_open_graph", refuses)
+    monkeypatch.setattr(SharedInputs, "_open_graph", refuses)
     with pytest.raises(RepositoryUnavailable):
         await rig.started(root)
 
