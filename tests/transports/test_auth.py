@@ -146,13 +146,9 @@ def test_names_of_models_are_no_answer_to_a_stranger_who_guesses(door: Door) -> 
         assert (answer.status_code, answer.json()) == (503, {"ready": False})
     assert door.http("GET", "/v2/models/sage/versions/99/ready", "scorer").status_code == 404
     assert door.http("GET", "/v2/models/link/versions/99/ready", "scorer").status_code == 503
-    status, text, _ = door.call(f"{INFER}/ModelReady", {"name": "nobody"})
-    assert (status, text) == ("OK", "")  # ready is false
-    status, text, _ = door.call(
-        f"{INFER}/ModelReady", {"name": "nobody"}, **{"x-api-key": door.keys["reader"]}
-    )
-    assert status == "NOT_FOUND"
-    assert "sage" in text
+    for headers in ({}, {"x-api-key": door.keys["reader"]}):
+        status, text, _ = door.call(f"{INFER}/ModelReady", {"name": "nobody"}, **headers)
+        assert (status, text) == ("OK", "")  # ready is false
 
 
 @pytest.mark.parametrize(
