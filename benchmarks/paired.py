@@ -2,9 +2,9 @@
 
     python -m benchmarks.paired FOLDER OTHER [--turns 40] [--requests 300] [--only http_c1,submit]
 
-OTHER is another checkout of this repository with its `.venv`; FOLDER keeps graph and models for the next time.
-Both have a server with two models of the same weights, `sage` with fanouts and `all` without, and a process
-that calls `Service.submit`. All of them wait while one is asked.
+OTHER is another checkout of this repository with its `.venv`; FOLDER keeps the graph and the models for the
+next time. Both have a server with two models of the same weights, `sage` with fanouts and `all` without,
+and a process that calls `Service.submit`. All of them wait while one is asked.
 
 http_c1, http_c32    one node over one connection, and over 32 at once
 grpc, stream         one node by ModelInfer, and by one ModelStreamInfer
