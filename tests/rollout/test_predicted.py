@@ -81,7 +81,7 @@ def test_requests_that_were_large_are_known():
     assert predicted.of(request, 1)[0] < 100
     for node in range(10_000):
         predicted.remember(ScoreRequest("m", nodes=[node]), 50_000, 4096)
-    assert len(predicted._large) == 4096
+    assert len(predicted.large) == 4096
 
 
 def test_share_follows_what_tables_have_without_an_echo():

@@ -31,14 +31,15 @@ class RequestSize:
 
     Attributes:
         per_seed: node type -> the same for a seed of it, on the mean.
+        links: node type -> (counts neighbours, rows below each) for each edge type into it.
+        most_below: nobody reads more than the whole graph at each hop.
         by_degree: node types whose seeds differ: an edge type into them is read without a bound.
     """
 
     def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:
         fanouts = dict(sorted(spec.fanouts.items()))
         num_edges = {key: graph.edges[key].num_edges for key in fanouts}
-        #: Nobody reads more than the whole graph at each hop.
-        self._most = float(num_hops) * (
+        self.most_below = float(num_hops) * (
             sum(nodes.num_nodes for nodes in graph.nodes.values()) + sum(num_edges.values())
         )
         means = {
@@ -54,8 +55,7 @@ class RequestSize:
                     1.0 + below[adjacency.src]
                 )
             below = above
-        #: node type -> (counts neighbours, rows below each) for each edge type into it.
-        self._links: dict[str, list[tuple[Sampler, float]]] = {}
+        self.links: dict[str, list[tuple[Sampler, float]]] = {}
         self.per_seed = dict.fromkeys(graph.nodes, (1.0, 0.0))
         for key, own in fanouts.items():
             adjacency = graph.edges[key]
@@ -63,22 +63,22 @@ class RequestSize:
             fanout = -1 if math.isinf(bound) else int(bound)
             each = below[adjacency.src]
             sampler = Sampler(adjacency, fanout, "uniform", layer_key(0, 0, key))
-            self._links.setdefault(adjacency.dst, []).append((sampler, each))
+            self.links.setdefault(adjacency.dst, []).append((sampler, each))
             direct, under = self.per_seed[adjacency.dst]
             edges = min(bound, max(1.0, means[key]))
-            self.per_seed[adjacency.dst] = direct + edges, min(under + edges * each, self._most)
+            self.per_seed[adjacency.dst] = direct + edges, min(under + edges * each, self.most_below)
         self.by_degree = frozenset(
-            name for name, links in self._links.items() if any(sampler.fanout < 0 for sampler, _ in links)
+            name for name, links in self.links.items() if any(sampler.fanout < 0 for sampler, _ in links)
         )
 
     def rows(self, node_type: str, ids: IdArray) -> tuple[float, float]:
         """Predicted for known seeds int64 [n] of a type."""
         direct, below = float(ids.shape[0]), 0.0
-        for sampler, each in self._links.get(node_type, ()):
+        for sampler, each in self.links.get(node_type, ()):
             edges = sampler.bound(ids)
             direct += edges
             below += edges * each
-        return direct, min(below, self._most)
+        return direct, min(below, self.most_below)
 
 
 def _bound(fanout: Sequence[int], max_degree: int | None) -> float:

@@ -114,10 +114,11 @@ class Histogram:
 
     def observe_all(self, values: Iterable[float]) -> None:
         """Count many values, for a third of the price of one by one."""
-        bounds, counts = self.bounds, self.counts
+        bounds, counts, total = self.bounds, self.counts, 0.0
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-            self.sum += value
+            total += value
+        self.sum += total
 
     def state(self) -> list[float]:
         """The sum, then the counts."""

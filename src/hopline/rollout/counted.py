@@ -113,13 +113,15 @@ class CountedVersion:
             self.post_s += sum(map(mul, counts, columns["post"]))
         else:
             metrics.compute.observe_all([each[2] for each in ran])
-        for num_items, queue_s, compute_s, _, _, away_s in ran:
-            metrics.batch_rows.observe(num_items)
-            metrics.queue.observe_all(queue_s)
-            whole = [waited + compute_s for waited in queue_s]
-            metrics.total.observe_all(whole if not away_s else map(add, whole, away_s))
-            self.queue_s += sum(queue_s)
-            self.success_s += num_items * compute_s
+        metrics.batch_rows.observe_all([each[0] for each in ran])
+        waited = [seconds for each in ran for seconds in each[1]]
+        whole = [seconds + each[2] for each in ran for seconds in each[1]]
+        if away := [seconds for each in ran for seconds in each[5]]:  # of all of them, or of none
+            whole = list(map(add, whole, away))
+        metrics.queue.observe_all(waited)
+        metrics.total.observe_all(whole)
+        self.queue_s += sum(waited)
+        self.success_s += sum([each[0] * each[2] for each in ran])
         self.num_batches += len(ran)
         self.last_inference_ms = int(ran[-1][3] * 1e3)
         used_s = self._cpu_s()

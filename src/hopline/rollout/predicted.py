@@ -64,6 +64,7 @@ class PredictedRows:
     Attributes:
         direct, below: for a node of which nothing is known.
         share: see the module.
+        large: the only node (or pair) of requests that were large -> rows that they read.
         differs: whether nodes differ, so that `of` knows more than a product with the number of nodes.
     """
 
@@ -79,12 +80,18 @@ class PredictedRows:
             self._size = RequestSize(spec, graph, num_hops)
         #: Of the nodes that are asked for; None where the graph changes.
         self._index = None if isinstance(graph, LiveView) else graph.nodes[head.node_type].ids
+        #: So many of them are their own row numbers.
+        self._num_range = len(self._index) if self._index is not None and self._index.kind == "range" else 0
+        #: (where lists of neighbours begin, if told so, counts them, rows below each) of their edge types.
+        self._lists = [
+            (sampler.starts if sampler.fanout < 0 else None, sampler, each)
+            for sampler, each in self._size.links.get(head.node_type, ())
+        ]
         asked = self._types if head.kind == "link" else self._types[:1]
         self.direct, self.below = max(self._size.per_seed[name] for name in asked)
         self.share = 1.0
         self._by_degree = self.differs = bool(self._size.by_degree.intersection(asked))
-        #: The only node (or pair) of a request -> rows that it reads.
-        self._large: dict[_Key, int] = {}
+        self.large: dict[_Key, int] = {}
 
     def of(self, request: ScoreRequest, num_seeds: int) -> tuple[float, float]:
         """(direct, below) of a request.
@@ -92,44 +99,62 @@ class PredictedRows:
         Args:
             num_seeds: that it asks for, inline nodes and their neighbours included.
         """
-        if self._large:
-            rows = self._large.get(_only(request), 0)
+        if self.large:
+            rows = self.large.get(_only(request), 0)
             if rows:
                 return rows, 0.0
         if not self._by_degree:
             return num_seeds * self.direct, num_seeds * self.below
         nodes, graph = request.nodes, self._graph
         if num_seeds == 1 and len(nodes) == 1 and self._index is not None:
-            try:
-                ids = self._index.lookup(nodes)
-            except BadRequest:
-                return 1.0, 0.0  # the batch says so, in its own words
-            return self._size.rows(self._types[0], ids) if ids[0] >= 0 else (1.0, 0.0)
+            # All in one place, without calls and arrays: each request comes by here.
+            node = nodes.item(0) if type(nodes) is np.ndarray else nodes[0]
+            if type(node) is not int or not 0 <= node < self._num_range:
+                try:
+                    node = self._index.lookup(nodes).item(0)
+                except BadRequest:
+                    node = -1  # the batch says so, in its own words
+                if node < 0:
+                    return 1.0, 0.0
+            direct, below = 1.0, 0.0
+            for starts, sampler, each in self._lists:
+                if starts is None:
+                    edges = sampler.bound(np.array([node]))
+                else:
+                    edges = starts.item(node + 1) - starts.item(node)
+                direct += edges
+                below += edges * each
+            return direct, below if below < self._size.most_below else self._size.most_below
         if not isinstance(graph, LiveView):
             return self._counted(graph, request, num_seeds)
         with graph:
             return self._counted(graph, request, num_seeds)
 
-    def learn(self, batch: Sequence[Sized], rows: int, *, is_first: bool = False) -> None:
+    def learn(self, batch: Sequence[Sized], rows: int, *, is_first: bool = False) -> float:
         """A batch read so many rows.
 
         Args:
             is_first: forget what was before.
+
+        Returns: what is predicted now for a node of which nothing is known.
         """
         direct = below = 0.0
         for item in batch:
-            is_any = item.direct < 0
-            direct += item.num_seeds * self.direct if is_any else item.direct
-            below += item.num_seeds * self.below if is_any else item.below
-        if below < 1.0 or not rows:
-            return
-        seen = max(0.0, rows - direct) / below
-        if is_first:
-            self.share = max(_LEAST_SHARE, min(seen, _MOST_SHARE))
-            return
-        seen = max(_LEAST_SHARE, min(seen, _CLIP * self.share, _MOST_SHARE))
-        is_surprise = seen > 2.0 * self.share and rows > _SOME_ROWS
-        self.share += (_UP if is_surprise else _DOWN) * (seen - self.share)
+            if item.direct < 0:
+                direct += item.num_seeds * self.direct
+                below += item.num_seeds * self.below
+            else:
+                direct += item.direct
+                below += item.below
+        if below >= 1.0 and rows:
+            seen = max(0.0, rows - direct) / below
+            if is_first:
+                self.share = max(_LEAST_SHARE, min(seen, _MOST_SHARE))
+            else:
+                seen = max(_LEAST_SHARE, min(seen, _CLIP * self.share, _MOST_SHARE))
+                is_surprise = seen > 2.0 * self.share and rows > _SOME_ROWS
+                self.share += (_UP if is_surprise else _DOWN) * (seen - self.share)
+        return self.direct + self.share * self.below
 
     def remember(self, request: ScoreRequest, rows: int, some: int) -> None:
         """A request read so many rows: what it is about is large, unless these are no more than `some`."""
@@ -137,21 +162,16 @@ class PredictedRows:
         if not key:
             return
         if rows <= some:
-            self._large.pop(key, None)
+            self.large.pop(key, None)
             return
         self.differs = True
-        self._large[key] = rows
-        if len(self._large) > _REMEMBERED:
-            del self._large[next(iter(self._large))]
-
-    @property
-    def remembers(self) -> bool:
-        """Whether anything was large."""
-        return bool(self._large)
+        self.large[key] = rows
+        if len(self.large) > _REMEMBERED:
+            del self.large[next(iter(self.large))]
 
     def knows(self, request: ScoreRequest) -> bool:
         """Whether what it is about was large."""
-        return _only(request) in self._large
+        return _only(request) in self.large
 
     def _counted(
         self, graph: Graph | LiveView, request: ScoreRequest, num_seeds: int

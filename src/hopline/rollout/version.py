@@ -126,7 +126,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         self._rows_per_seed = self._rows.direct + self._rows.below
         self._predicts = self._rows.differs
         self._some_rows = self.batcher.policy.max_rows
-        model.guard = Guard(
+        self._guard = model.guard = Guard(
             config.limits.max_request_bytes, self._some_rows, self.batcher.larger, few_rows=_FEW_ROWS
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
@@ -141,6 +141,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
+        #: Whether a batch needs no more than to be answered.
+        self._is_plain = self._live is None and self._supplier is None
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
@@ -154,12 +156,12 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
         if num_nodes <= MEASURED or self._supplier is not None:
             return
-        nodes, rows, elapsed_us = first_costs(self._rehearse, self.model.guard, num_nodes)
+        nodes, rows, elapsed_us = first_costs(self._rehearse, self._guard, num_nodes)
         self.batcher.cost.begin(rows, elapsed_us)
         request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
         item = SuppliedRequest(request, _nobody, self.batcher, 0, 0, 0.0, num_seeds=num_seeds)
         self._predict(item)
-        self._learn([item], rows[-1], is_first=True)
+        self._rows_per_seed = self._rows.learn([item], rows[-1], is_first=True)
 
     async def warm_up_here(self) -> None:
         """The same on the event loop, one node at a time, from all over the graph; for whole models.
@@ -324,7 +326,8 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
 
     def _predict(self, item: SuppliedRequest) -> None:
         predicted = self._rows
-        item.direct, item.below = direct, below = predicted.of(item.request, item.num_seeds)
+        direct, below = predicted.of(item.request, item.num_seeds)
+        item.direct, item.below = direct, below
         item.rows = rows = int(direct + predicted.share * below)
         item.num_bytes = rows * self._row_bytes
 
@@ -334,25 +337,23 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         self._predicts = self._rows.differs
 
     def _rows_of(self, batch: Sequence[SuppliedRequest]) -> int:
-        rows = self.model.guard.rows
+        rows = self._guard.rows
         if not self.batcher.is_counted(batch[0]):
-            self._learn(batch, rows)
+            self._rows_per_seed = self._rows.learn(batch, rows)
         return rows
 
-    def _learn(self, batch: Sequence[SuppliedRequest], rows: int, *, is_first: bool = False) -> None:
-        predicted = self._rows
-        predicted.learn(batch, rows, is_first=is_first)
-        self._rows_per_seed = predicted.direct + predicted.share * predicted.below
-
     def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
-        guard = self.model.guard
+        guard = self._guard
         guard.batch = batch
-        guard.rows = guard.num_bytes = 0
+        guard.rows = 0
+        self.model.watch.start()
         try:
+            if self._is_plain:
+                return self._answerer.answer([item.request for item in batch])
             return self._answer(batch)
         finally:
             guard.batch = ()
-            if guard.rows > self._some_rows or self._rows.remembers:
+            if guard.rows > self._some_rows or self._rows.large:
                 self._look_back(batch, guard.rows)
 
     def _look_back(self, batch: list[SuppliedRequest], rows: int) -> None:
@@ -363,13 +364,11 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             self._rows.remember(batch[0].request, rows, self._some_rows)
 
     def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
-        self.model.watch.start()
+        """The same about a live graph, or with rows of a store."""
         if self._live is not None:
             with self._live:  # one version for the whole batch
                 self.graph_version = self._live.version
                 return self._answerer.answer([item.request for item in batch])
-        if self._supplier is None:
-            return self._answerer.answer([item.request for item in batch])
         outcomes = self._answerer.answer_supplied(
             [item.request for item in batch], [item.supply for item in batch]
         )

@@ -164,20 +164,15 @@ class Batcher(Generic[I, R]):
             self.check_open()
         lane, rows = item.lane, item.rows
         item.enqueued = self._clock()
-        rows_after = self._queued_rows + rows
         held_us = 1 + int(rows * self.cost.us_per_row)
-        if (
-            self._queued_us + held_us > self._max_queue_us
-            or rows_after > self._max_queue_rows
-            or lane == LOW
-        ):
+        us_after, rows_after = self._queued_us + held_us, self._queued_rows + rows
+        if us_after > self._max_queue_us or rows_after > self._max_queue_rows or lane == LOW:
             queued = self._queued_us, self._queued_rows
             for each in who_leaves(self._lanes, self.policy, queued, held_us, item, self._retry_after_s()):
                 self._displace(each)
-            rows_after = self._queued_rows + rows
+            us_after, rows_after = self._queued_us + held_us, self._queued_rows + rows
         self._lanes[lane][item] = held_us
-        self._queued_rows = rows_after
-        self._queued_us += held_us
+        self._queued_us, self._queued_rows = us_after, rows_after
         self._num_open += 1
         if self._busy:
             self._watch_deadline(item.deadline)
@@ -305,17 +300,14 @@ class Batcher(Generic[I, R]):
             self._turn.wait()
         self._scheduled = loop.call_soon(self._flush)
 
-    def _take(self, now: float, max_rows: int) -> list[I]:
-        """The next batch, without requests that are late."""
+    def _take(self, now: float, max_rows: int) -> tuple[list[I], int]:
+        """The next batch, without requests that are late; and its predicted rows."""
         batch: list[I] = []
         rows = num_bytes = 0
         max_bytes = self.policy.max_bytes
-        high, _, low = self._lanes
-        lane = next_lane(self._lanes)
-        while lane:
-            if high or low:
-                lane = next_lane(self._lanes)
-                assert lane is not None
+        high, normal, low = self._lanes
+        # most requests are of one lane: no call to find it
+        while lane := next_lane(self._lanes) if high or low else normal:
             item = next(iter(lane))
             if item.deadline <= now:
                 self._expire(item)
@@ -326,9 +318,8 @@ class Batcher(Generic[I, R]):
                 rows += item.rows
                 num_bytes += item.num_bytes
                 batch.append(item)
-            lane = lane or next_lane(self._lanes)
         self._queued_rows -= rows
-        return batch
+        return batch, rows
 
     def _flush(self) -> None:
         now = self._clock()
@@ -344,11 +335,10 @@ class Batcher(Generic[I, R]):
                     slice_rows = self.policy.slice_rows(self.cost, first_of(lane).rows)
                     max_rows = min(max_rows, slice_rows or max_rows)
         self._scheduled = None
-        batch = self._take(now, max_rows)
+        batch, rows = self._take(now, max_rows)
         if not batch:
             self._rest()
             return
-        rows = sum([item.rows for item in batch])
         self._running = batch
         if self.cost.predict_us(rows) <= inline_cost_us:
             # Asking for processor time is two system calls: too much for every cheap batch.
@@ -422,17 +412,17 @@ class Batcher(Generic[I, R]):
                 self._num_postponed += 1
                 self._observer.postponed(item)
                 continue
-            if type(outcome) is LargerThanPredicted:
+            if not isinstance(outcome, Exception):
+                num_ok += 1
+            elif isinstance(outcome, LargerThanPredicted):
                 item.rows = max(item.rows, outcome.rows)
                 self._counted.add(item)
                 again.append(item)
                 continue
+            else:
+                self._observer.outcome(outcome.code)
             item.ended = True
             self._num_open -= 1
-            if isinstance(outcome, HoplineError):
-                self._observer.outcome(outcome.code)
-            else:
-                num_ok += 1
             deliver_to(item, outcome)
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started

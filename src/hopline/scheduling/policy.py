@@ -166,7 +166,8 @@ class CostModel:
             return
         by_rows_us = self.us_per_row * rows
         predicted_us = self.fixed_us + by_rows_us
-        elapsed_us = min(elapsed_us, _CLIP * predicted_us)
+        if elapsed_us > _CLIP * predicted_us:
+            elapsed_us = _CLIP * predicted_us
         is_off = not 0.5 * predicted_us <= elapsed_us <= 2.0 * predicted_us
         gain = _FAST if is_off and max(elapsed_us, predicted_us) > _LONG_US else _SLOW
         power = self.fixed_us**2 + by_rows_us**2 + 1e-9

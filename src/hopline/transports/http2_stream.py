@@ -281,6 +281,7 @@ class Stream:
         self.is_open = False
         self.receiver = None  # which refers to this stream: only the garbage collector would find them
         self._pending.clear()
-        self.arrived(self.num_arriving)
-        self.give_back(self.num_held)
+        if self.num_held:
+            self.arrived(self.num_arriving)
+            self.give_back(self.num_held)
         self._connection.forget(self)

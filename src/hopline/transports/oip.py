@@ -106,7 +106,7 @@ def request_from_tensors(
         raise BadRequest(f"an input is named twice: {quoted(', '.join(tensor.name for tensor in tensors))}")
     if max_nodes is not None:
         for name, tensor in inputs.items():
-            if name != "neighbors":
+            if tensor.shape[0] > max_nodes and name != "neighbors":
                 check_count(tensor.shape[0], _COUNTED.get(name, "rows"), max_nodes)
     columns = {name: tensor.column() for name, tensor in inputs.items() if name not in GRAPH_INPUTS}
     check_parameters(parameters)
