@@ -141,8 +141,6 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
-        #: Whether a batch needs no more than to be answered.
-        self._is_plain = self._live is None and self._supplier is None
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
@@ -348,7 +346,7 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         guard.rows = 0
         self.model.watch.start()
         try:
-            if self._is_plain:
+            if self._live is None and self._supplier is None:
                 return self._answerer.answer([item.request for item in batch])
             return self._answer(batch)
         finally:

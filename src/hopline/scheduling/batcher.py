@@ -419,7 +419,7 @@ class Batcher(Generic[I, R]):
                 self._counted.add(item)
                 again.append(item)
                 continue
-            else:
+            elif isinstance(outcome, HoplineError):
                 self._observer.outcome(outcome.code)
             item.ended = True
             self._num_open -= 1

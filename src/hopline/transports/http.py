@@ -126,23 +126,27 @@ class HttpApp:
                 request
             ):
                 reading = read(request, route.check, self._max_body_bytes)
-                return Reading(reading, functools.partial(self._handle, route, request, id_line))
+                return Reading(reading, functools.partial(self._handle_read, route, request, id_line))
+            # As `_handle_read` does, without a call: most requests are small.
+            if b"charset" in headers.get(b"content-type", b""):
+                check_charset(headers[b"content-type"], request.body)
+            answer = route.handle(request, id_line)
         except Exception as error:
             return self.failed(error, id_line, oip=route.oip)
-        return self._handle(route, request, id_line)
+        if type(answer) is Response:
+            self._count(answer.status)
+        return answer
 
-    def _handle(
-        self, route: Route, request: Request, id_line: bytes, reading: asyncio.Future[None] | None = None
+    def _handle_read(
+        self, route: Route, request: Request, id_line: bytes, reading: asyncio.Future[None]
     ) -> Response | Pending:
-        """Answer a request whose body is there, or could not be read; never raises."""
+        """Answer a request whose body was read on a thread, or could not be; never raises."""
         try:
-            if reading is not None:
-                reading.result()
+            reading.result()
             if b"charset" in request.headers.get(b"content-type", b""):
                 check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
-            if reading is not None:
-                request.body = b""  # large, and read
+            request.body = b""  # large, and not needed any more
         except Exception as error:
             return self.failed(error, id_line, oip=route.oip)
         if type(answer) is Response:
