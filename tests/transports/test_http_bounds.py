@@ -101,7 +101,7 @@ async def test_a_burst_on_one_connection_does_not_delay_the_others(host: Host) -
         assert (await burst.answer())[0] == 404
 
 
-@pytest.mark.parametrize("kind", ["requests", "chunks", "waiting"])
+@pytest.mark.parametrize("kind", ["requests", "short requests", "chunks", "waiting"])
 async def test_a_connection_has_a_millisecond_at_a_time(
     host: Host, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +119,9 @@ async def test_a_connection_has_a_millisecond_at_a_time(
     if kind == "requests":
         connection.send((nowhere + b"a: %b\r\n\r\n" % (b"x" * 4_000)) * 15)
         expected = [404] * 15
+    elif kind == "short requests":
+        connection.send((nowhere + b"\r\n") * 15)
+        expected = [404] * 15
     elif kind == "chunks":
         connection.send(CHUNKED + b"1\r\n \r\n" * 10_000 + b"0\r\n\r\n")
         expected = [400]
@@ -126,7 +129,7 @@ async def test_a_connection_has_a_millisecond_at_a_time(
         connection.send(post(b'{"nodes":[1],"as_of":50}', b"slow") + (nowhere + b"\r\n") * 15)
         expected = [200] + [404] * 15
     assert [(await connection.answer())[0] for _ in expected] == expected
-    assert next(waits) >= (4 if kind == "waiting" else 6)
+    assert next(waits) >= (4 if kind in ("waiting", "short requests") else 6)
     assert not any(each in turns for each in host.endpoint.connections)
 
 

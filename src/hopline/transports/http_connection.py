@@ -476,6 +476,10 @@ class HttpConnection(asyncio.Protocol):
             self._waiting_bytes += len(request.body)
             if self._is_full:
                 self.pause_reading()
+        elif self._num_started and self._turn_is_over:
+            self._waiting.append(request)
+            self._waiting_bytes += len(request.body)
+            self._endpoint.turns.wait(self)
         else:
             self._start(request)
 
