@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hopline.transports.budget import Budget
+from hopline.transports.http2_turns import TURN_S, Waiting
 from hopline.transports.http_messages import Pending, Request, Response
 from tests.transports.http_rig import SCORE, Host, eventually, listening, post
 
@@ -97,6 +99,48 @@ async def test_a_burst_on_one_connection_does_not_delay_the_others(host: Host) -
     assert paths.index(b"/healthz") < 1_000
     for _ in range(5_000):
         assert (await burst.answer())[0] == 404
+
+
+@pytest.mark.parametrize("kind", ["requests", "short requests", "chunks", "waiting"])
+async def test_a_connection_has_a_millisecond_at_a_time(
+    host: Host, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, nowhere = host.endpoint.turns, b"GET /nowhere HTTP/1.1\r\nhost: x\r\n"
+    seconds, waits = itertools.count(0, TURN_S / 2), itertools.count()
+    wait = turns.wait
+
+    def counted(item: Waiting) -> None:
+        next(waits)
+        wait(item)
+
+    monkeypatch.setattr(turns, "clock", seconds.__next__)  # each look takes half of a turn
+    monkeypatch.setattr(turns, "wait", counted)
+    connection = await host.connect()
+    if kind == "requests":
+        connection.send((nowhere + b"a: %b\r\n\r\n" % (b"x" * 4_000)) * 15)
+        expected = [404] * 15
+    elif kind == "short requests":
+        connection.send((nowhere + b"\r\n") * 15)
+        expected = [404] * 15
+    elif kind == "chunks":
+        connection.send(CHUNKED + b"1\r\n \r\n" * 10_000 + b"0\r\n\r\n")
+        expected = [400]
+    else:
+        connection.send(post(b'{"nodes":[1],"as_of":50}', b"slow") + (nowhere + b"\r\n") * 15)
+        expected = [200] + [404] * 15
+    assert [(await connection.answer())[0] for _ in expected] == expected
+    assert next(waits) >= (4 if kind in ("waiting", "short requests") else 6)
+    assert not any(each in turns for each in host.endpoint.connections)
+
+
+@pytest.mark.parametrize("where", ["head", "trailers"])
+async def test_many_headers_are_refused_while_they_come(host: Host, where: str) -> None:
+    connection = await host.connect()
+    lines = b"a:\r\n" * 1_000
+    connection.send(CHUNKED + b"0\r\n" + lines if where == "trailers" else CHUNKED[:-2] + lines)
+    status, headers, body = await connection.answer()
+    assert (status, headers["connection"]) == (431, "close")
+    assert b"more than 256 headers" in body
 
 
 async def test_chunks_of_one_byte_are_refused_before_they_cost_much() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import struct
@@ -117,9 +118,27 @@ def test_a_compressed_body_has_its_senders_share(unit: bytes) -> None:
     text = b'{"rows":[%b]}' % b",".join([unit] * (2**20 // len(unit)))
     body = decompress("gzip", gzip.compress(text), 2**26)
     assert sent_bytes(body) < 10_000
-    with pytest.raises(RequestTooLarge, match="in parts, and uncompressed"):
+    with pytest.raises(RequestTooLarge, match="in parts, without compression"):
         check_json({}, body)
-    check_json({}, text)  # what was sent as it is has no other bound than its size
+    check_json({}, b'{"rows":[%b]}' % b",".join([unit] * (2**18 // len(unit))))  # sent as it is
+
+
+@pytest.mark.parametrize("unit", [b"0", b'{"a":1}', b'""', b"[]", b'"%b"' % (b"x" * 10_000)])
+def test_a_body_that_was_not_compressed_has_the_share_of_a_mebibyte(unit: bytes) -> None:
+    text = b'{"rows":[%b]}' % b",".join([unit] * (2**26 // len(unit)))
+    with pytest.raises(RequestTooLarge, match="at most 2097152 are read"):
+        check_json({}, text)
+
+
+def test_texts_of_a_request_that_was_not_compressed_are_bounded() -> None:
+    count = 2**18
+    for more, fits in ((0, True), (1, False)):
+        described = {"name": "a", "datatype": "BYTES", "shape": [count + more]}
+        described["parameters"] = {"binary_data_size": 4 * (count + more)}
+        text = json.dumps({"inputs": [described]}).encode()
+        body = text + bytes(4 * (count + more))
+        with contextlib.nullcontext() if fits else pytest.raises(RequestTooLarge, match="BYTES values"):
+            oip_json.decode_infer(body, b"%d" % len(text))
 
 
 def test_a_body_that_compresses_well_is_read() -> None:

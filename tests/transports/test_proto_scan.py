@@ -81,7 +81,16 @@ def test_a_compressed_message_has_its_senders_share(kind: str) -> None:
     assert len(sent) < 16_000
     with pytest.raises(RequestTooLarge, match=f"of the {len(sent)} bytes|{len(sent)} bytes were sent"):
         RequestReader().read(decompress("gzip", sent, 2**26))
-    check_message(LAYOUT, data)  # a megabyte that was sent as it is
+    check_message(LAYOUT, data[: 2**17])  # sent as it is
+
+
+@pytest.mark.parametrize(
+    "kind", ["empty inputs", "empty parameters", "empty strings", "int64 contents", "groups"]
+)
+def test_a_message_that_was_not_compressed_has_the_share_of_a_mebibyte(kind: str) -> None:
+    data = hostile.field(1, b"sage") + hostile.MESSAGES[kind](2**24, random.Random(0))
+    with pytest.raises(RequestTooLarge, match="the message holds"):
+        RequestReader().read(data)
 
 
 def test_what_is_no_message_is_refused_as_such() -> None:

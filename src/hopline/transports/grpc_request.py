@@ -16,7 +16,7 @@ from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.transports import oip
 from hopline.transports.proto import message
 from hopline.transports.proto_scan import check_message, layout_of
-from hopline.transports.share import Decompressed, check_share, sent_bytes
+from hopline.transports.share import PIECE_BYTES, Decompressed, check_share, sent_bytes, share
 from hopline.transports.tensors import Tensor, TensorHead, check_amount, decode_typed, tensor_head
 
 OUTER = "hopline.oip.v1.OuterInferRequest"
@@ -59,16 +59,22 @@ class RequestReader:
             BadRequest: it is none.
             RequestTooLarge: it holds more than its sender's share.
         """
-        is_compressed = isinstance(data, Decompressed)
-        if is_compressed:
+        is_counted = len(data) > PIECE_BYTES or isinstance(data, Decompressed)
+        if is_counted:
             check_message(self._layout, data)
         try:
             request = self._outer.FromString(data)
         except DecodeError:
             raise BadRequest(f"{len(data)} bytes that are no ModelInferRequest") from None
         if len(request.inputs) > _INPUTS:
-            check_share("the request", len(request.inputs), "inputs", _INPUTS, sent_bytes(data))
-        if is_compressed and request.raw_input_contents:
+            check_share(
+                "the request",
+                len(request.inputs),
+                "inputs",
+                share(_INPUTS, sent_bytes(data)),
+                sent_bytes(data),
+            )
+        if is_counted and request.raw_input_contents:
             heads = [(head.datatype, head.count) for head in self._heads(request.inputs)]
             check_amount("the request", heads, len(data), sent_bytes(data))
         return request

@@ -20,7 +20,7 @@ from hopline.transports.compression import decompress
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
-from hopline.transports.share import PIECE_BYTES, check_share, sent_bytes
+from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
 #: What building a piece of JSON may take, in the time of a small integer: some milliseconds.
 _WEIGHT = 2**17
@@ -36,12 +36,12 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
 
     Raises:
         BadRequest: a name comes twice in an object.
-        RequestTooLarge: it was compressed, and holds more than its sender's share.
+        RequestTooLarge: it holds more than its sender's share.
     """
     text = json_part(body, headers.get(b"inference-header-content-length"))
     counts, sent = json_scan.count(text), sent_bytes(body)
-    if sent < len(body):
-        check_share("the body", counts.weight, "values (objects count several times)", _WEIGHT, sent)
+    most = most_objects(_WEIGHT, sent, len(body))
+    check_share("the body", counts.weight, "values (objects count several times)", most, sent)
     json_scan.refuse_repeated(text, counts.num_names)
     return counts
 

@@ -11,7 +11,7 @@ draining.
 
 What one connection holds is bounded: one request's body (`server.max_body_bytes`), and of what is sent
 behind a request that is being answered `_MAX_BEHIND_BYTES` and what the event loop reads at a time. What
-it does to the loop is bounded too: after `_MAX_STARTED` requests the others of this turn come first.
+it does to the loop is bounded too: after `_MAX_STARTED` requests, or `TURN_S`, the others come first.
 
 This file is long because every event of a connection changes one state.
 """
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from hopline.transports.http2_turns import TURN_S
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: A request line and headers together; nginx and Apache allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
+#: Headers and trailers of a request; each is a call from the parser. Apache and hyper allow 100.
+_MAX_HEADERS = 256
 #: Pipelined requests that wait on one connection before reading pauses.
 MAX_PIPELINED = 16
 #: Bytes of requests that are sent behind one that is being answered, before reading pauses.
@@ -80,7 +83,6 @@ class HttpConnection(asyncio.Protocol):
         self._waiting_bytes = 0
         #: Bytes that came and that the parser has not read, since others come first.
         self._unread = b""
-        self._will_read_on = False
         self._since = endpoint.now
         self._blocked = False
         self._paused = False
@@ -94,8 +96,9 @@ class HttpConnection(asyncio.Protocol):
         self._linger_until = 0.0
         #: Whether the last answer was a refusal: what it sends next waits for the others.
         self._is_late = False
-        #: Requests that were started since this connection had its turn.
+        #: Requests that were started since this connection had its turn, and the end of that.
         self._num_started = 0
+        self._turn_ends = 0.0
         #: The request that the parser finished last, while it is fed.
         self._last: Request | None = None
         #: A request that offers an upgrade, until its body has come; the parser takes that for something
@@ -110,6 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._target: bytes = b""
         self._headers: dict[bytes, bytes] = {}
         self._headers_done = False
+        self._num_headers = 0
         self._head_bytes: int = 0
         self._body: bytes = b""
         #: A body of several pieces; gives its bytes without copying them.
@@ -138,6 +142,7 @@ class HttpConnection(asyncio.Protocol):
         self._closed = True
         self._endpoint.connections.discard(self)
         self._endpoint.lane.leave(self)
+        self._endpoint.turns.leave(self)
         self._unread = b""
         self._release(self._reserved)
         for request in (self._held, self._current, *self._waiting):
@@ -171,12 +176,7 @@ class HttpConnection(asyncio.Protocol):
         if self._between:
             end = data.find(b"\r\n\r\n") + 4
             known = endpoint.known_heads.get(data[:end])
-            if (
-                known is not None
-                and len(data) - end == known.body_bytes
-                and self._current is None
-                and not self._blocked
-            ):
+            if known is not None and len(data) - end == known.body_bytes and not self._is_busy:
                 self._start(
                     Request(known.method, known.target, known.headers, data[end:], known.connection)
                 )
@@ -187,15 +187,15 @@ class HttpConnection(asyncio.Protocol):
         """Feed the parser piece by piece, as long as it is this connection's turn."""
         whole = self._between
         self._last = None
-        size = len(data)
-        self._num_started = position = 0
+        size, position = len(data), 0
+        self._begin_turn()
         while position < size and not self._closed and not self._is_deaf:
-            if self._num_started >= _MAX_STARTED or self._is_full:
+            if position and (self._is_full or self._turn_is_over):
                 whole = False
                 self._unread = data[position:]
                 self.pause_reading()
                 if not self._is_full:
-                    self._read_on_soon()
+                    self._endpoint.turns.wait(self)
                 break
             end = position + max(_PIECE_BYTES, min(self._missing_bytes, size - position))
             self._parse(data[position:end])
@@ -204,23 +204,39 @@ class HttpConnection(asyncio.Protocol):
             self._endpoint.learn(data, self._last)
 
     @property
+    def _is_busy(self) -> bool:
+        """Whether the next request has to wait for others of this connection."""
+        return self._current is not None or self._blocked or bool(self._waiting)
+
+    @property
     def _is_full(self) -> bool:
         """Whether enough waits behind a request that is being answered."""
-        return (self._current is not None or self._blocked) and (
+        return self._is_busy and (
             len(self._waiting) >= MAX_PIPELINED
             or self._waiting_bytes + self._body_bytes > _MAX_BEHIND_BYTES
         )
 
-    def _read_on_soon(self) -> None:
-        if not self._will_read_on:
-            self._will_read_on = True
-            asyncio.get_running_loop().call_soon(self._read_on)
+    def _begin_turn(self) -> None:
+        self._num_started = 0
+        self._turn_ends = 0.0
 
-    def _read_on(self) -> None:
-        """Read what came before and was not read."""
-        self._will_read_on = False
+    @property
+    def _turn_is_over(self) -> bool:
+        """Whether others come first now; the first look begins the time, since most turns need none."""
+        now = self._endpoint.turns.clock()
+        self._turn_ends = self._turn_ends or now + TURN_S
+        return self._num_started >= _MAX_STARTED or now > self._turn_ends
+
+    def go_on(self) -> None:
+        """Take a turn: start what waits, or read what came before and was not read."""
+        self._begin_turn()
+        if self._closed:
+            return
+        if self._waiting:
+            self._start_waiting()
+            return
         data, self._unread = self._unread, b""
-        if self._closed or self._is_deaf:
+        if self._is_deaf:
             return
         if self._is_late:
             self._endpoint.lane.hold(self, data)
@@ -305,6 +321,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._blocked = False
+        self._begin_turn()
         self._start_waiting()
 
     # Called by the parser
@@ -319,6 +336,12 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer, which stands for nothing here (RFC 9110, 6.5.1)."""
+        if self._closed:
+            return
+        self._num_headers += 1
+        if self._num_headers > _MAX_HEADERS:
+            self._refuse(431, f"more than {_MAX_HEADERS} headers and trailers")
+            return
         if self._headers_done:
             return
         name, value = name.lower(), value.strip()
@@ -448,11 +471,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _take(self, request: Request) -> None:
         """Answer a request, at its turn."""
-        if self._current is not None or self._blocked:
+        if self._is_busy:
             self._waiting.append(request)
             self._waiting_bytes += len(request.body)
             if self._is_full:
                 self.pause_reading()
+        elif self._num_started and self._turn_is_over:
+            self._waiting.append(request)
+            self._waiting_bytes += len(request.body)
+            self._endpoint.turns.wait(self)
         else:
             self._start(request)
 
@@ -485,17 +512,21 @@ class HttpConnection(asyncio.Protocol):
         self._send(request, pending.response)
         self._current = None
         if self._waiting or self._paused or self._owes_continue:
+            self._begin_turn()
             self._start_waiting()
 
     def _start_waiting(self) -> None:
         """Go on with pipelined requests, in order, as far as the client reads their answers."""
         while self._waiting and self._current is None and not self._blocked and not self._closed:
+            if self._turn_is_over:
+                self._endpoint.turns.wait(self)
+                return
             request = self._waiting.popleft()
             self._waiting_bytes -= len(request.body)
             self._start(request)
         if self._paused and not self._blocked and not self._closed and not self._is_full:
             if self._unread:
-                self._read_on_soon()
+                self._endpoint.turns.wait(self)
             else:
                 self._paused = False
                 self._transport.resume_reading()

@@ -7,6 +7,7 @@ from email.utils import formatdate
 from typing import TypeAlias
 
 from hopline.transports.budget import Budget
+from hopline.transports.http2_turns import Turns
 from hopline.transports.http_connection import HttpConnection
 from hopline.transports.http_lane import LateLane
 from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
@@ -63,6 +64,7 @@ class HttpEndpoint:
         self.budget = budget or Budget(4 * max_body_bytes)
         self.connections: set[HttpConnection] = set()
         self.lane = LateLane(is_pressed)
+        self.turns = Turns()
         self.spinner = Spinner(spin_s)
         self.closing = False
         #: Heads as received -> what the parser made of them; see `learn`.

@@ -17,7 +17,7 @@ from hopline.transports.http_messages import Response
 from hopline.transports.json_body import check_repeated, decode_body
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
-from hopline.transports.share import Decompressed
+from hopline.transports.share import PIECE_BYTES, Decompressed, sent_bytes
 from hopline.transports.tensors import (
     Tensor,
     check_amount,
@@ -87,9 +87,9 @@ def decode_infer(
     if not is_counted:
         check_repeated(text, (b'"inputs"', b'"outputs"'))
         check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
-    if isinstance(body, Decompressed):
+    if len(body) > PIECE_BYTES or isinstance(body, Decompressed):
         heads = [(item.datatype, checked_shape(item.name, item.shape)[1]) for item in infer.inputs]
-        check_amount("the inference request", heads, len(body), body.sent_bytes)
+        check_amount("the inference request", heads, len(body), sent_bytes(body))
     view, tensors = memoryview(body), []
     for item in infer.inputs:
         parameters = item.parameters or {}

@@ -1,6 +1,6 @@
 """Protobuf's wire format, counted before anything is built of it.
 
-A field of two bytes becomes an object of a hundred, and a compressed message has any number of them.
+A field of two bytes becomes an object of a hundred, and a large message has any number of them.
 Compiled, and done as soon as a count is above what may be: a message of any size takes no longer than one
 that is just allowed. The format: https://protobuf.dev/programming-guides/encoding/
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.jit import njit
-from hopline.transports.share import check_share, sent_bytes, share
+from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
 #: Of one piece of 64 KiB that was sent: messages inside the message, and values.
 _MESSAGES, _VALUES = 2**13, 2**16
@@ -55,17 +55,17 @@ def layout_of(descriptor: Any) -> Layout:
 
 
 def check_message(layout: Layout, data: bytes) -> None:
-    """Refuse a compressed message that holds more than its sender's share; size bounds others.
+    """Refuse a large or compressed message that holds more than its sender's share; size bounds others.
 
     Raises: RequestTooLarge.
     """
-    sent = sent_bytes(data)
-    if sent >= len(data):
+    sent, size = sent_bytes(data), len(data)
+    if size <= min(sent, PIECE_BYTES):
         return
-    most_messages, most_values = share(_MESSAGES, sent), share(_VALUES, sent)
+    most_messages, most_values = most_objects(_MESSAGES, sent, size), most_objects(_VALUES, sent, size)
     messages, values = _count(np.frombuffer(data, np.uint8), layout.kinds, most_messages, most_values)
-    check_share("the message", messages, "messages in it, or more", _MESSAGES, sent)
-    check_share("the message", values, "values outside raw_input_contents, or more", _VALUES, sent)
+    check_share("the message", messages, "messages in it, or more", most_messages, sent)
+    check_share("the message", values, "values outside raw_input_contents, or more", most_values, sent)
 
 
 def warm_up() -> None:

@@ -1,8 +1,9 @@
 """What a request may cost the others: so much for each piece of 64 KiB that its sender sent.
 
 A body of one piece that is not compressed is bounded by its size: every decoder takes a few milliseconds
-for it, whatever it says. A compressed body may become a thousand times larger. What it becomes is counted
-before anything is built of it, and the counts are held against what its sender sent.
+for it, whatever it says. A larger body, or a compressed one, is counted before anything is built of it. A
+compressed body has the share of the bytes that were sent; no body has more than the share of 1 MiB, since
+building holds the interpreter's lock, and makes up to a hundred bytes of one that was sent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ PIECE_BYTES = 64 * 1024
 TEXT = 4 * 2**20
 #: Values that a piece may hold: numbers that are read in place, strings and numbers that are not.
 NUMBERS, STRINGS = 2**20, 2**14
+#: The most bytes that bring a share of what objects are made of.
+_MOST_BYTES = 2**20
 
 
 class Decompressed(bytes):
@@ -33,14 +36,26 @@ def share(amount: int, sent: int) -> int:
     return amount * max(1, -(-sent // PIECE_BYTES))
 
 
-def check_share(name: str, count: int, what: str, amount: int, sent: int) -> None:
+def most_objects(amount: int, sent: int, size: int) -> int:
+    """How many objects a body may bring where a piece may bring `amount`.
+
+    Args:
+        sent: bytes as they came.
+        size: bytes as they are read; more than `sent` where the body was compressed.
+    """
+    return share(amount, min(sent, _MOST_BYTES) if sent < size else _MOST_BYTES)
+
+
+def check_share(name: str, count: int, what: str, most: int, sent: int) -> None:
     """Refuse more than a sender's share.
+
+    Args:
+        most: the share, by `share` or `most_objects`.
 
     Raises: RequestTooLarge.
     """
-    most = share(amount, sent)
     if count > most:
         raise RequestTooLarge(
             f"{name} holds {count} {what}; at most {most} are read where {sent} bytes were sent: send it "
-            "in parts, and uncompressed"
+            "in parts, without compression, and features as binary tensors"
         )

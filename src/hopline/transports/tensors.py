@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest, quoted
-from hopline.transports.share import NUMBERS, STRINGS, check_share
+from hopline.transports.share import NUMBERS, PIECE_BYTES, STRINGS, check_share, most_objects, share
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -167,7 +167,7 @@ def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
 
 
 def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, sent_bytes: int) -> None:
-    """Refuse a compressed request whose tensors have more values than the bytes that were sent may bring.
+    """Refuse a large or compressed request whose tensors have more values than its sender's share.
 
     Args:
         name: of the request, for messages.
@@ -177,7 +177,7 @@ def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, se
 
     Raises: RequestTooLarge.
     """
-    if sent_bytes >= num_bytes:
+    if num_bytes <= min(sent_bytes, PIECE_BYTES):
         return
     num_strings = num_others = 0
     for datatype, count in heads:
@@ -185,8 +185,9 @@ def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, se
             num_strings += count
         else:
             num_others += count
-    check_share(name, num_strings, "BYTES values", STRINGS, sent_bytes)
-    check_share(name, num_others, "values", NUMBERS, sent_bytes)
+    most = most_objects(STRINGS, sent_bytes, num_bytes)
+    check_share(name, num_strings, "BYTES values", most, sent_bytes)
+    check_share(name, num_others, "values", share(NUMBERS, sent_bytes), sent_bytes)
 
 
 class TensorHead(msgspec.Struct, frozen=True, eq=False):
