@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         )
         if self.now.serving and not any(what[0].startswith("unload") for _, what in calls):
             assert not self.gaps
-        self.come_to(allowed, results)
+        self.come_to(allowed, results, calls)
 
     @rule(worker=workers, what=asked, pause=st.integers(0, 40))
     def crash_during(self, worker: int, what: tuple[str, str], pause: int) -> None:
@@ -207,10 +207,12 @@ class Machine(RuleBasedStateMachine):
 
     # What holds
 
-    def come_to(self, allowed: set[model.Outcome], results: list[str]) -> None:
+    def come_to(self, allowed: set[model.Outcome], results: list[str], calls: object = ()) -> None:
         """All workers come to one state that is allowed; the model goes on from it."""
         states = {state for found, state in allowed if list(found) == results}
-        assert states, f"{results} is none of {sorted(found for found, _ in allowed)}"
+        assert states, (
+            f"{calls} in {self.now}: {results} is none of {sorted(found for found, _ in allowed)}"
+        )
         seen: list[Any] = []
 
         async def settle() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils._sympy.numbers import int_oo
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
@@ -117,7 +116,8 @@ def _refusal(error: Exception) -> str:
 def _check_sizes(program: Any) -> None:
     """Raises: PackagingError: the program takes no more than some number of nodes or edges."""
     for bounds in program.range_constraints.values():
-        if bounds.upper != int_oo and int(bounds.upper) < _MOST_ROWS:
+        # Of a number that the program reads from a tensor it may be infinite, and no integer.
+        if bounds.upper.is_Integer and int(bounds.upper) < _MOST_ROWS:
             raise PackagingError(
                 f"the model works for at most {int(bounds.upper)} nodes or edges at a time, as "
                 "torch.export found: a slice, split or branch by a fixed number of rows. Take it out"
