@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -38,7 +38,7 @@ from hopline.transports.http_bodies import (
 )
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.http_routes import Route, split_version, unsupported
+from hopline.transports.http_routes import Route, split_version, unsupported, without_fields
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body
@@ -46,7 +46,6 @@ from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import (
-    ScoreBody,
     deadline_after,
     decode_score,
     may_name_version,
@@ -59,8 +58,6 @@ _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
 #: Resolved targets kept; beyond it the table starts anew, so that made-up names cannot fill memory.
 _MAX_ROUTES = 1024
-#: What a body says. In an address it would change nothing, which nobody means who writes it there.
-_SAID_IN_BODIES = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -381,7 +378,7 @@ class HttpApp:
             # Not remembered: there are endlessly many.
             return Route(missing, (), is_oip)
         if query and b"POST" in route.methods:
-            route = _without_fields(route, query)
+            route = without_fields(route, query)
         if self._guard is not None:
             route = dataclasses.replace(route, access=self._guard.access_of(parts))
         if len(self._routes) >= _MAX_ROUTES:
@@ -498,16 +495,3 @@ class HttpApp:
         if found is None:
             found = self._answers[status] = self._service.metrics.answers("http", str(status))
         return found
-
-
-def _without_fields(route: Route, query: bytes) -> Route:
-    """The route, or where the query names a field of the body one that says where fields belong."""
-    names = (name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    found = next((name for name in names if name in _SAID_IN_BODIES), None)
-    if found is None:
-        return route
-
-    def refuse(request: Request, id_line: bytes) -> Response:
-        raise BadRequest(f"{found!r} is in the address, where it is not read; send it in the body")
-
-    return dataclasses.replace(route, handle=refuse)

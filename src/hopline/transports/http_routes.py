@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl
 
+from hopline.errors import BadRequest
 from hopline.transports import oip
 from hopline.transports.http_access import OPEN, Access
 from hopline.transports.http_bodies import Check
 from hopline.transports.http_errors import plain_error
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.score_json import ScoreBody
+
+#: What a body says. In an address it would change nothing, which nobody means who writes it there.
+_SAID_IN_BODIES = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +60,16 @@ def split_version(rest: list[str]) -> tuple[str | None, list[str]]:
     if len(rest) >= 2 and rest[0] == "versions":
         return rest[1], rest[2:]
     return None, rest
+
+
+def without_fields(route: Route, query: bytes) -> Route:
+    """The route, or where the query names a field of the body one that says where fields belong."""
+    names = (name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    found = next((name for name in names if name in _SAID_IN_BODIES), None)
+    if found is None:
+        return route
+
+    def refuse(request: Request, id_line: bytes) -> Response:
+        raise BadRequest(f"{found!r} is in the address, where it is not read; send it in the body")
+
+    return replace(route, handle=refuse)
