@@ -214,3 +214,32 @@ async def test_nothing_of_a_closed_connection_stays(host: Host) -> None:
         await eventually(lambda: server_side() is None)
     finally:
         gc.enable()
+
+
+async def test_nothing_of_a_large_body_that_is_refused_stays(allocations: None) -> None:
+    async with listening(8 << 20) as host:
+        connection = await host.connect()
+        connection.send(post(SCORE))
+        assert (await connection.answer())[0] == 200
+        gc.collect()
+        gc.disable()
+        before = tracemalloc.get_traced_memory()[0]
+        try:
+            for _ in range(3):
+                connection.send(post(b'{"nodes":[%b]}' % b",".join([b"1"] * 2_000_000)))
+                assert (await connection.answer())[0] == 413
+            await eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 1 << 20)
+        finally:
+            gc.enable()
+
+
+async def test_a_large_body_is_read_in_turns(host: Host) -> None:
+    reads = []
+    async with listening(8 << 20) as other:
+        connection = await other.connect()
+        turns = other.endpoint.turns
+        wait = turns.wait
+        turns.wait = lambda item: (reads.append(item), wait(item))  # type: ignore[method-assign,func-returns-value,assignment]
+        connection.send(post(SCORE + b" " * (6 << 20)))
+        assert (await connection.answer())[0] in (200, 413)
+        assert len(reads) >= 6

@@ -26,7 +26,7 @@ from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
-from hopline.transports.failure import as_hopline_error
+from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
@@ -143,9 +143,12 @@ class HttpApp:
             if b"charset" in request.headers.get(b"content-type", b""):
                 check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
-            request.body = b""  # large, and not needed any more
         except Exception as error:
-            return self.failed(error, id_line, oip=route.oip)
+            response = self.failed(error, id_line, oip=route.oip)
+            without_frames(error)  # the future keeps the error, whose frames keep the body and the future
+            return response
+        finally:
+            request.body = b""  # large, and not needed any more
         if type(answer) is Response:
             self._count(answer.status)
         return answer
