@@ -146,7 +146,7 @@ def _encode_other(value: Any) -> Any:
 def _decode_other(code: int, data: memoryview) -> AnyArray:
     try:
         return _array_of(code, data)
-    except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, LookupError, SyntaxError, OverflowError, MemoryError) as error:
         raise msgspec.ValidationError(f"not an array: {error}") from None
 
 

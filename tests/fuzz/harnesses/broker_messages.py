@@ -22,7 +22,7 @@ def check(data: bytes) -> None:
             at += length
     message = Message(data[at:], "fuzz/0", 1, headers=headers)
     try:
-        request = queue_message.request_of(message)
+        request = queue_message.request_of(message, 1 << 20)
     except BadRequest as error:
         letter = queue_message.dead_letter(message, "dead", str(error))
         assert letter.payload == message.payload
