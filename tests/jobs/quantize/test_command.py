@@ -65,7 +65,7 @@ def test_the_newest_version_that_is_not_quantised_is_taken(hopline):
         (["--version", "9"], ModelNotFound, "no version '9'.*there are: 1"),
         (["--set", "features.store=redis://localhost"], ConfigError, "lie in the graph folder"),
         (["--nodes", "absent.txt"], BadRequest, "absent.txt"),
-        (["--nodes", "ids.npy"], BadRequest, "one dimension of ids"),
+        (["--nodes", "ids.npy"], BadRequest, "one dimension"),
         (["--nodes", "ids.txt"], NodeNotFound, "stranger"),
     ],
 )
