@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=10,  # each takes a second; raise it after changes of the state
+    max_examples=25,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),
