@@ -170,13 +170,15 @@ async def test_a_large_body_may_follow_an_offer_to_upgrade(host: Host) -> None:
     assert not host.endpoint.budget.used
 
 
-@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "upgrade"])
 async def test_bodies_of_all_connections_share_one_budget(host: Host, framing: str) -> None:
     host.endpoint.budget = budget = Budget(300_000)
     body = SCORE + b" " * 150_000
     whole = post(body)
     if framing == "chunked":
         whole = CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    elif framing == "upgrade":
+        whole = post(body, headers=b"connection: upgrade\r\nupgrade: h2c\r\n")
     cut = len(whole) - 10
     first, second = await host.connect(), await host.connect()
     first.send(whole[:cut])

@@ -469,9 +469,13 @@ class HttpConnection(asyncio.Protocol):
         held = self._held
         assert held is not None
         length = int(held.headers[b"content-length"])
-        self._held_body.write(data[: length - self._held_body.tell()])
+        piece = data[: length - self._held_body.tell()]
+        if not self._reserve(self._held_body.tell() + len(piece)):
+            return
+        self._held_body.write(piece)
         if self._held_body.tell() == length:
             held.body, self._held_body = self._held_body.getvalue(), io.BytesIO()
+            held.reserved_bytes, self._reserved = self._reserved, 0
             self._held = None
             self._take(held)
 
@@ -586,6 +590,7 @@ class HttpConnection(asyncio.Protocol):
         self._release(self._reserved)
         self._reserved = 0
         self._pieces, self._body = None, b""
+        self._held, self._held_body = None, io.BytesIO()
         if self._current is not None or self._waiting:
             self._is_deaf = True
             self._owes_continue = False
