@@ -9,7 +9,7 @@ from typing import Any
 
 from hopline.transports.grpc import GrpcApp
 from hopline.transports.grpc_endpoint import GrpcEndpoint
-from hopline.transports.http2_turns import Turns
+from hopline.transports.turns import Turns
 
 
 def endpoint_of(app: GrpcApp, **settings: Any) -> GrpcEndpoint:

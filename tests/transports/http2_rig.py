@@ -16,7 +16,7 @@ from hopline.transports.grpc_endpoint import GrpcEndpoint
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_frames import ACK, GOAWAY, PING, frame
-from hopline.transports.http2_turns import Turns
+from hopline.transports.turns import Turns
 
 HEADERS = [
     (":method", "POST"),

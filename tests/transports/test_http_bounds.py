@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from hopline.transports.budget import Budget
-from hopline.transports.http2_turns import TURN_S, Waiting
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.turns import TURN_S, Waiting
 from tests.transports.http_rig import SCORE, Host, eventually, listening, post
 
 WAITING = b'{"nodes":[1],"as_of":100000}'

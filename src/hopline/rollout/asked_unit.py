@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hopline.config import Config
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.rollout.unit import Unit
 
 #: Of one unit: a graph has a few node types.
@@ -14,8 +14,6 @@ MAX_GROUPS = 64
 _MAX_GROUP_CHARACTERS = 200
 #: Bytes of a path that Linux takes (PATH_MAX, less the final NUL).
 _MAX_PATH_BYTES = 4095
-#: Characters of what was sent that a message shows.
-_SHOWN = 100
 
 
 def asked_unit(
@@ -36,7 +34,7 @@ def asked_unit(
 
 
 def _folder(graph: str) -> str:
-    named = shown(graph)
+    named = quoted(graph)
     try:
         if "\0" in graph:
             raise BadRequest(f"graph: {named} holds a NUL character; send the path of a graph snapshot")
@@ -78,15 +76,10 @@ def _checked(groups: tuple[str, ...], config: Config) -> tuple[str, ...]:
             or not group.isprintable()
         ):
             raise BadRequest(
-                f'groups: {shown(group)} is not of the form "<node type>=<group>", of at most '
+                f'groups: {quoted(group)} is not of the form "<node type>=<group>", of at most '
                 f"{_MAX_GROUP_CHARACTERS} printable characters"
             )
         if node_type in seen:
             raise BadRequest(f"groups: node type {node_type!r} comes twice; send one group for it")
         seen.add(node_type)
     return tuple(sorted(groups))  # in another order they are the same unit
-
-
-def shown(text: str) -> str:
-    """What was sent, in quotes and shortened, for a message."""
-    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text)} characters)"

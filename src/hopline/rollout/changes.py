@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from hopline.errors import Conflict, ModelNotFound
+from hopline.errors import Conflict, ModelNotFound, quoted
 from hopline.rollout import rollout as steps
-from hopline.rollout.asked_unit import shown
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState, Trial
 from hopline.rollout.unit import Unit
@@ -162,7 +161,7 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
 
 def no_version(model: str, version: str, there: Collection[str]) -> str:
     """What to say of a version that is not there."""
-    return f"model {model!r} has no version {shown(version)}; there are: {', '.join(there)}"
+    return f"model {model!r} has no version {quoted(version)}; there are: {', '.join(there)}"
 
 
 def decided(rollout: Rollout, verb: str, why: str, now: float) -> Rollout:

@@ -34,11 +34,12 @@ from hopline.errors import (
     ModelNotFound,
     ModelNotReady,
     RepositoryUnavailable,
+    quoted,
 )
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
 from hopline.rollout import rollout as steps
-from hopline.rollout.asked_unit import asked_unit, shown
+from hopline.rollout.asked_unit import asked_unit
 from hopline.rollout.fleet import Fleet
 from hopline.rollout.loader import Loader
 from hopline.rollout.referee import Referee
@@ -417,5 +418,5 @@ class Lifecycle:
         state = self._fleet.model(model)
         if state is None:
             known = ", ".join(self._fleet.state.models) or "none"
-            raise ModelNotFound(f"no model {shown(model)}; there are: {known}")
+            raise ModelNotFound(f"no model {quoted(model)}; there are: {known}")
         return state

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 
 _NAME = re.compile(r"[^/\x00-\x1f\\]{1,200}")
 
@@ -47,6 +47,6 @@ def checked_name(name: str, what: str) -> str:
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise BadRequest(
-            f"{what} {name[:200]!r} is not a name: no slashes, no leading dot, 1 to 200 characters"
+            f"{what} {quoted(name)} is not a name: no slashes, no leading dot, 1 to 200 characters"
         )
     return name

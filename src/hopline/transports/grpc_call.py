@@ -23,7 +23,7 @@ from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
-from hopline.transports.http2_turns import Turns
+from hopline.transports.turns import Turns
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint

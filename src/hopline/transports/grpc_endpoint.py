@@ -14,8 +14,8 @@ from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of, head_of
 from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.http2_stream import Stream
-from hopline.transports.http2_turns import Turns
 from hopline.transports.http_lane import LateLane
+from hopline.transports.turns import Turns
 
 #: Connections of one client that come together are not told to go together.
 _SPREAD = 0.2

@@ -16,7 +16,7 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
 from hopline.transports.grpc_errors import CallError
-from hopline.transports.http2_turns import TURN_S
+from hopline.transports.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 #: Requests of one stream that are worked on at a time; the next one is begun when the first is answered.

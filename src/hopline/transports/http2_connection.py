@@ -6,7 +6,7 @@ its end is not in order: see docs/log.md. Header blocks are read by a library (h
 
 Handled here: flow control in both directions, limits on heads, streams and resets, an end in order
 (announced, confirmed by the client, and only then final), slow readers, connections that came of age,
-and turns: what came at once is read for a bounded time, then others are (`http2_turns.py`).
+and turns: what came at once is read for a bounded time, then others are (`turns.py`).
 
 This file is long because every kind of frame, and every way in which a connection ends, changes one state.
 """
@@ -59,7 +59,7 @@ from hopline.transports.http2_frames import (
 from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader
 from hopline.transports.http2_held import Held
 from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
-from hopline.transports.http2_turns import TURN_S
+from hopline.transports.turns import TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint

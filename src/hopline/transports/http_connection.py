@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from hopline.transports.http2_turns import TURN_S
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
+from hopline.transports.turns import TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint

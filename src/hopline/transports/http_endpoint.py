@@ -7,11 +7,11 @@ from email.utils import formatdate
 from typing import TypeAlias
 
 from hopline.transports.budget import Budget
-from hopline.transports.http2_turns import Turns
 from hopline.transports.http_connection import HttpConnection
 from hopline.transports.http_lane import LateLane
 from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
 from hopline.transports.spinner import Spinner
+from hopline.transports.turns import Turns
 
 #: Known heads: their number, and the longest one.
 _MAX_KNOWN_HEADS = 512

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.rollout.asked_unit import MAX_GROUPS
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import check_repeated, decode_body
 
 #: Bytes of a file's name, as Linux takes them, and characters of a path.
 _MAX_PART, _MAX_PATH = 255, 1000
-#: Feature groups of a model.
-_MAX_GROUPS = 256
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,8 +143,8 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
-    if len(groups) > _MAX_GROUPS:
-        raise BadRequest(f"groups has {len(groups)} names; at most {_MAX_GROUPS} are taken")
+    if len(groups) > MAX_GROUPS:
+        raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are taken")
     return tuple(checked_name("groups", each) for each in groups)
 
 

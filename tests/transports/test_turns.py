@@ -10,8 +10,8 @@ import pytest
 from hopline.config import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
-from hopline.transports.http2_turns import TURN_S, Turns
 from hopline.transports.proto import message
+from hopline.transports.turns import TURN_S, Turns
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
