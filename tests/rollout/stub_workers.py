@@ -175,6 +175,11 @@ class Worker:
             "canary": "" if rollout is None else rollout["candidate"],
         }
 
+    def has_read_newest(self) -> bool:
+        """Whether the state file has not changed since this worker read it."""
+        state = self.lifecycle._state
+        return state._followed == state._file.identity()
+
     def ready(self) -> frozenset[str]:
         return frozenset(self.lifecycle.fleet.units.get(MODEL, {}))
 

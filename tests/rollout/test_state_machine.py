@@ -215,31 +215,29 @@ class Machine(RuleBasedStateMachine):
         )
         seen: list[Any] = []
 
-        async def settle() -> None:
+        async def settle() -> Believed:
+            # Before a worker has read the newest file it shows the state before, which may be allowed too.
             async with asyncio.timeout(PATIENCE_S):
-                while not self.fits(states, seen):  # noqa: ASYNC110 - files, looked at often
+                while True:
+                    found = next((state for state in states if self.fits(state, seen)), None)
+                    if found is not None and all(worker.has_read_newest() for worker in self.workers):
+                        return found
                     await asyncio.sleep(0.001)
 
         try:
-            self.loop.run_until_complete(settle())
+            self.now = self.loop.run_until_complete(settle())
         except TimeoutError:
             raise AssertionError(f"{seen} is none of {states}") from None
-        self.now = next(state for state in states if self.fits({state}, []))
 
-    def fits(self, states: set[Believed], seen: list[Any]) -> bool:
+    def fits(self, state: Believed, seen: list[Any]) -> bool:
         views = [worker.view() for worker in self.workers]
         seen[:] = views, [worker.ready() for worker in self.workers], +self.host.held
-        return any(
-            all(
-                view == {name: getattr(state, name) for name in view}
-                and worker.ready() == state.loaded
-                and worker.answers(64) == (state.answering or {""})
-                for view, worker in zip(views, self.workers, strict=True)
-            )
-            and +self.host.held
-            == {(index, unit_id): 1 for index in range(COUNT) for unit_id in state.loaded}
-            for state in states
-        )
+        return all(
+            view == {name: getattr(state, name) for name in view}
+            and worker.ready() == state.loaded
+            and worker.answers(64) == (state.answering or {""})
+            for view, worker in zip(views, self.workers, strict=True)
+        ) and +self.host.held == {(index, unit_id): 1 for index in range(COUNT) for unit_id in state.loaded}
 
     @invariant()
     def workers_agree(self) -> None:
