@@ -13,6 +13,7 @@ from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import LifecycleState, ModelState, StateFile
 from hopline.service import Service
 from tests.rollout import fleet_rig as rig
+from tests.rollout.stub_workers import MODEL, Host, Worker, quick
 
 PATIENCE_S = 10.0
 
@@ -202,3 +203,28 @@ def test_what_would_make_the_file_too_large_is_refused_and_the_rest_is_not(tmp_p
     assert file.read() == LifecycleState()
     file.update(lambda whole: large)  # a rollback is never refused for that
     assert len(file.read().models) == 20
+
+
+async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(tmp_path, monkeypatch):
+    """That change has workers try again what failed; until they have, it has failed."""
+    quick(monkeypatch.setattr)
+    host = Host(tmp_path, ["1"])
+    asyncio.get_running_loop().set_task_factory(host.make_task)
+    first, second = [Worker(host, index, 2) for index in range(2)]
+    for worker in (first, second):
+        await worker.run(worker.lifecycle.start)
+    host.versions, host.broken = ["1", "3", "5"], {"5": {1}}
+    # The first worker looks at what the second one says only after the other change was made.
+    monkeypatch.setattr("hopline.rollout.acknowledge._LOOK_S", 0.2)
+    beginning = asyncio.ensure_future(first.run(lambda: first.lifecycle.load(MODEL, "5")))
+    await rig.until(lambda: (MODEL, "5") in second.lifecycle.fleet.failed)
+    host.turns = 20_000  # trying again takes long
+    loading = asyncio.ensure_future(second.run(lambda: second.lifecycle.load(MODEL, "3", serve=False)))
+    try:
+        with pytest.raises(HoplineError, match="by every worker: .*5 is broken here"):
+            await beginning
+        await loading
+        await rig.until(lambda: all(worker.answers(8) == {"1"} for worker in (first, second)))
+    finally:
+        for worker in (first, second):
+            await worker.lifecycle.close()

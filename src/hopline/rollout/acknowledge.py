@@ -52,7 +52,7 @@ class Acknowledgements:
 
         Args:
             switched, loaded: as in `_Ack`.
-            failed: "model/unit" -> why it could not be loaded.
+            failed: "model/unit" -> why it could not be loaded, of the generation that is `loaded`.
         """
         self._mine = failed
         if self._count == 1:

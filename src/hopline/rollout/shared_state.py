@@ -55,8 +55,9 @@ class SharedState:
         self._acks = Acknowledgements(config, self.folder)
         #: Content of the file that this worker follows.
         self._followed: Identity = None
-        #: Generation of the state of which all was loaded, or could not be.
+        #: Generation of the state of which all was loaded or could not be, and what could not be.
         self._settled = 0
+        self._failed: Mapping[str, str] = {}
         self._first = FirstState({})
         # One thread of its own: loads may keep those that all share for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
@@ -158,11 +159,12 @@ class SharedState:
     def acknowledge(self) -> None:
         """Tell the other workers how far this one is."""
         fleet = self._followers
-        failed = {f"{name}/{unit_id}": fleet.why(name, unit_id) for name, unit_id in fleet.failed}
         generation = fleet.state.generation
         if fleet.is_settled:
+            # Kept together: a later generation may try again what failed, which is no success of this one.
             self._settled = generation
-        self._acks.say(generation, self._settled, failed)
+            self._failed = {f"{name}/{unit_id}": fleet.why(name, unit_id) for name, unit_id in fleet.failed}
+        self._acks.say(generation, self._settled, self._failed)
 
     async def _on_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Read or write the state: another worker may have its lock, and disks may be slow."""
