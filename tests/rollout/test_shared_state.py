@@ -221,7 +221,7 @@ async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(
     host.turns = 20_000  # trying again takes long
     loading = asyncio.ensure_future(second.run(lambda: second.lifecycle.load(MODEL, "3", serve=False)))
     try:
-        with pytest.raises(HoplineError, match="by every worker: .*5 is broken here"):
+        with pytest.raises(HoplineError, match=r"by every worker: .*5 is broken here"):
             await beginning
         await loading
         await rig.until(lambda: all(worker.answers(8) == {"1"} for worker in (first, second)))
