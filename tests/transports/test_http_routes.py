@@ -41,6 +41,8 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/v2/x").json() == {
         "error": "nothing is at /v2/x; see / for what there is"
     }
+    for path in ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status"):
+        assert httpx.get(f"{server.url}{path}").status_code == 404
     response = httpx.get(f"{server.url}/v1/models/sage/score")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert "use POST" in response.json()["error"]["message"]

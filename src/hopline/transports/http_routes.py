@@ -38,7 +38,10 @@ class Route:
 
 
 def unsupported(parts: list[str]) -> Route | None:
-    """What Triton has and this server has not: 501 with the reason, where gRPC says UNIMPLEMENTED."""
+    """What Triton has and this server has not: 404 with the reason, where gRPC says UNIMPLEMENTED.
+
+    A 5xx would count as a failure of this server, in its metrics and those of a balancer.
+    """
     match parts:
         case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
             text = oip.NO_SHARED_MEMORY
@@ -50,7 +53,7 @@ def unsupported(parts: list[str]) -> Route | None:
             return None
 
     def handle(request: Request, id_line: bytes) -> Response:
-        return plain_error(501, text, id_line, oip=True)
+        return plain_error(404, text, id_line, oip=True)
 
     return Route(handle, (), oip=True)
 
