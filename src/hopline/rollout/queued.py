@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import DeadlineExceeded, HoplineError, RateLimited
 from hopline.observe.metrics import Gauge, ModelMetrics
 from hopline.rollout.counted import CountedVersion

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hopline.artifact import Column
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.columns import ColumnCheck

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec
-from hopline.config import DriftConfig
+from hopline.config.schema import DriftConfig
 from hopline.engine.ego import EgoModel
 from hopline.engine.model import Model
 from hopline.errors import ArtifactError
