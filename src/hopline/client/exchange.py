@@ -63,8 +63,8 @@ class Exchange:
             content = encode(self._body)
         return {"headers": headers, "content": content, "timeout": left}
 
-    def broken(self, error: httpx.TransportError) -> float:
-        """After a failed attempt: seconds to wait before the next one.
+    def broken(self, error: httpx.TransportError, server: httpx.URL) -> float:
+        """After a failed attempt at `server`: seconds to wait before the next one.
 
         Raises:
             DeadlineExceeded: the time is up.
@@ -72,7 +72,9 @@ class Exchange:
         """
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s") from error
-        return self._next_wait(Unavailable(f"the server cannot be reached: {error}"), None)
+        return self._next_wait(
+            Unavailable(f"the server at {_origin(server)} cannot be reached: {error}"), None
+        )
 
     def answered(self, response: httpx.Response) -> float | None:
         """After an answer: None when it is good, else seconds to wait before the next attempt.
@@ -105,3 +107,8 @@ class Exchange:
         if left <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s")
         return left
+
+
+def _origin(url: httpx.URL) -> str:
+    """As it was given, without a user and a password."""
+    return f"{url.scheme}://{url.netloc.decode()}"

@@ -179,7 +179,7 @@ class Client:
             try:
                 response = self._http.request(method, path, **exchange.arguments())
             except httpx.TransportError as error:
-                wait_s: float | None = exchange.broken(error)
+                wait_s: float | None = exchange.broken(error, self._http.base_url)
             else:
                 wait_s = exchange.answered(response)
             if wait_s is None:
