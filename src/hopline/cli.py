@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
 from hopline.errors import HoplineError
@@ -131,7 +131,7 @@ def _with_flags(text: str, arguments: Sequence[str]) -> str:
 
     from hopline.commands.flag_names import as_flags, flags_of
 
-    command: typer.core.TyperCommand | typer.core.TyperGroup = typer.main.get_command(build_app(arguments))
+    command: Any = typer.main.get_command(build_app(arguments))
     for word in arguments:
         if isinstance(command, typer.core.TyperGroup) and word in command.commands:
             command = command.commands[word]

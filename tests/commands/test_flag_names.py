@@ -8,7 +8,8 @@ from tests.commands.typed import typed
 PACKAGE = flags_of(
     [
         ["--overwrite"], ["--fanouts"], ["--task"], ["--output"], ["--head"], ["--argument"],
-        ["--relation"], ["--target"], ["--check-nodes"], ["--state-dict"],
+        ["--relation"], ["--target"], ["--check-nodes"], ["--state-dict"], ["--on-missing"],
+        ["--model"],
     ]
 )  # fmt: skip
 
@@ -25,6 +26,8 @@ PACKAGE = flags_of(
         ("name it with relations=[...]", "name it with --relation ..."),
         ("say target=(source type, destination type)", "say --target source type,destination type"),
         ("head=, a module of (h_src, h_dst)", "--head, a module of (h_src, h_dst)"),
+        ('ask with on_missing "null" to get null', "ask with --on-missing null to get null"),
+        ('the graph of "x" has no model "y"', 'the graph of "x" has no model "y"'),
         # what is no flag of the command is somebody else's Python
         ("take it over the classes, softmax(dim=1)", "take it over the classes, softmax(dim=1)"),
         ("undirected=True", "undirected=True"),

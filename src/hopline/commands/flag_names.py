@@ -11,6 +11,8 @@ from typing import Any
 
 _ARGUMENT = re.compile(
     r"\b(?P<name>[a-z_]+)=(?P<value>True|-?\d+|'[^']*'|\"[^\"]*\"|\[[^\[\]]*\]|\{[^{}]*\}|\([^()]*\)|(?=,))"
+    # as a server writes a field of JSON: on_missing "null"
+    r"|\b(?P<field>[a-z]+_[a-z_]+) (?P<text>\"[^\"]*\")"
 )
 
 
@@ -28,7 +30,7 @@ def as_flags(text: str, flags: Mapping[str, str]) -> str:
     """
 
     def worded(found: re.Match[str]) -> str:
-        name, value = found["name"], found["value"]
+        name, value = found["name"] or found["field"], found["value"] or found["text"] or ""
         flag = flags.get(name) or flags.get(name.removesuffix("s"))
         if flag is None:
             return found[0]
