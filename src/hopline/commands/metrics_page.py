@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 
 from hopline.client import wire
 from hopline.commands.connection import credentials, server_url
@@ -23,8 +23,8 @@ def read_metrics(
     """
     page = f"{server_url(url).rstrip('/').removesuffix('/metrics')}/metrics"
     try:
-        answer = httpx.get(page, timeout=timeout_s, headers=wire.credentials(*credentials(api_key, token)))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        answer = httpx2.get(page, timeout=timeout_s, headers=wire.credentials(*credentials(api_key, token)))
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise Unavailable(f"{page}: {error}") from None
     if answer.status_code != 200:
         raise Unavailable(f"{page}: answered {answer.status_code}: {answer.text[:200]}")
