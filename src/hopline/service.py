@@ -23,6 +23,7 @@ from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.served import Recorder, Rehearsed, Scorer, Served
+from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -157,15 +158,18 @@ class Service:
         Raises:
             HoplineError: it was refused at once; nothing is delivered.
         """
+        work = Work(request, deliver)
         if request.version is None and not self._draining:
             served = self._serving.get(request.model)
             if served is not None:
-                return served.submit(request, deliver)
+                served.accept(work)
+                return work
         if self._draining:
             raise Unavailable("the server is shutting down")
-        return self._resolve(request.model, request.version).submit(request, deliver)
+        self._resolve(request.model, request.version).accept(work)
+        return work
 
-    def turn_away(self, model: str) -> None:
+    def reject_early(self, model: str) -> None:
         """Refuse a request that names no version unread, where nothing it says could change that.
 
         A flood is then refused for a part of what reading it would take.
@@ -173,10 +177,9 @@ class Service:
         Raises: HoplineError: as `submit` would.
         """
         if not self._draining:
-            # single versions have it; splits and caches look at the request first
-            turn_away = getattr(self._serving.get(model), "turn_away", None)
-            if turn_away is not None:
-                turn_away()
+            served = self._serving.get(model)
+            if served is not None:
+                served.reject_early()
 
     def is_pressed(self) -> bool:
         """Whether a queue has something to run on this loop, and has not had its turn yet."""
