@@ -75,13 +75,17 @@ class Service:
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.fleet.serving
         self._records.start()
+        if self.config.graph.path is not None:
+            log.info("opening graph %s", self.config.graph.path)
         await self._lifecycle.start()
         self.metrics.before_reading(self._bring_in)
         if self.config.worker.live_memory:
             self._follow_graph()
         self._ready = True
-        names = ", ".join(
-            f"{name}/{unit}" for name, units in self._lifecycle.fleet.units.items() for unit in units
+        names = "; ".join(
+            f"{name}: version {self._serving[name].version} answers, loaded are {', '.join(units)}"
+            for name, units in self._lifecycle.fleet.units.items()
+            if name in self._serving
         )
         if unavailable := self.unavailable():
             names += f" (unavailable: {', '.join(unavailable)})"
@@ -89,7 +93,7 @@ class Service:
         graph = "no graph"
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
-        log.info("serving %s on %s, started in %.2f s", names, graph, time.perf_counter() - began)
+        log.info("started in %.2f s on %s; %s", time.perf_counter() - began, graph, names)
 
     @property
     def drift(self) -> DriftMonitor | None:

@@ -96,11 +96,11 @@ class ServerTarget:
     """A running server, over its JSON API: float32 comes through bit for bit.
 
     Args:
-        url, api_key: see `AsyncClient`.
+        url, api_key, token: see `AsyncClient`.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._client = AsyncClient(url, api_key=api_key, timeout=_TIMEOUT_S)
+    def __init__(self, url: str, api_key: str | None = None, token: str | None = None) -> None:
+        self._client = AsyncClient(url, api_key=api_key, token=token, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         """Nothing is done until the first request."""
