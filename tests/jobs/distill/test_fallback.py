@@ -121,7 +121,7 @@ def test_of_several_nodes_those_without_a_row_get_the_mean_row(teacher, student)
     answerer, rows = teacher
     lone(rows, 5)
     outcome = ask(answerer, 5, 6)
-    assert outcome.degraded == (MEAN_FEATURES, STUDENT)
+    assert outcome.degraded == (STUDENT, MEAN_FEATURES)
     expected = told(student, np.stack([rows.values[5], rows.mean()]))
     np.testing.assert_allclose(outcome.outputs["logits"], expected, atol=1e-4)
 
