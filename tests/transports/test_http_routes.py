@@ -130,6 +130,7 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
     ready = httpx.post(url, json={"ready": True}).json()
     assert len(ready) == len(everything) - 2
     assert httpx.post(url, content=b"[").status_code == 400
+    assert httpx.post(url, content=b'{"ready":true,"ready":false}').status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ def test_attributes_are_an_object_of_scalars() -> None:
     for text in ("[1]", '{"a": [1]}', "{", 7, "\ud800"):
         with pytest.raises(BadRequest, match="attributes must be a JSON object"):
             attributes_of(text)
+    assert attributes_of('{"a": "x\\": y"}') == {"a": 'x": y'}
+    for text in ('{"a":1,"a":2}', '{"a":1,"\\u0061" :2}', f'{{"b":"{"x" * 200_000}","a":1,"a":2}}'):
+        with pytest.raises(BadRequest, match="'a' comes twice in one object"):
+            attributes_of(text)
 
 
 def _read(*tensors: Any, **parameters: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.transports.json_body import refuse_repeated
 from hopline.types import Priority
 
 #: What a column or an attribute may hold.
@@ -79,9 +80,11 @@ def attributes_of(text: object) -> dict[str, Any]:
     if not isinstance(text, str):
         raise BadRequest(f"{wanted}, in a string, not {quoted(text)}")
     try:
-        return _read_attributes(text)
+        found = _read_attributes(text)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
+    refuse_repeated(text.encode(), len(found))
+    return found
 
 
 def named_place(text: str, body: bytes) -> str:
