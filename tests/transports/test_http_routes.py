@@ -147,6 +147,12 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
         ),
         (b'{"inputs":[],"colour":1}', None, "unknown field `colour`"),
         (b'{"inputs":[],"parameters":{"colour":1}}', None, "unknown parameter 'colour'"),
+        (b'{"inputs":[],"parameters":{"binary_data_output":"no"}}', None, "must be true or false"),
+        (
+            b'{"inputs":[],"outputs":[{"name":"label","parameters":{"binary_data":0}}]}',
+            None,
+            "must be true or false",
+        ),
         (b'{"inputs":[', None, "not valid JSON"),
         (
             b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1],'

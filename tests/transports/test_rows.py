@@ -61,6 +61,13 @@ def test_tensors_of_other_names_are_columns() -> None:
     assert _read(tensor_from_array("node_ids", np.array([1]))).columns is None
 
 
+@pytest.mark.parametrize("value", [True, "1_0", "inf", float("inf"), -1, "soon", 10**400])
+@pytest.mark.parametrize("name", ["timeout", "timeout_ms"])
+def test_a_time_limit_that_is_none_is_refused(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' must be a positive number"):
+        _read(tensor_from_array("amount", np.ones(1)), **{name: value})
+
+
 def test_columns_of_a_wrong_form_are_refused() -> None:
     with pytest.raises(BadRequest, match=r"'amount' has shape \[1, 2\]"):
         _read(tensor_from_array("amount", np.ones((1, 2))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -68,6 +69,17 @@ def priority_of(value: object) -> Priority:
             f"the most urgent), not {quoted(value)}"
         )
     return found
+
+
+def time_limit_of(value: object) -> float | None:
+    """A time limit from a number or its text; None where it is not above 0, infinite or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        limit = math.nan if isinstance(value, str) and "_" in value else float(value)
+    except (ValueError, OverflowError):  # an integer beyond floats is no time either
+        return None
+    return limit if 0 < limit < math.inf else None
 
 
 def attributes_of(text: object) -> dict[str, Any]:

@@ -9,7 +9,6 @@ going through Python floats gives 0.10000000149011612. Measured for [1024, 2]: 1
 from __future__ import annotations
 
 import functools
-import math
 import time
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,7 +19,7 @@ import orjson
 from hopline.errors import BadRequest, quoted
 from hopline.transports.as_of import read_as_of
 from hopline.transports.json_body import decode_body, refuse_repeated
-from hopline.transports.rows import Scalar, columns_of, named_place
+from hopline.transports.rows import Scalar, columns_of, named_place, time_limit_of
 from hopline.transports.share import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
 
@@ -167,11 +166,8 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
     """
     if header is not None:
         shown = header.decode("latin-1")
-        try:
-            limit = float(header)
-        except ValueError:
-            limit = math.nan
-        if not limit > 0:
+        limit = time_limit_of(shown)
+        if limit is None:
             raise BadRequest(
                 f"header timeout-ms must be a positive number of milliseconds, not {quoted(shown)}"
             )
@@ -254,5 +250,7 @@ def _inline_node(node: InlineBody) -> InlineNode:
 def _by_edge_type(value: Any) -> Any:
     """A bare list belongs to the node type's only edge type, whose key is left empty."""
     if isinstance(value, dict):
+        if "" in value and len(value) > 1:  # one of the two lists would be lost
+            raise BadRequest("an inline node has edges of the type '' beside others; name all types")
         return value
     return {"": value} if value else {}
