@@ -116,9 +116,8 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
             )
         at, first = body + num_bytes, False
     if payload[at:].strip(b"\0"):  # blanks are zeros; a reader would stop here and say nothing
-        raise ValueError(
-            f"{len(payload) - at} bytes follow the end of the stream; send one stream in a body"
-        )
+        num_left = len(payload) - at
+        raise Malformed(f"{num_left} bytes follow the end of the stream; send one stream in a body")
 
 
 def _too_many_rows(rows: int, max_rows: int, num_bytes: int) -> str:
