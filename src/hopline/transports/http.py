@@ -41,7 +41,7 @@ from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_routes import Route, split_version, unsupported, without_fields
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
-from hopline.transports.json_body import check_charset, decode_body
+from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
@@ -311,6 +311,8 @@ class HttpApp:
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
         wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
+        if not request.is_counted:
+            refuse_repeated(request.body)
         index = oip.repository_index(self._service, ready_only=wanted.ready)
         shown = [row for row in index if self._shows(request, row["name"])]
         return Response(encode_json(shown), headers=id_line)
