@@ -43,7 +43,9 @@ class Prometheus:
         Raises: as `value`.
         """
         try:
-            answer = httpx2.post(f"{self._url}/api/v1/query", data={"query": query}, timeout=self._timeout_s)
+            answer = httpx2.post(
+                f"{self._url}/api/v1/query", data={"query": query}, timeout=self._timeout_s
+            )
             body: dict[str, Any] = answer.json()
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unavailable(f"Prometheus at {self._url}: {error}") from None

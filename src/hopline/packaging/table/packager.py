@@ -22,8 +22,8 @@ import hopline
 from hopline.artifact import Column, TableSpec, write_spec
 from hopline.errors import ArtifactError, PackagingError, ParityError, RuntimeFailure
 from hopline.graph.progress import Progress
-from hopline.observe.progress import shown
 from hopline.packaging.folder import new_version
+from hopline.packaging.progress import shown
 from hopline.packaging.table.compose import transform
 from hopline.packaging.table.gate import (
     Agreement,
