@@ -100,8 +100,8 @@ def anchors(text: str) -> set[str]:
 
 
 def settings_table() -> str:
-    """Every setting, from `hopline.config`."""
-    from hopline.config import config_table
+    """Every setting, from `hopline.config.schema`."""
+    from hopline.config.reader import config_table
 
     lines = ["| setting | type | default | what it does |", "|---|---|---|---|"]
     for row in config_table():

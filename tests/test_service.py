@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from hopline.arena import create_shared
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,
@@ -21,6 +20,7 @@ from hopline.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from hopline.memory.arena import create_shared
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo

@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
 from hopline.ingress.exposure import check_exposure
-from hopline.sockets import hold_new_connections, join, reserve, tls_context, url_host
-from hopline.time_slice import SHORT_S, want_slices
+from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
+from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def run_process(
     """Serve in this process; `on_loop` is called inside the loop before startup."""
     import uvloop
 
-    import hopline.jit  # noqa: F401 - before anything else imports Numba
+    import hopline.kernels.jit  # noqa: F401 - before anything else imports Numba
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_at_once)

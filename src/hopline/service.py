@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -314,7 +314,7 @@ class Service:
             served.statistics()
 
     def _follow_graph(self) -> None:
-        from hopline.config import live_socket
+        from hopline.config.folders import live_socket
         from hopline.live.updates import LiveUpdates
         from hopline.rollout.live_graph import open_live_graph
 

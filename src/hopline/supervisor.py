@@ -21,11 +21,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.live.orders import writer_orders
+from hopline.process.listeners import reserve
 from hopline.server import DEFAULT_SERVICE, Server, main_error, ready_line, run_process
-from hopline.sockets import reserve
 
 logger = logging.getLogger(__name__)
 

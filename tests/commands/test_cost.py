@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hopline.cli import build_app
 from hopline.commands.cost import attributed_share, costs
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.observe.metrics import Metrics
 from hopline.observe.scrape import Scrape
 

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
 from hopline.rollout.loader import Loader
 from hopline.service import Service

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ArtifactCorrupted, RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle

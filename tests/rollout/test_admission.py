@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import HeteroConv, SAGEConv
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.model import Model
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.observe.metrics import Metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.answer import Supply
 from hopline.engine.model import load_model
 from hopline.engine.source import Absent

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import SAGEConv
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import HoplineError, NodeNotFound
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import Overloaded, RateLimited
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits

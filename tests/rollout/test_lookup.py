@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import (
     BadRequest,
     ConfigError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ModelNotReady
 from hopline.observe.metrics import Metrics
 from hopline.rollout import process_nursery

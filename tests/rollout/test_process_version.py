@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     ArtifactError,
     BadRequest,
@@ -389,7 +389,7 @@ async def test_memory_is_measured():
 
 _PARENT = """
 import asyncio, sys
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_version import ProcessVersion

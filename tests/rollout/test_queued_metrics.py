@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.computer import Computer

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hopline.config import Config, load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     ConfigError,

@@ -21,7 +21,7 @@ from xgboost import XGBClassifier
 
 import hopline
 from hopline.artifact import Column, ModelSpec, TableSpec, read_artifact
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
 from hopline.rollout.columns import ColumnCheck

@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.server import Server
 from hopline.testing.service import FakeService
 from tests.servers import running, spawn

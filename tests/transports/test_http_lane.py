@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RateLimited
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp

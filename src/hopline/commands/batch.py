@@ -17,9 +17,10 @@ from rich.text import Text
 
 from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
+from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
-from hopline.settings import read_size
 
 if TYPE_CHECKING:
     from hopline.jobs.batch.report import Report

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
-from hopline.config import config_table, load_config, process_env, show_config
+from hopline.config.reader import config_table, load_config, process_env, show_config
 
 _CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from hopline.commands.batch import model_folder
 from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest, ConfigError, PackagingError
 
 if TYPE_CHECKING:

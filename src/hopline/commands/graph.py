@@ -23,8 +23,8 @@ from hopline.commands.screen import Screen
 from hopline.graph import Graph
 from hopline.graph.codec import is_compressed
 from hopline.graph.edge_times import iso, likely_unit
-from hopline.graph.progress import Progress
 from hopline.graph.text_table import TextFormat
+from hopline.types import Progress
 
 app = typer.Typer(help="Build and inspect graphs, and change live ones.", no_args_is_help=True)
 app.command("events")(graph_live.events)

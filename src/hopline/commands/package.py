@@ -17,7 +17,7 @@ from hopline.commands.model_reference import import_place, load_module, parse_in
 from hopline.commands.screen import Screen, whole
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from hopline.packaging.progress import shown
+from hopline.observe.progress import shown
 from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve import resolve_config
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from rich.table import Table
 from hopline.commands.connection import ApiKey, Token, UrlOrNone, credentials
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 
 from hopline.commands.connection import ApiKey, Token, Url, credentials, server_url
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ class Step:
         self._bars.update(self._task, total=None, stage=stage)
 
     def progress(self, stage: str, done: float) -> None:
-        """Move the bar; see `hopline.graph.progress.Progress`."""
+        """Move the bar; see `hopline.types.Progress`."""
         self._bars.update(self._task, completed=done, stage=stage)
 
     def say(self, text: str) -> None:

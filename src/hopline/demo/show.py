@@ -22,7 +22,7 @@ from hopline.demo.process import Served, serving
 from hopline.demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
 from hopline.demo.screen import Screen
 from hopline.errors import Unavailable
-from hopline.sockets import reserve
+from hopline.process.listeners import reserve
 
 #: What `--check` asks for. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size,
 #: the features alone 0.95 and 0.2.

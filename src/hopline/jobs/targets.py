@@ -10,7 +10,7 @@ import msgspec
 
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 

@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from hopline.artifact import Head, ModelSpec, Stage
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.graph.progress import Progress
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.arguments import Binding
@@ -45,7 +44,7 @@ from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import SLOTS_FILE, write_whole
-from hopline.types import AnyArray, IdArray
+from hopline.types import AnyArray, IdArray, Progress
 
 if TYPE_CHECKING:
     from hopline.graph import Graph

@@ -18,19 +18,19 @@ from torch import nn
 import hopline
 from hopline.artifact import Head, ModelSpec, check_choice, write_spec
 from hopline.errors import NotSplittable, PackagingError, ParityError
-from hopline.graph.progress import Progress, silent
+from hopline.observe.progress import shown
 from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding, bind
 from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
-from hopline.packaging.progress import shown
 from hopline.packaging.reference import Reference
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Fanouts, Role, Sampling, check_sampling
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
+from hopline.types import Progress, silent
 
 if TYPE_CHECKING:
     from hopline.graph import Graph

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from hopline.aside import make_room
 from hopline.errors import HoplineError
+from hopline.process.cpu_affinity import leave_cpu
 from hopline.rollout.process_wire import pack_copy
 from hopline.rollout.served import Compares, Served
 from hopline.rollout.tally import Tally
@@ -188,7 +188,7 @@ class DistantCopies(Copies):
         packed = self._packed
         if not packed:  # nothing of it could be sent, and an empty message has no end to tell of
             return
-        make_room()
+        leave_cpu()
         copies = [packed.popleft() for _ in range(min(_TOGETHER, len(packed)))]
         try:
             self._target.compare(copies, self._tolerance, self._compared)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import add, mul
 from typing import Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.served import Ran, Recorder

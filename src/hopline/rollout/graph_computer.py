@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.engine.answer import Answerer, Supply, cut_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.guard import Guard

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     Conflict,

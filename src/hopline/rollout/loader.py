@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from hopline.artifact import ModelSpec, TableSpec, read_artifact
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model

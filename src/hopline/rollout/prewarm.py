@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import HoplineError

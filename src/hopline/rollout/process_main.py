@@ -27,17 +27,17 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from hopline.aside import come_back, keep_aside
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
+from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
+from hopline.process.time_slice import want_slices
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_compare import Comparison
 from hopline.rollout.process_memory import limit_growth, offer_first
 from hopline.rollout.served import Ran, Recorder, Served
 from hopline.scheduling.work import Work
-from hopline.time_slice import want_slices
 from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     want_slices(0.0)
     yielding = yield_while_loading()
     # Loading is a burst of work that nobody waits for.
-    processors = keep_aside()
+    processors = pin_to_background_cpus()
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything; and aside for good.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -225,7 +225,7 @@ class ModelHost(asyncio.Protocol):
         if self._yielding:
             end_yielding()
         if self._processors:
-            come_back(self._processors)
+            restore_cpus(self._processors)
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
         return served

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Gauge, ModelMetrics
 from hopline.rollout.computer import Computer, Fetch

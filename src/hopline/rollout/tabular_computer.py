@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hopline.artifact import Column
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.rollout.columns import ColumnCheck
 from hopline.rollout.computer import Computer

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE

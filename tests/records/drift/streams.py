@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import Config, load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.records.drift.monitor import DriftMonitor
 from hopline.rollout.served import Ran

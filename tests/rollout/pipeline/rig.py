@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, ModelNotFound
 from hopline.observe.metrics import Metrics
 from hopline.rollout.pipeline.spec import parse_pipeline

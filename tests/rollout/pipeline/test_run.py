@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     DeadlineExceeded,

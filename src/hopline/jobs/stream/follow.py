@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopline.brokers.registry import open_sink, open_source
-from hopline.config import Config, live_socket
+from hopline.config.folders import live_socket
+from hopline.config.schema import Config
 from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
 from hopline.jobs.stream.consumer import Consumer, StreamOptions

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import SnapshotInvalid
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.mesh.model.lanes import AHEAD
 
 IntArray = NDArray[np.int32]

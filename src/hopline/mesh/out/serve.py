@@ -11,12 +11,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import AuthConfig, Config, TlsConfig
+from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
 from hopline.mesh.out.board import Board
 from hopline.mesh.settings import ServeSettings
-from hopline.sockets import reserve, tls_context, tls_pair, url_host
+from hopline.process.listeners import reserve, tls_context, tls_pair, url_host
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper

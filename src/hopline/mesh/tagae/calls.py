@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.schema import Schema
 from hopline.mesh.snapshot import Snapshot

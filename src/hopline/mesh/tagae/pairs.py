@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.mesh.model.graph import same
 from hopline.mesh.roster import SlotArray
 from hopline.mesh.snapshot import Snapshot

@@ -12,8 +12,8 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from hopline.intrinsics import address_of, pointer
-from hopline.jit import njit
+from hopline.kernels.intrinsics import address_of, pointer
+from hopline.kernels.jit import njit
 from hopline.mesh.model import plan as model_at
 from hopline.mesh.model.passes import work
 from hopline.mesh.model.second import (

@@ -21,9 +21,8 @@ from onnx import TensorProto
 import hopline
 from hopline.artifact import Column, TableSpec, write_spec
 from hopline.errors import ArtifactError, PackagingError, ParityError, RuntimeFailure
-from hopline.graph.progress import Progress
+from hopline.observe.progress import shown
 from hopline.packaging.folder import new_version
-from hopline.packaging.progress import shown
 from hopline.packaging.table.compose import transform
 from hopline.packaging.table.gate import (
     Agreement,
@@ -38,6 +37,7 @@ from hopline.packaging.table.predictor import is_xgboost, precisions, predict
 from hopline.packaging.table.probes import Probe, probe
 from hopline.packaging.table.sample import Sample, SampleLike, read_sample
 from hopline.runtimes.table import TableModel
+from hopline.types import Progress
 
 #: Steps, as people read them while they wait.
 _ASK = "running the estimator on the sample"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec
-from hopline.config import DriftConfig
+from hopline.config.schema import DriftConfig
 from hopline.errors import ArtifactError
 from hopline.graph.live.view import LiveView
 from hopline.records.drift.hours import Hours

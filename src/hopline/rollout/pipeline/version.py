@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     HoplineError,

@@ -1,6 +1,6 @@
 """How one setting is declared and how a value for it is read.
 
-Knows types, ranges and wording; nothing of Hopline's own settings (those are in `config.py`).
+Knows types, ranges and wording; nothing of Hopline's own settings (those are in `schema.py`).
 """
 
 from __future__ import annotations

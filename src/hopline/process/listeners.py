@@ -11,7 +11,7 @@ import struct
 import sys
 from pathlib import Path
 
-from hopline.config import TlsConfig
+from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
 
 

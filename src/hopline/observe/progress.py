@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from hopline.graph.progress import Progress, silent
+from hopline.types import Progress, silent
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 KERNELS = """
 import numpy as np
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 @njit(cache=True)
 def inner(x):
@@ -28,7 +28,7 @@ CHECK = """
 import sys
 import numpy as np
 import kernels
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 values = np.arange(1.0, 100.0)
 value = float(kernels.total(values))
@@ -75,7 +75,7 @@ def test_a_changed_source_is_compiled_anew(run, tmp_path):
 
 
 OUTER = """
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from bundle import (
     numbers,
 )
@@ -86,7 +86,7 @@ def outer(x):
 """
 
 NUMBERS = """
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from bundle.deep.constants import ADDED
 
 @njit

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hopline.packaging.progress import shown
+from hopline.observe.progress import shown
 
 
 def work(progress, file=None):
@@ -70,7 +70,7 @@ def test_a_function_is_told_instead():
 
 def test_what_a_model_prints_goes_to_stdout():
     code = """
-from hopline.packaging.progress import shown
+from hopline.observe.progress import shown
 with shown(None) as told:
     told("running", 0.0)
     print("from the model", flush=True)

@@ -1,27 +1,20 @@
 """Every setting of a server, in one tree of frozen dataclasses.
 
-Sources, later ones win: the defaults below < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
-command-line flags. To add a setting, add one line to a section: the file, the environment, the docs
-table and `hopline config show` follow from it. It is long because every setting is here.
+To add a setting, add one line to a section: the file, the environment, the docs table and `hopline config
+show` follow from it (`reader.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import os
-import tomllib
-import typing
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hopline.config.setting import setting
+from hopline.config.values import apply, flags, flatten
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean, read_value, setting, type_name
-
-ENV_PREFIX = "HOPLINE__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,8 +457,8 @@ class Config:
     def replace(self, **settings: Any) -> Config:
         """A copy with other values; names are "section__key"."""
         changes = {name.replace("__", ".", 1): value for name, value in settings.items()}
-        config = _apply(self, _flags(changes))
-        _check_tls(config)
+        config = apply(self, flags(changes))
+        check_tls(config)
         return config
 
     def to_json(self) -> str:
@@ -475,194 +468,14 @@ class Config:
     @staticmethod
     def from_json(text: str) -> Config:
         """The config that `to_json` wrote."""
-        return _apply(Config(), _flatten(json.loads(text), "the supervisor"))
+        return apply(Config(), flatten(json.loads(text), "the supervisor"))
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigRow:
-    """One line of the settings table.
+def check_tls(config: Config) -> None:
+    """Check the files of `tls`.
 
-    Attributes:
-        path: "section.key" as in hopline.toml.
-        type: in words.
-        default: as it would be written.
-        env: the environment variable.
-        help: one line.
+    Raises: ConfigError: one is not there, or is set without the other.
     """
-
-    path: str
-    type: str
-    default: Any
-    env: str
-    help: str
-
-
-def config_table() -> list[ConfigRow]:
-    """Every setting in declaration order, for the docs and `hopline config show`."""
-    return [
-        ConfigRow(path, type_name(annotation), item.default, _env_name(path), item.metadata["help"])
-        for path, (item, annotation) in _fields().items()
-        if not item.metadata["hidden"]
-    ]
-
-
-def load_config(
-    file: Path | str | None = None,
-    env: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> Config:
-    """Resolve all sources into one config.
-
-    Args:
-        file: a hopline.toml; None reads none.
-        env: environment variables; None takes none (pass `os.environ` to take the process's own).
-        overrides: "section.key" -> value, from flags; None values are left out.
-
-    Raises:
-        ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
-    """
-    config = Config()
-    if file is not None:
-        config = _apply(config, _for_people(_flatten(_read_toml(Path(file)), str(file))))
-    if env is not None:
-        values = {
-            name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
-            for name, value in env.items()
-            if name.startswith(ENV_PREFIX)
-        }
-        config = _apply(config, _for_people(values))
-    if overrides is not None:
-        config = _apply(config, _for_people(_flags(overrides)))
-    _check_tls(config)
-    return config
-
-
-def process_env() -> Mapping[str, str]:
-    """This process's environment, for `load_config(env=...)`."""
-    return os.environ
-
-
-def show_config(config: Config) -> Iterator[tuple[str, Any]]:
-    """("section.key", value) of every visible setting."""
-    for row in config_table():
-        section, key = row.path.split(".")
-        yield row.path, getattr(getattr(config, section), key)
-
-
-@functools.cache
-def _fields() -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """path -> field and its resolved type."""
-    found = {}
-    for section, section_type in typing.get_type_hints(Config).items():
-        hints = typing.get_type_hints(section_type)
-        for item in dataclasses.fields(section_type):
-            found[f"{section}.{item.name}"] = (item, hints[item.name])
-    return found
-
-
-def _env_name(path: str) -> str:
-    return ENV_PREFIX + path.replace(".", "__").upper()
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def _flatten(tree: Mapping[str, Any], source: str) -> dict[str, tuple[Any, str]]:
-    """Nested tables -> "section.key": (value, source)."""
-    flat: dict[str, tuple[Any, str]] = {}
-    for section, values in tree.items():
-        if isinstance(values, Mapping):
-            flat.update({f"{section}.{key}": (value, source) for key, value in values.items()})
-        else:
-            flat[section] = (values, source)
-    return flat
-
-
-def _apply(config: Config, values: Mapping[str, tuple[Any, str]]) -> Config:
-    known = _fields()
-    changes: dict[str, dict[str, Any]] = {}
-    for path, (value, source) in values.items():
-        if path not in known:
-            raise ConfigError(f"{path}: unknown setting ({source}){_suggestion(path)}")
-        item, annotation = known[path]
-        section, key = path.split(".")
-        changes.setdefault(section, {})[key] = read_value(value, annotation, path, item, source)
-    sections = {name: dataclasses.replace(getattr(config, name), **new) for name, new in changes.items()}
-    return dataclasses.replace(config, **sections)
-
-
-def _flags(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """path -> (value, source), of those that are given."""
-    return {path: (value, "flag") for path, value in values.items() if value is not None}
-
-
-def _for_people(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
-    """The same values.
-
-    Raises: ConfigError: Hopline alone may set one of them.
-    """
-    known = _fields()
-    for path, (_, source) in values.items():
-        if path in known and known[path][0].metadata["internal"]:
-            told = f"{path}: is no setting, but what a server tells its processes ({source})"
-            raise ConfigError(told + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
-    return values
-
-
-def _suggestion(path: str) -> str:
-    """The closest setting; a bare or misplaced key is matched by its last part as well."""
-    visible = [row.path for row in config_table()]
-    key = path.rpartition(".")[2]
-    same_key = [name for name in visible if name.rpartition(".")[2] == key]
-    if same_key:
-        return f"; did you mean {same_key[0]!r}?"
-    guess = did_you_mean(path, visible)
-    if not guess and "." not in path:
-        sections = sorted({name.partition(".")[0] for name in visible})
-        return did_you_mean(path, sections) or f"; sections are {', '.join(sections)}"
-    return guess
-
-
-def live_folder(config: Config) -> Path:
-    """Where the changes of the configured graph are kept."""
-    if config.live.folder is not None:
-        return config.live.folder
-    graph = needed_folder(config, "graph.path")
-    return graph.with_name(f"{graph.name}.live")
-
-
-def live_socket(config: Config) -> Path:
-    """Where the writer of the live graph listens."""
-    return config.live.socket or live_folder(config) / "writer.sock"
-
-
-def needed_folder(config: Config, path: Literal["graph.path", "models.repository"]) -> Path:
-    """The folder that a server cannot do without.
-
-    Raises:
-        ConfigError: it is not set, or not there.
-    """
-    section, _, key = path.partition(".")
-    folder: Path | str | None = getattr(getattr(config, section), key)
-    flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
-    if folder is None:
-        raise ConfigError(f"{path}: not set; give {flag} or set it in hopline.toml")
-    if isinstance(folder, str):
-        raise ConfigError(f"{path}: {folder} is a URL; a folder of this machine is needed here")
-    if not folder.is_dir():
-        raise ConfigError(f"{path}: {folder} is not a folder")
-    return folder
-
-
-def _check_tls(config: Config) -> None:
     for name, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
         path = getattr(config.tls, name)
         if path is None:

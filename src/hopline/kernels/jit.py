@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hopline.sources import stamp_of
+from hopline.kernels.code_stamp import stamp_of
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import IdArray
 
 USED, HEAD, TAIL, HAND = 0, 1, 2, 3

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from hopline import time_slice
+from hopline.process import time_slice
 
 TELL = """
 import ctypes, os
-from hopline.time_slice import _SCHED_SETATTR, want_slices
+from hopline.process.time_slice import _SCHED_SETATTR, want_slices
 import platform
 
 def slice_ns():

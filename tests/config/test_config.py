@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hopline.config import Config, config_table, load_config, show_config
+from hopline.config.reader import config_table, load_config, show_config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
 
