@@ -10,7 +10,7 @@ from rich.table import Table
 from hopline.commands import cost
 from hopline.commands.score import result_table
 from hopline.commands.screen import Screen, whole
-from hopline.config import config_table
+from hopline.config.reader import config_table
 from hopline.types import ScoreResult
 from tests.commands.typed import typed
 
