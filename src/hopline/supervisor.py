@@ -250,7 +250,7 @@ def worker_main() -> None:
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
     if config.worker.index:  # one of them says that kernels are compiled
-        logging.getLogger("hopline.jit").setLevel(logging.WARNING)
+        logging.getLogger("hopline.kernels").setLevel(logging.WARNING)
     ready: int = orders["ready"]
 
     def on_ready(server: Server) -> None:
