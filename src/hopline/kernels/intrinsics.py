@@ -14,7 +14,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 #: Bytes of a cache line on x86-64 and most arm64.
 LINE_BYTES = 64

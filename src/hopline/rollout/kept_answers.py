@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hopline import sieve
+from hopline.memory import sieve
 from hopline.types import AnyArray, ScoreResult
 
 #: What answers from a cache say instead of the times of stages.

@@ -3,6 +3,8 @@
 A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
 call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
 messages are unpacked when their turn comes, and are what they become to every bound.
+
+It is long because the states of a call and what may come in each of them are one thing.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hopline.arena import Arena
-from hopline.jit import njit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline import sieve
 from hopline.engine import table
 from hopline.features import l1
+from hopline.kernels.jit import njit
+from hopline.memory import sieve
+from hopline.memory.arena import Arena
 from hopline.rollout.kept_answers import KeptAnswers
 from hopline.types import ScoreResult
 
