@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hopline import __version__
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 
 if TYPE_CHECKING:
     import typer
@@ -43,7 +43,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "stream",
         "Follow events of a message broker into a live graph.",
     ),
-    "mesh": ("hopline.commands.mesh", "app", "Watch a service mesh with a temporal graph autoencoder."),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
@@ -63,6 +62,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "pipeline": ("hopline.commands.pipeline", "app", "Draw pipelines, and check them."),
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
+
+#: Entry points of other packages that bring commands: name -> a Typer app or a function.
+GROUP = "hopline.commands"
+#: Command -> the package that brings it, for those who have not installed it.
+PACKAGES = {"mesh": "hopline-mesh"}
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -84,7 +88,33 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             app.add_typer(found, name=name)
         else:
             app.command(name)(found)
+    if wanted not in COMMANDS:  # reading what is installed takes time
+        _add_installed(app, wanted)
     return app
+
+
+def _add_installed(app: typer.Typer, wanted: str) -> None:
+    """Add the commands that other packages bring.
+
+    Raises: ConfigError: the one that is asked for is of a package that is not installed.
+    """
+    from importlib.metadata import entry_points
+
+    import typer
+
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
+    if wanted in PACKAGES and wanted not in found:
+        raise ConfigError(f"`hopline {wanted}` is not installed: pip install {PACKAGES[wanted]}")
+    for name, point in found.items():
+        if name != wanted:
+            summary = point.dist.metadata["Summary"] if point.dist is not None else ""
+            app.command(name, help=summary)(_elsewhere)
+            continue
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
 
 
 def _elsewhere() -> None:
@@ -104,7 +134,7 @@ def main() -> None:
     except HoplineError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        if "pip install 'hopline[" in str(error):  # said by what needs it
+        if "pip install 'hopline" in str(error):  # said by what needs it
             _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
