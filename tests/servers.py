@@ -15,7 +15,7 @@ import httpx
 
 _MAIN = """
 import json, sys
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import HoplineError
 from hopline.server import main_error, run
 try:

@@ -4,8 +4,8 @@ The supervisor holds the ports, starts the workers as new processes (never by fo
 loops do not survive it), restarts one that dies, and passes SIGTERM on. It serves nothing itself. On SIGHUP
 it replaces the workers one after another, each once the one before is ready.
 
-A worker reads its orders as one JSON line from stdin, says on a pipe when it is ready, and ends in order
-when stdin closes: so no worker outlives its supervisor.
+A worker reads its orders as one JSON line from stdin, says on a pipe what it serves when it is ready, and
+ends in order when stdin closes: so no worker outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.live.orders import writer_orders
+from hopline.process.listeners import reserve
 from hopline.server import DEFAULT_SERVICE, Server, main_error, ready_line, run_process
-from hopline.sockets import reserve
 
 logger = logging.getLogger(__name__)
 
 #: Seconds before a worker that died is started again: doubled at each death up to the last one, and back
 #: to the first once a worker has lived for `_STEADY_S`.
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S, _STEADY_S = 0.1, 10.0, 30.0
+#: Bytes in which a worker says what it serves; a pipe takes as many at once.
+_MOST_SAID_BYTES = 4096
 #: Number of the process that changes the live graph; it is kept alive as workers are.
 _WRITER = -1
 _WORKER = (sys.executable, "-P", "-c", "from hopline.supervisor import worker_main; worker_main()")
@@ -93,6 +95,7 @@ class Supervisor:
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._ready: set[int] = set()
         self._announced = False
+        self._serving = ""
         self._failed = False
         self._stopping = asyncio.Event()
         #: Set while every worker is ready.
@@ -216,9 +219,12 @@ class Supervisor:
         return await ended
 
     def _on_ready(self, slot: int, read_end: int) -> None:
-        if not os.read(read_end, 64):
+        said = os.read(read_end, _MOST_SAID_BYTES)
+        if not said:
             asyncio.get_running_loop().remove_reader(read_end)
             return
+        if slot != _WRITER:
+            self._serving = said.decode(errors="replace").strip()
         self._ready.add(slot)
         if len(self._ready) < self._config.server.workers + self._config.live.enabled:
             return
@@ -227,7 +233,7 @@ class Supervisor:
             self._announced = True
             settings = self._config.server
             grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
-            print(ready_line(self._config, settings.http_port, grpc_port), flush=True)
+            print(ready_line(self._config, self._serving, settings.http_port, grpc_port), flush=True)
 
 
 def _named(slot: int) -> str:
@@ -243,10 +249,12 @@ def worker_main() -> None:
         orders = json.loads(stdin.readline())
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
+    if config.worker.index:  # one of them says that kernels are compiled
+        logging.getLogger("hopline.jit").setLevel(logging.WARNING)
     ready: int = orders["ready"]
 
     def on_ready(server: Server) -> None:
-        os.write(ready, b"ready\n")
+        os.write(ready, server.serving().encode()[: _MOST_SAID_BYTES - 1] + b"\n")
         os.close(ready)
 
     def on_loop(server: Server) -> None:

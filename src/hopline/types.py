@@ -203,3 +203,11 @@ class ModelInfo:
     default_outputs: tuple[str, ...]
     graph_version: str
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Called with a stage's label and the part of it that is done, 0 to 1.
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+def silent(stage: str, done: float) -> None:
+    """A `Progress` that shows nothing."""

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, Supply
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.outputs import default_outputs
 from hopline.engine.source import MEAN, SMALLER, STALE, Absent, Overlay, drop_edges
 from hopline.errors import FeatureStoreUnavailable
+from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from tests.engine import zoo
 from tests.engine.test_answers import ALL, count_of, request

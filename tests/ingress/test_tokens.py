@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from hopline.config import AuthConfig, Config
+from hopline.config.schema import AuthConfig, Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.permissions import Permissions
 from hopline.ingress.tokens import TokenVerifier

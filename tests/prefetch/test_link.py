@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.near import Brought
 from hopline.observe.metrics import Metrics

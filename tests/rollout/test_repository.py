@@ -9,7 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from hopline.config import Config, load_config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,

@@ -8,7 +8,7 @@ import boto3
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ArtifactCorrupted, RepositoryUnavailable
 from hopline.rollout.repository import open_repository
 from hopline.service import Service

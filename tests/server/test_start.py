@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.jobs.stream.links import OwnWriter
 from tests.server.start_rig import Started, until
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.graph.live.lock import read_owner
 from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
 from hopline.testing.broker_servers import RedisServer, broker_server

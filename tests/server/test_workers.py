@@ -91,7 +91,7 @@ def test_workers_get_one_memory_for_their_tables(tmp_path: Path) -> None:
 
     code = """
 import sys
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.server import run
 config = Config().replace(server__http_port=0, server__grpc_port=-1, server__workers=2)
 sys.exit(run(config, service="tests.server.descriptors:Reads"))
@@ -100,7 +100,7 @@ sys.exit(run(config, service="tests.server.descriptors:Reads"))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout is not None
-        assert "is ready at" in process.stdout.readline()
+        assert ", 2 workers: serving " in process.stdout.readline()
     finally:
         process.terminate()
         process.wait(20)

@@ -15,7 +15,7 @@ RENEW = "run the suite, then scripts/record_signatures.py"
 SERVE = """
 import asyncio, json, sys
 import numpy as np
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.jobs.kernels import kernels
 from hopline.service import Service
 from hopline.types import ScoreRequest
@@ -52,12 +52,12 @@ def test_every_signature_is_of_a_kernel_that_is_there_and_has_a_type_for_each_ar
 def test_a_kernel_that_is_gone_or_takes_other_arguments_is_left_out():
     told = []
     wanted = [
-        Signature("hopline.sieve", "nobody", ("int64",)),
-        Signature("hopline.sieve", "place", ("int64",)),
-        Signature("hopline.sieve", "place", ("what is this",)),
+        Signature("hopline.memory.sieve", "nobody", ("int64",)),
+        Signature("hopline.memory.sieve", "place", ("int64",)),
+        Signature("hopline.memory.sieve", "place", ("what is this",)),
     ]
     assert compile_all(wanted, lambda done, name: told.append((done, name))) == {"gone": 3}
-    assert told[0] == (0, "hopline.sieve.nobody")
+    assert told[0] == (0, "hopline.memory.sieve.nobody")
     assert told[-1] == (3, "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.ingress.clients_edit import add_key
 from hopline.ingress.clients_file import Grant, KeyEntry
 from hopline.ingress.gatekeeper import Gatekeeper

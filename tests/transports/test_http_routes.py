@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.pages import index_page
 from tests.servers import RunningServer

@@ -13,7 +13,7 @@ import pytest
 
 from hopline.brokers.base import REPLY_TO, Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.testing.broker_servers import KafkaServer, NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import collect, until

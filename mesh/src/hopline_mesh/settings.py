@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hopline.config.setting import did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean, read_value, setting, type_name
 
 ENV_PREFIX = "TAGAE_"
 DEFAULT_FILE = Path("hopline-mesh.toml")

@@ -20,7 +20,7 @@ from hopline.demo.process import Served, serving
 from hopline.demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
 from hopline.demo.screen import Screen
 from hopline.errors import Unavailable
-from hopline.sockets import reserve
+from hopline.process.listeners import reserve
 
 #: What `--check` asks for. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size,
 #: the features alone 0.95 and 0.2.
@@ -200,10 +200,13 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
 
 @contextlib.contextmanager
 def _served(folder: Path, port: int, grpc_port: int, screen: Screen) -> Iterator[Served]:
-    began = time.perf_counter()
-    with serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port) as served:
-        text = f"{served.url} and gRPC at {served.grpc}, in a process without torch"
-        screen.line("serving", text, seconds=time.perf_counter() - began)
+    with contextlib.ExitStack() as stack:
+        with screen.step("serving") as step:
+            step.wait("starting the server; a first start on a machine compiles kernels")
+            served = stack.enter_context(
+                serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port)
+            )
+            step.say(f"{served.url} and gRPC at {served.grpc}, in a process without torch")
         yield served
 
 

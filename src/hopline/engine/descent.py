@@ -14,7 +14,7 @@ import numpy as np
 from hopline.engine.kernels import intern
 from hopline.engine.need import Need
 from hopline.engine.table import read_rows
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.sampling import Block
 from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, roomy, sample
 from hopline.types import FloatArray, IdArray

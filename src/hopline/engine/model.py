@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.chain import Chain
@@ -33,6 +32,7 @@ from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
+from hopline.memory.arena import Arena
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray

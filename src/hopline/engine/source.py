@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:

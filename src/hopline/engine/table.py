@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.arena import Arena, array_bytes
 from hopline.graph.extent import STILL, Clock
-from hopline.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
+from hopline.kernels.jit import njit
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _OWNER_BITS = np.int64(40)

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline import sieve
-from hopline.arena import Arena, array_bytes
 from hopline.errors import ConfigError
 from hopline.features.claims import MAX_OWNERS, Claims
-from hopline.intrinsics import LINE_BYTES, acquire_fence, compare_exchange, prefetch, release_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, compare_exchange, prefetch, release_fence
+from hopline.kernels.jit import njit
+from hopline.memory import sieve
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import FloatArray, IdArray
 
 #: What is counted, in the order of the kernels' `counts`: rows asked for by `read`, rows asked for by

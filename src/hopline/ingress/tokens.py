@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jwt
 import msgspec
 
-from hopline.config import AuthConfig
+from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.clients_file import Grant
 from hopline.ingress.token_keys import TokenKey, read_keys

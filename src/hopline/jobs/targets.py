@@ -10,7 +10,7 @@ import msgspec
 
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -96,11 +96,11 @@ class ServerTarget:
     """A running server, over its JSON API: float32 comes through bit for bit.
 
     Args:
-        url, api_key: see `AsyncClient`.
+        url, api_key, token: see `AsyncClient`.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._client = AsyncClient(url, api_key=api_key, timeout=_TIMEOUT_S)
+    def __init__(self, url: str, api_key: str | None = None, token: str | None = None) -> None:
+        self._client = AsyncClient(url, api_key=api_key, token=token, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         """Nothing is done until the first request."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hopline.artifact import ModelSpec, read_artifact
-from hopline.config import Config, live_folder, live_socket, needed_folder
+from hopline.config.folders import live_folder, live_socket, needed_folder
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 
 #: Levels of marks where no model is known beforehand: enough for three layers.

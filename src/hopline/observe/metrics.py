@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from hopline.config import CostConfig
+from hopline.config.schema import CostConfig
 from hopline.observe.exposition import Sample, render_family
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from hopline.config import PredictionLogConfig
+from hopline.config.schema import PredictionLogConfig
 from hopline.records.names import JOURNAL, PART, log_files
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.rollout.state import FirstState
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Answers that are kept within a bound of bytes, evicted in the order of SIEVE (see `hopline.sieve`).
+"""Answers that are kept within a bound of bytes, evicted in SIEVE's order (see `hopline.memory.sieve`).
 
 As there, nothing moves on a hit; unlike there, entries differ in size, so that room for one may take
 several evictions, and they grow old. Knows nothing of requests.

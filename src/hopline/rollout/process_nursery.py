@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hopline.aside import make_room
 from hopline.errors import ModelNotReady
+from hopline.process.cpu_affinity import leave_cpu
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Nursery:
         async with self._starting:
             if self._control is None:
                 await self._start()
-        make_room()  # it begins with a burst of work
+        leave_cpu()  # it begins with a burst of work
         with contextlib.ExitStack() as files:
             theirs, leash = os.pipe()
             files.callback(os.close, theirs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
 #: Where copies of remote versions are kept, unless `models.cache` says otherwise.

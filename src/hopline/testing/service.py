@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     DeadlineExceeded,

@@ -91,7 +91,7 @@ class GrpcApp:
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
         self._service = service
-        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
+        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
@@ -280,8 +280,8 @@ class GrpcApp:
         if client is not None:
             assert self._guard is not None
             self._guard.check("ModelInfer", request, client)
-        if self._turn_away is not None and not version:
-            self._turn_away(model)
+        if self._reject_early is not None and not version:
+            self._reject_early(model)
 
     def _signed(self, scoring: ScoreRequest, call: Call) -> ScoreRequest:
         if call.client is not None:

@@ -82,14 +82,21 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> ScoreBody:
             name that comes twice.
     """
     try:
-        found = decode_body(body, _decode, ScoreBody)
+        found = _decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        found = _decode_or_explain(body)
+    if not is_counted and body.count(b":") > 1:  # the usual request has one
+        refuse_twice(found, body)
+    return found
+
+
+def _decode_or_explain(body: bytes) -> ScoreBody:
+    try:
+        return decode_body(body, _decode, ScoreBody)
     except BadRequest as error:
         if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
             raise
         raise BadRequest(named_place(str(error), body)) from None
-    if not is_counted:
-        refuse_twice(found, body)
-    return found
 
 
 def refuse_twice(found: ScoreBody, body: bytes) -> None:
@@ -101,8 +108,6 @@ def refuse_twice(found: ScoreBody, body: bytes) -> None:
     Raises: BadRequest: names it.
     """
     colons = body.count(b":")
-    if colons < 2:  # the usual request
-        return
     names = sum(value is not None for value in msgspec.structs.astuple(found))
     names += sum(map(len, found.rows or ())) + len(found.columns or ()) + len(found.attributes or ())
     for node in found.inline or ():

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from hopline.intrinsics import LINE_BYTES
+from hopline.kernels.intrinsics import LINE_BYTES
 
 #: Numbers in a vector.
 LANES = 16

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.model.lanes import AHEAD
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.model import plan as at
 from hopline_mesh.model.eight_bits import many_bytes, one_bytes, quantise_row
 from hopline_mesh.model.emit import LANES

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from hopline.intrinsics import pointer
-from hopline.jit import njit
+from hopline.kernels.intrinsics import pointer
+from hopline.kernels.jit import njit
 from hopline_mesh.model import plan as at
 from hopline_mesh.model.graph import IntArray
 from hopline_mesh.model.passes import attend_rows, embed, first_products, next_products

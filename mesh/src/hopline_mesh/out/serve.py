@@ -11,10 +11,10 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import AuthConfig, Config, TlsConfig
+from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
-from hopline.sockets import reserve, tls_context, tls_pair, url_host
+from hopline.process.listeners import reserve, tls_context, tls_pair, url_host
 from hopline_mesh.out.board import Board
 from hopline_mesh.settings import ServeSettings
 

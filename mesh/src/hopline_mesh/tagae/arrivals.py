@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.model.graph import BoolArray, FloatArray, IntArray, MeshGraph, outgoing_shares
 from hopline_mesh.model.newcomers import from_neighbours
 from hopline_mesh.tagae import kernels

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot

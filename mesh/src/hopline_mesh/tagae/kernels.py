@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.tagae import usual
 
 #: Resolution of kept values, in transformed units: a 512th of a natural logarithm, 0.2 %.

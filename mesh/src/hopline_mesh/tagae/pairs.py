@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.model.graph import same
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline_mesh.vectors import Turn, turns, where
 
 #: Spreads of its own load that are taken out of a series at most.

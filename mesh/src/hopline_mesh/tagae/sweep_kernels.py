@@ -12,8 +12,8 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from hopline.intrinsics import address_of, pointer
-from hopline.jit import njit
+from hopline.kernels.intrinsics import address_of, pointer
+from hopline.kernels.jit import njit
 from hopline_mesh.model import plan as model_at
 from hopline_mesh.model.passes import work
 from hopline_mesh.model.second import (

@@ -17,8 +17,8 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hopline.intrinsics import address_of, pointer
-from hopline.jit import njit
+from hopline.kernels.intrinsics import address_of, pointer
+from hopline.kernels.jit import njit
 from hopline_mesh.vectors import Turn, Vector, turns, where
 
 #: Slots of a block: what the passes before and after it work on lies in the first cache.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from hopline.config import LogConfig
+from hopline.config.schema import LogConfig
 from hopline.errors import HoplineError
 from hopline.observe.logs import configure_logs
 from hopline_mesh.changes import Context

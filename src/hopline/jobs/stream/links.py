@@ -9,7 +9,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hopline.config import Config, live_folder, live_socket
+from hopline.config.folders import live_folder, live_socket
+from hopline.config.schema import Config
 from hopline.errors import GraphError
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.jobs.stream.writer import Standing
