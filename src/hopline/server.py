@@ -150,7 +150,8 @@ class Server:
         self._gate: Gatekeeper | None = None
         server = config.server
         #: For the large requests of all listeners together.
-        self._budget = Budget(server.max_pending_bytes or 4 * server.max_body_bytes)
+        pending = server.max_pending_bytes
+        self._budget = Budget(pending) if pending else Budget.for_bodies(server.max_body_bytes)
         self._queue: QueueServer | None = None
 
     async def serve(self) -> int:

@@ -41,7 +41,7 @@ from hopline.transports.grpc_request import RequestReader, parameters_of
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import change_parameters, checked_name
+from hopline.transports.lifecycle import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
@@ -416,7 +416,7 @@ class GrpcApp:
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
         parameters = parameters_of(request.parameters)
-        model = checked_name("model", request.model_name)
+        model = checked_path("model", request.model_name)
         await change(model, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, call: Call) -> Any:
