@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that README.md and docs/ say what the code does; with --write, renew the generated tables.
+"""Check that the pages of both packages say what the code does; with --write, renew the generated tables.
 
 Checked: settings, error classes with their codes, commands and options, HTTP routes, gRPC methods and
 metrics are all there; links and anchors lead somewhere; Python blocks parse and are tagged. Prints what
@@ -15,7 +15,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,12 +23,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
+MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 SITE = ROOT / "zensical.toml"
-MESH_SOURCE = ROOT / "src" / "hopline" / "mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
+#: Folder of pages -> the page that links to all of them.
+INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class Block:
 def pages() -> dict[str, Path]:
     """Every page by its path from the root."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    files += sorted((ROOT / "docs").rglob("*.md"))
+    files += [ROOT / "mesh" / "README.md", ROOT / "mesh" / "CHANGELOG.md"]
+    for folder in INDEXES:
+        files += sorted((ROOT / folder).rglob("*.md"))
     return {file.relative_to(ROOT).as_posix(): file for file in files}
 
 
@@ -113,7 +117,7 @@ def settings_table() -> str:
 
 def mesh_settings_table() -> str:
     """Every setting of `hopline mesh watch`."""
-    from hopline.mesh.settings import settings_table as rows
+    from hopline_mesh.settings import settings_table as rows
 
     lines = ["| setting | environment | type | default | what it does |", "|---|---|---|---|---|"]
     for row in rows():
@@ -138,29 +142,52 @@ def limits_table() -> str:
 
 
 def errors_table() -> str:
-    """Every error class with its code, HTTP status and gRPC code."""
-    from hopline import errors
+    """Every error class of the server with its code, HTTP status and gRPC code."""
+    from hopline.errors import HoplineError
     from hopline.transports.grpc_errors import GRPC_CODE
     from hopline.transports.http_errors import HTTP_STATUS
 
-    def walk(kind: type[errors.HoplineError]) -> Iterator[type[errors.HoplineError]]:
+    return _errors(HoplineError, HTTP_STATUS, GRPC_CODE)
+
+
+def mesh_errors_table() -> str:
+    """Every error class of the mesh watch, likewise."""
+    from hopline_mesh.errors import MeshError
+    from hopline_mesh.out.error_tables import GRPC_CODE, HTTP_STATUS
+
+    return _errors(MeshError, HTTP_STATUS, GRPC_CODE)
+
+
+def _errors(root: type[Exception], statuses: Mapping[Any, int], codes: Mapping[Any, Any]) -> str:
+    def walk(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield kind
-        for child in (sub for sub in kind.__subclasses__() if sub.__module__ == errors.__name__):
+        for child in (sub for sub in kind.__subclasses__() if sub.__module__ == root.__module__):
             yield from walk(child)
 
     lines = ["| error | code | HTTP | gRPC | means |", "|---|---|---|---|---|"]
-    for kind in walk(errors.HoplineError):
-        status = next(HTTP_STATUS[base] for base in kind.__mro__ if base in HTTP_STATUS)
-        code = next(GRPC_CODE[base] for base in kind.__mro__ if base in GRPC_CODE).name
+    for kind in walk(root):
+        status = next(statuses[base] for base in kind.__mro__ if base in statuses)
+        code = next(codes[base] for base in kind.__mro__ if base in codes).name
         meaning = (kind.__doc__ or "").splitlines()[0].rstrip(".")
         lines.append(f"| `{kind.__name__}` | `{kind.code}` | {status} | `{code}` | {meaning} |")
     return "\n".join(lines)
 
 
 def commands_table() -> str:
-    """Every command with its arguments and options."""
+    """Every command of the server's package with its arguments and options."""
+    from hopline import cli
+
+    return _described(cli.COMMANDS)
+
+
+def mesh_commands_table() -> str:
+    """Every command of `hopline mesh`, likewise."""
+    return _described(["mesh"])
+
+
+def _described(names: Iterable[str]) -> str:
     parts = []
-    for name, command in _commands():
+    for name, command in _commands(names):
         lines = [f"### {name}", "", (command.help or "").splitlines()[0], ""]
         lines += ["| option | what it is |", "|---|---|"]
         for parameter in command.params:
@@ -225,25 +252,8 @@ def _rests(function: ast.FunctionDef) -> list[str]:
     return found
 
 
-def grpc_methods() -> list[str]:
-    """Every method of every gRPC service."""
-    from hopline.mesh.out.grpc import MESH
-    from hopline.transports.grpc import HEALTH, INFERENCE
-    from hopline.transports.proto import methods
-
-    return [method.name for service in (INFERENCE, HEALTH, MESH) for method in methods(service)]
-
-
-def metric_names() -> list[str]:
-    """Every metric of a server, and of a mesh watch."""
-    from hopline.mesh.out.metrics import MeshMetrics
-    from hopline.observe.metrics import Metrics
-
-    return [*Metrics()._families, *MeshMetrics().names()]
-
-
-def _commands() -> Iterator[tuple[str, Any]]:
-    """("hopline graph build", click command) of every leaf command."""
+def _commands(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """("hopline graph build", click command) of every leaf command below these."""
     import typer.main
 
     from hopline import cli
@@ -256,7 +266,7 @@ def _commands() -> Iterator[tuple[str, Any]]:
         for name, child in children.items():
             yield from leaves(f"{prefix} {name}", child)
 
-    for name in cli.COMMANDS:
+    for name in names:
         group: Any = typer.main.get_command(cli.build_app([name]))
         yield from leaves(f"hopline {name}", group.commands[name])
 
@@ -282,10 +292,13 @@ def _shown_option(default: Any) -> str:
 
 #: page -> generated tables in it.
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/configuration.md": {"settings": settings_table, "mesh-settings": mesh_settings_table},
+    "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
     "docs/guides/isolation.md": {"limits": limits_table},
+    "mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
+    "mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},
+    "mesh/docs/cli.md": {"mesh-commands": mesh_commands_table},
 }
 
 
@@ -320,17 +333,32 @@ def check_mentions(texts: dict[str, str]) -> Iterator[str]:
     for name in hopline.__all__:
         if f"`hopline.{name}`" not in texts[_PUBLIC]:
             yield f"{_PUBLIC}: public name `hopline.{name}` is not documented"
-    mesh = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
-    for path in (*routes(HTTP_SOURCE.read_text()), *mesh):
-        # `/versions/<version>` is said once for all routes below a model.
-        if "/versions/<version>" not in path and f"`{path}`" not in texts["docs/http-api.md"]:
-            yield f"docs/http-api.md: route `{path}` is not documented"
-    for method in grpc_methods():
-        if f"`{method}`" not in texts["docs/grpc-api.md"]:
-            yield f"docs/grpc-api.md: method `{method}` is not documented"
-    for metric in metric_names():
-        if f"`{metric}`" not in texts["docs/operations.md"]:
-            yield f"docs/operations.md: metric `{metric}` is not documented"
+    for what, page, names in _mentioned():
+        for name in names:
+            if f"`{name}`" not in texts[page]:
+                yield f"{page}: {what} `{name}` is not documented"
+
+
+def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
+    """(kind of name, page, names that stand there)."""
+    from hopline.observe.metrics import Metrics
+    from hopline.transports import proto
+    from hopline.transports.grpc import HEALTH, INFERENCE
+    from hopline_mesh import proto as mesh_proto
+    from hopline_mesh.out.grpc import MESH
+    from hopline_mesh.out.metrics import MeshMetrics
+
+    # `/versions/<version>` is said once for all routes below a model.
+    paths = [path for path in routes(HTTP_SOURCE.read_text()) if "/versions/<version>" not in path]
+    yield "route", "docs/http-api.md", paths
+    paths = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
+    yield "route", "mesh/docs/api.md", paths
+    for service in (INFERENCE, HEALTH):
+        yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
+    for service in (MESH, HEALTH):
+        yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
+    yield "metric", "docs/operations.md", Metrics()._families
+    yield "metric", "mesh/docs/operations.md", MeshMetrics().names()
 
 
 def check_links(texts: dict[str, str]) -> Iterator[str]:
@@ -349,15 +377,15 @@ def check_links(texts: dict[str, str]) -> Iterator[str]:
 
 
 def check_reachable(texts: dict[str, str]) -> Iterator[str]:
-    """Every page of docs/ is linked from the index."""
-    index = ROOT / _PUBLIC
-    linked = {
-        (index.parent / link["target"].partition("#")[0]).resolve()
-        for link in _LINK.finditer(texts[_PUBLIC])
-    }
-    for page in texts:
-        if page.startswith("docs/") and page != _PUBLIC and (ROOT / page).resolve() not in linked:
-            yield f"{_PUBLIC}: {page} is not linked"
+    """Every page of a folder of pages is linked from its index."""
+    for folder, index in INDEXES.items():
+        linked = {
+            (ROOT / folder / link["target"].partition("#")[0]).resolve()
+            for link in _LINK.finditer(texts[index])
+        }
+        for page in texts:
+            if page.startswith(folder) and page != index and (ROOT / page).resolve() not in linked:
+                yield f"{index}: {page} is not linked"
 
 
 def check_nav(texts: dict[str, str]) -> Iterator[str]:
@@ -401,7 +429,9 @@ def check_blocks(texts: dict[str, str]) -> Iterator[str]:
 
 def check_commands(texts: dict[str, str]) -> Iterator[str]:
     """Commands in bash blocks exist and have the options that they are given."""
-    known = dict(_commands())
+    from hopline import cli
+
+    known = dict(_commands([*cli.COMMANDS, *cli.PACKAGES]))
     options = {
         name: {option for part in command.params for option in (*part.opts, *part.secondary_opts)}
         for name, command in known.items()

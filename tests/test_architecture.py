@@ -1,6 +1,7 @@
 """Rules of the house that a test can hold: what imports cost, what is public, how long files are."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,27 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_server_needs_no_torch(module):
     absent = ("torch", "torch_geometric", "onnx", "onnxscript")
     assert python(f"import {module}, sys; print([m for m in {absent} if m in sys.modules])") == "[]"
+
+
+def test_the_server_needs_no_grpcio():
+    code = """
+import sys
+sys.modules["grpc"] = None
+import hopline.server, hopline.client, hopline.transports.grpc, hopline.transports.grpc_endpoint
+"""
+    assert python(code) == ""
+
+
+def test_the_servers_package_knows_no_word_of_the_mesh_watch():
+    """But for the command line's table of packages that bring commands."""
+    said = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted(SOURCE.rglob("*"))
+        if path.suffix in (".py", ".proto", ".txt", ".md")
+        for line in path.read_text().splitlines()
+        if re.search("mesh|tagae", line, re.IGNORECASE)
+    ]
+    assert said == ['src/hopline/cli.py: PACKAGES = {"mesh": "hopline-mesh"}']
 
 
 def test_a_long_file_says_why():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 
 if TYPE_CHECKING:
     import typer
@@ -47,7 +47,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "stream",
         "Follow events of a message broker into a live graph.",
     ),
-    "mesh": ("hopline.commands.mesh", "app", "Watch a service mesh with a temporal graph autoencoder."),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
@@ -68,12 +67,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
 
+#: Entry points of other packages that bring commands: name -> a Typer app or a function.
+GROUP = "hopline.commands"
+#: Command -> the package that brings it, for those who have not installed it.
+PACKAGES = {"mesh": "hopline-mesh"}
+
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: one real command, and a line of help for each other."""
     import typer
-
-    from hopline.commands.negative_numbers import NumbersAreValues
 
     def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
         """Serve graph neural networks: the server owns the graph, the client sends node ids."""
@@ -85,12 +87,41 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if name != wanted:
             app.command(name, help=text)(_elsewhere)
             continue
-        found = getattr(importlib.import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-        else:
-            app.command(name, cls=NumbersAreValues)(found)
+        _add(app, name, getattr(importlib.import_module(module), attribute))
+    if wanted not in COMMANDS:  # reading what is installed takes time
+        _add_installed(app, wanted)
     return app
+
+
+def _add_installed(app: typer.Typer, wanted: str) -> None:
+    """Add the commands that other packages bring; where a known one is absent, say what to install."""
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
+    if wanted in PACKAGES and wanted not in found:
+
+        def absent() -> None:
+            raise ConfigError(f"`hopline {wanted}` is not installed: pip install {PACKAGES[wanted]}")
+
+        anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(wanted, hidden=True, add_help_option=False, context_settings=anything)(absent)
+    for name, point in found.items():
+        if name != wanted:
+            summary = point.dist.metadata["Summary"] if point.dist is not None else ""
+            app.command(name, help=summary)(_elsewhere)
+            continue
+        _add(app, name, point.load())
+
+
+def _add(app: typer.Typer, name: str, found: Any) -> None:
+    import typer
+
+    from hopline.commands.negative_numbers import NumbersAreValues
+
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name, cls=NumbersAreValues)(found)
 
 
 def _elsewhere() -> None:
@@ -110,7 +141,7 @@ def main() -> None:
     except HoplineError as error:
         _fail(_with_flags(str(error), arguments))
     except ModuleNotFoundError as error:
-        if "pip install 'hopline[" in str(error):  # said by what needs it
+        if "pip install 'hopline" in str(error):  # said by what needs it
             _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise

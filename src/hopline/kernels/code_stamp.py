@@ -1,4 +1,4 @@
-"""What a module is made of: its file, and those of its package that it imports, and so on.
+"""What a module is made of: its file, and those of its package and of this one that it imports, and so on.
 
 Imports are read from the text, those at the beginning of a line: what is imported within functions, or only
 for type checkers, is no part of what gets compiled.
@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 
 def stamp_of(path: str) -> bytes:
-    """A hash of the contents of a module's file and of all that it imports from its package."""
+    """A hash of a module's file and of all that it imports from its package and from Hopline."""
     found: dict[str, bytes] = {}
     left = [path]
     while left:
@@ -34,12 +34,15 @@ def stamp_of(path: str) -> bytes:
 
 @functools.cache
 def _read(path: str) -> tuple[bytes, tuple[str, ...]]:
-    """The hash of a file, and the files of its package that it imports."""
+    """The hash of a file, and the files of its package and of Hopline that it imports."""
     with open(path, "rb") as file:
         content = file.read()
-    root, package = _top(os.path.dirname(path))
-    names = set(_imported(content.decode(errors="replace"), package))
-    files = (found for name in names if (found := _file_of(root, name)))
+    text = content.decode(errors="replace")
+    roots = {
+        package: root for root, package in (_top(os.path.dirname(__file__)), _top(os.path.dirname(path)))
+    }
+    names = {(root, name) for package, root in roots.items() for name in _imported(text, package)}
+    files = (found for root, name in names if (found := _file_of(root, name)))
     return hashlib.sha256(content).digest(), tuple(files)
 
 

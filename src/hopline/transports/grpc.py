@@ -15,7 +15,6 @@ from typing import Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from grpc import StatusCode
 
 from hopline.errors import (
     BadRequest,
@@ -39,6 +38,7 @@ from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.grpc_names import check_name, check_names
 from hopline.transports.grpc_request import RequestReader, parameters_of
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle import change_parameters, checked_path
@@ -92,7 +92,7 @@ class GrpcApp:
         self._traces = traces
         self._service = service
         self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
-        self._guard = None if gate is None else GrpcGuard(gate)
+        self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 

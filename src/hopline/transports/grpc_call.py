@@ -4,7 +4,7 @@ A call is admitted on its head, before a message is read: see `Method.admit`. A 
 call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
 messages are unpacked when their turn comes, and are what they become to every bound.
 
-It is long because the states of a call and what may come in each of them are one thing.
+This file is long because the states of a call and what may come in each of them are one thing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from grpc import StatusCode
-
 from hopline.errors import BadRequest
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
@@ -214,7 +213,7 @@ class Call:
             self._stream.send(b"" if self._begun else _HEAD, b"", _OK)
             return
         headers = [] if self._begun else list(_HEADERS)
-        headers.append((b"grpc-status", b"%d" % code.value[0]))
+        headers.append((b"grpc-status", b"%d" % code))
         if text:
             headers.append((b"grpc-message", _encoded(text)))
         headers += [(name.encode(), value.encode()) for name, value in trailers]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from grpc import StatusCode
-
 from hopline.transports.budget import Budget
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacker
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of, head_of

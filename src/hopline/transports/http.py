@@ -2,6 +2,8 @@
 
 Knows paths, headers and bodies; nothing of sockets (`http_connection.py`) and nothing of how a request
 is scored. The score route answers in the same loop iteration when the service can.
+
+This file is long because each route has a method here.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error, without_frames
-from hopline.transports.http_access import Guard, client_of, named_model
+from hopline.transports.http_access import client_of, guard_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
     check_change,
@@ -91,7 +93,7 @@ class HttpApp:
         self.draining = False
         self.opening = False
         self._service = service
-        self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
+        self._guard = None if gate is None else guard_of(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._max_nodes = config.limits.max_nodes_per_request
         self._check_score = check_score(self._max_nodes)
