@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
+from hopline.process.wire import WireError
 from hopline.rollout import process_wire as wire
 from hopline.rollout.process_nursery import Born, Nursery
 from hopline.types import UNREADABLE, Deliver, ScoreRequest
@@ -94,7 +95,7 @@ class ModelProcess(asyncio.Protocol):
         self.table_hits = self.table_misses = self.cpu_s = 0.0
         self.why = ""
         self._process: Born | None = None
-        self._frames = wire.Frames()
+        self._frames = wire.frames()
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._leaving: asyncio.Task[None] | None = None
@@ -243,7 +244,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))
-        except UNREADABLE as error:
+        except (WireError, *UNREADABLE) as error:
             log.error("process %d says what no model says (%s) and is ended", self.pid, error)
             self.kill("garbled")
 

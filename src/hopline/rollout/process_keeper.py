@@ -16,6 +16,7 @@ from typing import Any
 
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
+from hopline.process.backoff import Backoff
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
@@ -24,9 +25,6 @@ from hopline.rollout.process_nursery import Nursery
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a process is started again: doubled from the first to the last one, and back to the first
-#: once a process has lived for `_STEADY_S`.
-_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
 #: Until a process must be ready.
 _READY_S = 300.0
 #: Between looks at memory and at requests that are overdue.
@@ -49,7 +47,6 @@ class ProcessKeeper:
         process: that requests go to; None while there is none.
         reason: why there is none.
         ready: what the last one said of itself.
-        pause_s: before the next one is started, should this one end now.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class ProcessKeeper:
     ) -> None:
         self.process: ModelProcess | None = None
         self.ready: wire.Ready | None = None
-        self.pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff()
         self._orders = orders
         self._limits = limits
         self._owner = owner
@@ -119,7 +116,7 @@ class ProcessKeeper:
 
     def retry_after_s(self) -> float:
         """Until another process is likely to be ready."""
-        return self.pause_s + max(1.0, self._start_s)
+        return self._backoff.pause_s + max(1.0, self._start_s)
 
     def lost(self, process: ModelProcess, how: str, *, renew: bool) -> None:
         """A process has ended; another is started if it was the one that served."""
@@ -173,20 +170,19 @@ class ProcessKeeper:
     def _renew(self, reason: str) -> None:
         """Start another process, unless that is going on."""
         if self._renewing is None:
-            if time.monotonic() - self._adopted_at > _STEADY_S:
-                self.pause_s = _FIRST_PAUSE_S
             self._restarts(self._name, self._version, reason).inc()
-            self._renewing = asyncio.ensure_future(self._renewed())
+            pause_s = self._backoff.failed(time.monotonic() - self._adopted_at)
+            self._renewing = asyncio.ensure_future(self._renewed(pause_s))
 
-    async def _renewed(self) -> None:
+    async def _renewed(self, pause_s: float) -> None:
         while True:
-            pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, _LAST_PAUSE_S)
             await asyncio.sleep(pause_s)
             try:
                 process = await self._started()
             except (HoplineError, OSError) as error:
                 log.error("%s/%s: a process could not be started: %s", self._name, self._version, error)
                 self.reason = f"model {self._name!r}: its process could not be started again: {error}"
+                pause_s = self._backoff.failed()
                 continue
             self._renewing = None
             self._adopt(process)

@@ -158,7 +158,7 @@ class ModelHost(asyncio.Protocol):
             self._metrics,
             [self],
         )
-        self._frames = wire.Frames()
+        self._frames = wire.frames()
         self._ending = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._served: Served | None = None
