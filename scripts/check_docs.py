@@ -6,7 +6,7 @@ metrics are all there; links and anchors lead somewhere; Python blocks parse and
 is missing and exits with 1. Imports neither torch nor any model runtime.
 
 A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. A Python block is tagged
-`python` (tests/docs runs it) or `python no-run`.
+`python` (tests/docs runs it) or `py`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
+SITE = ROOT / "zensical.toml"
 MESH_SOURCE = ROOT / "src" / "hopline" / "mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
@@ -128,7 +131,8 @@ def limits_table() -> str:
     lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
     for row in rows():
         lines.append(
-            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | `{row.default}` | {row.help} |"
+            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | {_shown(row.name, row.default)} "
+            f"| {row.help} |"
         )
     return "\n".join(lines)
 
@@ -164,9 +168,7 @@ def commands_table() -> str:
             if parameter.param_type_name == "argument":
                 shown = f"`{parameter.metavar or parameter.name.upper()}`"
             help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
-            default = getattr(parameter, "default", None)
-            if isinstance(default, str | int | float) and not isinstance(default, bool):
-                help_text += f" Default: {default}."
+            help_text += _shown_option(getattr(parameter, "default", None))
             required = " Required." if parameter.required else ""
             lines.append(f"| {shown} | {help_text}{required} |")
         parts.append("\n".join(lines))
@@ -260,13 +262,22 @@ def _commands() -> Iterator[tuple[str, Any]]:
 
 
 def _shown(path: str, default: Any) -> str:
-    if path.endswith("_bytes") and default % 2**20 == 0:
+    if path.endswith("_bytes") and default and default % 2**20 == 0:
         return f"`{default // 2**20} MiB`"
     if default is None:
         return "–"
-    if default == ():
+    if default in ("", ()):
         return "empty"
     return f"`{default}`"
+
+
+def _shown_option(default: Any) -> str:
+    """A sentence on an option's default; nothing where that is a flag, or no value at all."""
+    if isinstance(default, Enum):
+        default = default.value
+    if isinstance(default, bool) or not isinstance(default, str | int | float | Path) or default == "":
+        return ""
+    return f" Default: {default}."
 
 
 #: page -> generated tables in it.
@@ -349,16 +360,39 @@ def check_reachable(texts: dict[str, str]) -> Iterator[str]:
             yield f"{_PUBLIC}: {page} is not linked"
 
 
+def check_nav(texts: dict[str, str]) -> Iterator[str]:
+    """Every page of docs/ is in the site's navigation, and every page of that is there."""
+
+    def listed(items: list[Any]) -> Iterator[str]:
+        for item in items:
+            if isinstance(item, str):
+                yield f"docs/{item}"
+                continue
+            for below in item.values():
+                yield from listed(below if isinstance(below, list) else [below])
+
+    nav = list(listed(tomllib.loads(SITE.read_text())["project"]["nav"]))
+    wanted = {page for page in texts if page.startswith("docs/")}
+    for page in sorted(wanted - set(nav)):
+        yield f"{SITE.name}: {page} is not in nav"
+    for page in sorted(set(nav) - wanted):
+        yield f"{SITE.name}: nav has {page}, which is not there"
+    for page in sorted(page for page in set(nav) if nav.count(page) > 1):
+        yield f"{SITE.name}: nav has {page} more than once"
+
+
 def check_blocks(texts: dict[str, str]) -> Iterator[str]:
     """Python blocks parse and say whether tests run them."""
     for page, text in texts.items():
         if text.count("```") % 2:
             yield f"{page}: a block is not closed"
         for block in blocks(text):
-            if not block.info.startswith("python"):
+            if " " in block.info:
+                yield f"{page}:{block.line}: tag {block.info!r}: one word is right"
+            if not block.info.startswith("py"):
                 continue
-            if block.info not in ("python", "python no-run"):
-                yield f"{page}:{block.line}: tag {block.info!r}; `python` or `python no-run` is right"
+            if block.info not in ("python", "py"):
+                yield f"{page}:{block.line}: tag {block.info!r}; `python` or `py` is right"
             try:
                 ast.parse(block.text)
             except SyntaxError as error:
@@ -375,7 +409,7 @@ def check_commands(texts: dict[str, str]) -> Iterator[str]:
     for page, text in texts.items():
         for block in blocks(text):
             for line in block.text.replace("\\\n", " ").splitlines():
-                if block.info != "bash" or not line.startswith("hopline "):
+                if block.info not in ("bash", "sh") or not line.startswith("hopline "):
                     continue
                 name = next((each for each in known if f"{line} ".startswith(f"{each} ")), None)
                 if name is None:
@@ -390,7 +424,7 @@ def problems(*, write: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found = list(check_generated(write=write))
     texts = {name: file.read_text() for name, file in pages().items()}
-    for check in (check_mentions, check_links, check_reachable, check_blocks, check_commands):
+    for check in (check_mentions, check_links, check_reachable, check_nav, check_blocks, check_commands):
         found += check(texts)
     return found
 

@@ -139,7 +139,7 @@ async def test_workers_share_one_table(places):
             await worker.start()
         nodes = [f"n{i}" for i in range(zoo.N)]
         first = await workers[0].score(ScoreRequest("sage", nodes=nodes))
-        tables = workers[1]._serving["sage"].model.tables
+        tables = workers[1]._serving["sage"].computer.model.tables
         before = {key: table.num_rows for key, table in tables.items()}
         second = await workers[1].score(ScoreRequest("sage", nodes=nodes))
         assert (first.outputs["probabilities"] == second.outputs["probabilities"]).all()

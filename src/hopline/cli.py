@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
 from hopline.errors import HoplineError
 
 if TYPE_CHECKING:
     import typer
+
+#: Set by a shell that asks what a word may be completed to.
+_COMPLETE = "_HOPLINE_COMPLETE"
 
 #: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -69,10 +73,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: one real command, and a line of help for each other."""
     import typer
 
+    from hopline.commands.negative_numbers import NumbersAreValues
+
     def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
         """Serve graph neural networks: the server owns the graph, the client sends node ids."""
 
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, attribute, text) in COMMANDS.items():
@@ -83,7 +89,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
-            app.command(name)(found)
+            app.command(name, cls=NumbersAreValues)(found)
     return app
 
 
@@ -100,15 +106,36 @@ def main() -> None:
     try:
         if arguments[:1] == ["serve"]:
             _serve_at_once(arguments[1:])
-        build_app(arguments)()
+        build_app(_completed() if _COMPLETE in os.environ else arguments)(prog_name="hopline")
     except HoplineError as error:
-        _fail(str(error))
+        _fail(_with_flags(str(error), arguments))
     except ModuleNotFoundError as error:
         if "pip install 'hopline[" in str(error):  # said by what needs it
             _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
+
+
+def _completed() -> list[str]:
+    """The words of the command line that a shell wants to have completed."""
+    # bash says one, other shells the other
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
+
+
+def _with_flags(text: str, arguments: Sequence[str]) -> str:
+    """An error's text, in which Python arguments are flags of the command that was typed."""
+    import typer.core
+    import typer.main
+
+    from hopline.commands.flag_names import as_flags, flags_of
+
+    command: Any = typer.main.get_command(build_app(arguments))
+    for word in arguments:
+        if isinstance(command, typer.core.TyperGroup) and word in command.commands:
+            command = command.commands[word]
+    return as_flags(text, flags_of([each.opts for each in command.params]))
 
 
 def _serve_at_once(arguments: Sequence[str]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,16 +104,16 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
     """Keep workers, and the writer of a live graph, alive until a signal; returns the exit code."""
     settings = config.server
     slots = [
-        Slot(f"worker {index}", partial(_start_worker, config, service, index, shared))
+        Slot(_name_of(index), partial(_start_worker, config, service, index, shared))
         for index in range(settings.workers)
     ]
     if live >= 0:
         start_writer = partial(_start_writer, config, live)
         slots.insert(0, Slot("the writer of the live graph", start_writer, is_replaced=False))
 
-    def on_ready() -> None:
+    def on_ready(said: Mapping[str, str]) -> None:
         grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
-        print(ready_line(config, settings.http_port, grpc_port), flush=True)
+        print(ready_line(config, said[_name_of(0)], settings.http_port, grpc_port), flush=True)
 
     grace_s = settings.drain_delay_s + settings.drain_timeout_s + _GRACE_S
     supervisor = Supervisor(slots, grace_s, on_ready)
@@ -123,9 +124,13 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
     return 0 if await supervisor.run() else 1
 
 
+def _name_of(index: int) -> str:
+    return f"worker {index}"
+
+
 async def _start_worker(config: Config, service: str, index: int, shared: Sequence[int]) -> Child:
     orders = {"config": config.replace(worker__index=index).to_json(), "service": service}
-    return await Child.start(_WORKER, orders, name=f"worker {index}", pass_fds=shared)
+    return await Child.start(_WORKER, orders, name=_name_of(index), pass_fds=shared)
 
 
 async def _start_writer(config: Config, live: int) -> Child:
@@ -140,9 +145,11 @@ def worker_main() -> None:
     orders = json.loads(read_orders())
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
+    if config.worker.index:  # one of them says that kernels are compiled
+        logging.getLogger("hopline.kernels.jit").setLevel(logging.WARNING)
 
     def on_ready(server: Server) -> None:
-        say_ready(orders["ready"])
+        say_ready(orders["ready"], server.serving())
 
     def on_loop(server: Server) -> None:
         on_parent_end(server.stop)

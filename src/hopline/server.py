@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SERVICE = "hopline.service:Service"
 _QUEUE = "hopline.transports.queue:QueueServer"
+#: Models that the line of a ready server names.
+_SHOWN_MODELS = 5
 #: Seconds between looks at idle connections, the date and shared metrics.
 _TICK_S = 1.0
 #: How often a drain looks whether the last answer is out, in seconds.
@@ -76,18 +78,18 @@ def _end_at_once(number: int, frame: object) -> None:
 
 
 def announce(server: Server) -> None:
-    """Tell people, and scripts that wait for it, where the server is."""
-    print(ready_line(server.config, server.http_port, server.grpc_port), flush=True)
+    """Print where the server is and what it serves, for people and for scripts that wait for it."""
+    print(ready_line(server.config, server.serving(), server.http_port, server.grpc_port), flush=True)
 
 
-def ready_line(config: Config, http_port: int, grpc_port: int | None) -> str:
-    """The line that says a server is ready, with the real ports."""
+def ready_line(config: Config, serving: str, http_port: int, grpc_port: int | None) -> str:
+    """The line that says a server is ready, with the real ports; `serving` is of `Server.serving`."""
     from hopline import __version__
 
     host, secure = url_host(config.server.host), "s" if config.tls.enabled else ""
     grpc = "" if grpc_port is None else f" grpc{secure}://{host}:{grpc_port}"
-    workers = f", {config.server.workers} workers," if config.server.workers > 1 else ""
-    return f"Hopline {__version__}{workers} is ready at http{secure}://{host}:{http_port}{grpc}"
+    workers = f", {config.server.workers} workers" if config.server.workers > 1 else ""
+    return f"Hopline {__version__}{workers}: serving {serving} at http{secure}://{host}:{http_port}{grpc}"
 
 
 class Server:
@@ -118,7 +120,8 @@ class Server:
         self._gate: Gatekeeper | None = None
         server = config.server
         #: For the large requests of all listeners together.
-        self._budget = Budget(server.max_pending_bytes or 4 * server.max_body_bytes)
+        pending = server.max_pending_bytes
+        self._budget = Budget(pending) if pending else Budget.for_bodies(server.max_body_bytes)
         self._queue: QueueServer | None = None
 
     async def serve(self) -> int:
@@ -132,6 +135,14 @@ class Server:
         if not drained:
             logger.warning("stopped with requests unanswered: server.drain_timeout_s passed")
         return 0
+
+    def serving(self) -> str:
+        """Which version of each model answers requests that name none: "risk version 3"."""
+        service = self._service
+        names = service.model_names()
+        shown = [f"{name} version {service.describe(name).version}" for name in names[:_SHOWN_MODELS]]
+        more = len(names) - len(shown)
+        return ", ".join(shown) + (f" and {more} more models" if more else "") or "no models"
 
     def stop(self) -> None:
         """Begin an orderly end; a second call cuts the drain short."""

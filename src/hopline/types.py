@@ -84,6 +84,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         key: requests of one key get the same version in an A/B test; "" draws by chance.
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
         client: who asks, as authenticated; "" where nobody has to say.
+        tags: labels of the caller's own, which the prediction log keeps.
         traceparent: W3C trace context that the request belongs to; "" for none.
         is_copy: sent beside the real one, to compare versions; nobody gets the answer.
     """
@@ -106,6 +107,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     client: str = ""
     traceparent: str = ""
     is_copy: bool = False
+    tags: tuple[str, ...] = ()
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):
@@ -203,3 +205,11 @@ class ModelInfo:
     default_outputs: tuple[str, ...]
     graph_version: str
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Called with a stage's label and the part of it that is done, 0 to 1.
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+def silent(stage: str, done: float) -> None:
+    """A `Progress` that shows nothing."""

@@ -129,3 +129,25 @@ def test_a_kernel_is_compiled_anew_when_a_module_that_it_imports_has_changed(tmp
     name, text = change
     (tmp_path / "bundle" / name).write_text(text)
     assert run() == (["3.0", "1"] if expected is None else [str(expected), "0"])
+
+
+def test_the_log_says_once_that_kernels_are_compiled(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    code = """
+import logging
+logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+import numpy as np
+import kernels
+kernels.total(np.arange(1.0, 9.0))
+"""
+
+    def said():
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        ).stderr
+
+    first = said()
+    assert first.count("hopline.kernels.jit compiling kernels for this processor") == 1
+    assert "hopline warm" in first
+    assert "hopline.kernels.jit" not in said()

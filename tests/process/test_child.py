@@ -37,8 +37,9 @@ async def gone(pid):
 
 
 async def test_a_child_says_that_it_is_ready_and_ends_in_order(tmp_path):
-    child = await start("served", {"mark": str(tmp_path / "mark"), "code": 5})
+    child = await start("served", {"mark": str(tmp_path / "mark"), "code": 5, "says": "ü" * 5000})
     assert await child.wait_ready() is None
+    assert child.said[:2047] == "ü" * 2047
     assert child.ready.is_set()
     assert child.code is None
     assert await child.end(20) == 5

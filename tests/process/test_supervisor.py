@@ -33,7 +33,12 @@ class Rig:
         if writer:
             slots.insert(0, Slot("the writer", partial(self.start, "the writer"), is_replaced=False))
         self.entry = "served"
-        self.supervisor = Supervisor(slots, 20.0, self.ready.set)
+        self.said: dict[str, str] = {}
+        self.supervisor = Supervisor(slots, 20.0, self.on_ready)
+
+    def on_ready(self, said):
+        self.said.update(said)
+        self.ready.set()
 
     async def start(self, name):
         child = await Child.start(f"{ENTRIES}:{self.entry}", {}, name=name)
@@ -50,6 +55,7 @@ async def test_a_child_that_dies_is_started_again_and_all_end_in_order(caplog):
     rig = Rig(2)
     running = asyncio.ensure_future(rig.supervisor.run())
     await asyncio.wait_for(rig.ready.wait(), 30)
+    assert rig.said == {"worker 0": "ready", "worker 1": "ready"}
     first = rig.started["worker 1"][0]
     os.kill(first.pid, signal.SIGKILL)
     await rig.until(lambda: len(rig.started["worker 1"]) == 2)
@@ -74,7 +80,7 @@ async def test_a_process_that_cannot_be_started_is_told(caplog):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     slots = [Slot("worker 0", start)]
-    assert await Supervisor(slots, 1.0, lambda: None).run() is False
+    assert await Supervisor(slots, 1.0, lambda said: None).run() is False
     assert (
         "worker 0 could not start (no process: [Errno 11] Resource temporarily unavailable)" in caplog.text
     )

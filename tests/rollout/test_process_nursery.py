@@ -17,6 +17,7 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_nursery import Nursery
 from hopline.rollout.process_version import ProcessVersion
 from hopline.testing.scripted import FACTORY
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
 
 
@@ -42,7 +43,7 @@ async def running(nursery, name="m"):
 async def asked(version, value=3.0, **attributes):
     future = asyncio.get_running_loop().create_future()
     request = ScoreRequest("m", columns={"x": [value]}, attributes=attributes or None)
-    version.submit(request, future.set_result)
+    hand_in(version, request, future.set_result)
     return await asyncio.wait_for(future, 20)
 
 

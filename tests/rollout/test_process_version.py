@@ -30,6 +30,7 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_memory import anonymous_bytes
 from hopline.rollout.process_version import ProcessVersion
 from hopline.testing.scripted import FACTORY
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
 MIB = 2**20
@@ -61,7 +62,7 @@ class Rig:
             "m", columns={"x": [float(value)]}, attributes=attributes or None, priority=priority,
             deadline=time.monotonic() + timeout_s,
         )  # fmt: skip
-        return self.version.submit(request, future.set_result), future
+        return hand_in(self.version, request, future.set_result), future
 
     async def ask(self, value, timeout_s=20.0, **attributes):
         return await self.submit(value, timeout_s, **attributes)[1]
@@ -324,14 +325,14 @@ async def test_requests_are_turned_away_unread_when_none_can_be_answered():
     async with running(ModelLimits(isolate=True, rate_per_s=0.01, burst=1)) as rig:
         rig.version._recorders = []
         pid = rig.version.pid
-        rig.version.turn_away()
+        rig.version.reject_early()
         assert await rig.answers(1)
         with pytest.raises(RateLimited):
-            rig.version.turn_away()
+            rig.version.reject_early()
         os.kill(pid, signal.SIGKILL)
         await until(lambda: rig.version.pid != pid)
         with pytest.raises(ModelNotReady, match="signal 9"):
-            rig.version.turn_away()
+            rig.version.reject_early()
         assert rig.version.num_failed == 2
 
 
@@ -339,7 +340,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone():
     async with running() as rig:
         mates = [rig.submit(value)[1] for value in range(3)]
         future = asyncio.get_running_loop().create_future()
-        rig.version.submit(ScoreRequest("m", columns={"x": [object()]}), future.set_result)
+        hand_in(rig.version, ScoreRequest("m", columns={"x": [object()]}), future.set_result)
         mates += [rig.submit(value)[1] for value in range(3)]
         assert isinstance(await future, BadRequest)
         assert all(isinstance(outcome, ScoreResult) for outcome in await asyncio.gather(*mates))
@@ -349,7 +350,7 @@ async def test_large_requests_and_answers_pass():
     async with running() as rig:
         x = np.random.default_rng(0).normal(size=1_000_000)
         future = asyncio.get_running_loop().create_future()
-        rig.version.submit(ScoreRequest("m", columns={"x": x}), future.set_result)
+        hand_in(rig.version, ScoreRequest("m", columns={"x": x}), future.set_result)
         np.testing.assert_array_equal((await future).outputs["y"], 2 * x)
 
 
@@ -394,13 +395,14 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_version import ProcessVersion
 from hopline.testing.scripted import FACTORY
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
 
 async def main():
     version = ProcessVersion("m", "1", Config(), ModelLimits(isolate=True), Metrics(), factory=FACTORY)
     await version.begin()
     if sys.argv[1] == "busy":
-        version.submit(ScoreRequest("m", columns={"x": [1.0]}, attributes={"do": "hang"}), print)
+        hand_in(version, ScoreRequest("m", columns={"x": [1.0]}, attributes={"do": "hang"}), print)
         await asyncio.sleep(0.2)
     print(version.pid, flush=True)
     await asyncio.sleep(60)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
+from hopline.request_fields import FIELDS
 from hopline.transports.oip import request_from_tensors
-from hopline.transports.rows import attributes_of, priority_of
+from hopline.transports.rows import option_of, priority_of
 from hopline.transports.tensors import decode_raw, tensor_from_array
+
+ATTRIBUTES = next(field for field in FIELDS if field.name == "attributes")
 
 
 @pytest.mark.parametrize(
@@ -34,14 +37,14 @@ def test_other_priorities_are_refused(value: object) -> None:
 
 
 def test_attributes_are_an_object_of_scalars() -> None:
-    assert attributes_of('{"tier": "gold", "age": 7, "vip": true}') == {
+    assert option_of(ATTRIBUTES, '{"tier": "gold", "age": 7, "vip": true}') == {
         "tier": "gold",
         "age": 7,
         "vip": True,
     }
     for text in ("[1]", '{"a": [1]}', "{", 7, "\ud800"):
         with pytest.raises(BadRequest, match="attributes must be a JSON object"):
-            attributes_of(text)
+            option_of(ATTRIBUTES, text)
 
 
 def _read(*tensors: Any, **parameters: Any) -> Any:

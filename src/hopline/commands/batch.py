@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
@@ -133,7 +134,7 @@ def batch(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        show(report, shown(to), Console())
+        show(report, shown(to), Screen())
 
 
 def model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:

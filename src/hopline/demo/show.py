@@ -200,10 +200,13 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
 
 @contextlib.contextmanager
 def _served(folder: Path, port: int, grpc_port: int, screen: Screen) -> Iterator[Served]:
-    began = time.perf_counter()
-    with serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port) as served:
-        text = f"{served.url} and gRPC at {served.grpc}, in a process without torch"
-        screen.line("serving", text, seconds=time.perf_counter() - began)
+    with contextlib.ExitStack() as stack:
+        with screen.step("serving") as step:
+            step.wait("starting the server; a first start on a machine compiles kernels")
+            served = stack.enter_context(
+                serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port)
+            )
+            step.say(f"{served.url} and gRPC at {served.grpc}, in a process without torch")
         yield served
 
 

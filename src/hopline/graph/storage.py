@@ -30,9 +30,8 @@ from hopline.graph import codec, digest, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema, check_name, quoted
-from hopline.types import UNREADABLE, AnyArray
+from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative.

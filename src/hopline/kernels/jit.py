@@ -17,8 +17,10 @@ the constants that it reads in other files. Here those count too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +46,11 @@ with _left_out("scipy", *(["yaml"] if not Path(".numba_config.yaml").exists() el
     from numba.core.runtime import rtsys
 
 __all__ = ["njit"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds between lines about kernels that are being compiled.
+_SAY_S = 2.0
 
 #: Folders that were found to be there and writable.
 _writable: set[str] = set()
@@ -84,7 +91,42 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         """As the base class does, but for `target_context.refresh()`."""
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
+            found = self._load_overload(sig, target_context)
+        if found is None:
+            _compiling.begin()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """As the base class does; called after each kernel that was compiled."""
+        super().save_overload(sig, data)
+        _compiling.end()
+
+
+class _Compiling:
+    """Says in the log that kernels are compiled: a start that takes long has a reason."""
+
+    def __init__(self) -> None:
+        self._num_compiled = 0
+        self._said_at = 0.0
+
+    def begin(self) -> None:
+        """A kernel is not in the cache."""
+        if not self._said_at:
+            self._said_at = time.monotonic()
+            log.info(
+                "compiling kernels for this processor, which takes some seconds; only a first start does, "
+                "and `hopline warm` does it beforehand"
+            )
+
+    def end(self) -> None:
+        """A kernel was compiled."""
+        self._num_compiled += 1
+        if time.monotonic() - self._said_at >= _SAY_S:
+            self._said_at = time.monotonic()
+            log.info("compiled %d kernels so far", self._num_compiled)
+
+
+_compiling = _Compiling()
 
 
 def njit(*args: Any, **options: Any) -> Any:

@@ -293,7 +293,7 @@ class WriterServer:
                 answer = wire.failed(message.number, error)
             writer.write(wire.frame(answer))
             if message.what == "step_aside" and isinstance(answer, wire.Status):
-                log.warning("another writer takes over: finishing what was taken")
+                log.info("another writer takes over: finishing what was taken")
                 self.relieved.set()
             return
         try:

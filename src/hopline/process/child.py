@@ -2,7 +2,7 @@
 
     parent                               child (see `parent.py`)
       start(entry, orders) ── exec ────►   reads its orders: the first line of stdin, JSON
-            ◄─────────── "ready" pipe ──   says that it is ready, where it was given such a pipe
+            ◄─────────── "ready" pipe ──   says that it is ready, in a line, where it was given such a pipe
       end(grace_s) ── SIGTERM ─────────►   finishes what it has, and ends
               └─ after grace_s: SIGKILL
       the parent dies ── stdin ends ───►   the same: stdin is the stop pipe from the second line on
@@ -22,6 +22,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hopline.process.parent import MAX_SAID_BYTES
+
 log = logging.getLogger(__name__)
 
 
@@ -31,11 +33,13 @@ class Child:
     Attributes:
         pid: its id.
         ready: set once the child has said that it is ready.
+        said: the line that says so.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, ready_end: int) -> None:
         self.pid = process.pid
         self.ready = asyncio.Event()
+        self.said = ""
         self._process = process
         self._name = name
         self._ready_end = ready_end
@@ -137,7 +141,9 @@ class Child:
                 self._process.send_signal(number)
 
     def _on_ready(self) -> None:
-        if os.read(self._ready_end, 64):
+        said = os.read(self._ready_end, MAX_SAID_BYTES)
+        if said:
+            self.said = said.decode(errors="replace").strip()
             self.ready.set()
         self._close_ready_end()
 

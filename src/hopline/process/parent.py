@@ -11,6 +11,8 @@ import os
 import signal
 from collections.abc import Callable
 
+#: Of the line that says ready: a pipe takes and gives so many bytes at once.
+MAX_SAID_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,9 +34,14 @@ def on_parent_end(call: Callable[[], object]) -> None:
     loop.add_reader(0, on_stdin)
 
 
-def say_ready(descriptor: int) -> None:
-    """Tell the parent that this process is ready; `descriptor` is the `ready` of its orders."""
-    os.write(descriptor, b"ready\n")
+def say_ready(descriptor: int, text: str = "ready") -> None:
+    """Tell the parent that this process is ready.
+
+    Args:
+        descriptor: the `ready` of its orders.
+        text: one line; it is cut off after `MAX_SAID_BYTES`.
+    """
+    os.write(descriptor, text.encode()[: MAX_SAID_BYTES - 1] + b"\n")
     os.close(descriptor)
 
 

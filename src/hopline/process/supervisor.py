@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hopline.process.backoff import Backoff
@@ -40,10 +40,13 @@ class Supervisor:
     Args:
         slots: in the order in which they are started and replaced.
         grace_s: from SIGTERM to SIGKILL.
-        on_ready: called once, when the child of every slot is ready for the first time.
+        on_ready: called once, when the child of every slot is ready for the first time, with what each said
+            then, by the name of its slot.
     """
 
-    def __init__(self, slots: Iterable[Slot], grace_s: float, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, slots: Iterable[Slot], grace_s: float, on_ready: Callable[[Mapping[str, str]], object]
+    ) -> None:
         self._slots = list(slots)
         self._grace_s = grace_s
         self._on_ready = on_ready
@@ -134,4 +137,4 @@ class Supervisor:
         self._all_ready.set()
         if not self._was_ready:
             self._was_ready = True
-            self._on_ready()
+            self._on_ready({slot.name: child.said for slot, child in self._children.items()})

@@ -18,6 +18,7 @@ from hopline.process.cpu_affinity import leave_cpu
 from hopline.rollout.process_wire import pack_copy
 from hopline.rollout.served import Compares, Served
 from hopline.rollout.tally import Tally
+from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Copies that may wait; in this process, those that may be under way and those sent in one turn.
@@ -124,7 +125,7 @@ class NearCopies(Copies):
 
         self._num_running += 1
         try:
-            self._target.submit(copy, deliver)
+            self._target.accept(Work(copy, deliver))
         except HoplineError as error:
             deliver(error)
 

@@ -8,13 +8,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-import msgspec
-
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
 from hopline.process.wire import WireError
 from hopline.rollout import process_wire as wire
 from hopline.rollout.process_nursery import Born, Nursery
-from hopline.types import UNREADABLE, Deliver, ScoreRequest
+from hopline.scheduling.work import Work
+from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -22,36 +21,11 @@ log = logging.getLogger(__name__)
 _END_S = 5.0
 
 
-class ProcessRequest(msgspec.Struct, eq=False, gc=False):
-    """A request that a model's process has. To its sender, a `Ticket`.
-
-    Attributes:
-        number: as both ends call it.
-        rows: that it asks for.
-        deadline, enqueued: on time.monotonic()'s clock.
-        ended: whether it has its outcome.
-    """
-
-    request: ScoreRequest
-    deliver: Deliver
-    owner: Owner
-    process: ModelProcess
-    rows: int
-    deadline: float
-    enqueued: float
-    number: int = 0
-    ended: bool = False
-
-    def cancel(self) -> None:
-        """Withdraw the request; nothing is delivered any more."""
-        self.owner.withdraw(self)
-
-
 class Owner(Protocol):
     """Whose process it is. Called on the event loop."""
 
-    def withdraw(self, item: ProcessRequest) -> None:
-        """Nobody waits for it any more."""
+    def withdrawn(self, work: Work) -> None:
+        """A request was cancelled."""
 
     def told(self, process: ModelProcess, tell: wire.Tell) -> None:
         """Requests ended."""
@@ -62,7 +36,7 @@ class Owner(Protocol):
     def compared(self, process: ModelProcess, message: wire.Compared) -> None:
         """Copies were answered."""
 
-    def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
+    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
         """A request could not be sent."""
 
     def lost(self, process: ModelProcess, how: str) -> None:
@@ -87,7 +61,7 @@ class ModelProcess(asyncio.Protocol):
         self._owner = owner
         self.ready: wire.Ready | None = None
         self.is_up = False
-        self.unanswered: dict[int, ProcessRequest] = {}
+        self.unanswered: dict[int, Work] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self.overdue_since: float | None = None
@@ -100,7 +74,7 @@ class ModelProcess(asyncio.Protocol):
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._leaving: asyncio.Task[None] | None = None
         self._next_number = 1
-        self._boarding: list[ProcessRequest] = []
+        self._boarding: list[Work] = []
         self._dropped: list[int] = []
 
     @classmethod
@@ -147,34 +121,36 @@ class ModelProcess(asyncio.Protocol):
         assert self._process is not None
         return self._process.pid
 
-    def send(self, item: ProcessRequest) -> None:
+    def send(self, work: Work) -> None:
         """Ask; goes out together with what else is asked in this turn of the loop."""
-        item.number, self._next_number = self._next_number, self._next_number + 1
-        self.unanswered[item.number] = item
+        work.number, self._next_number = self._next_number, self._next_number + 1
+        self.unanswered[work.number] = work
+        work.holder = self
         self.idle.clear()
         if not self._boarding and not self._dropped:
             asyncio.get_running_loop().call_soon(self._depart)
-        self._boarding.append(item)
+        self._boarding.append(work)
 
-    def drop(self, item: ProcessRequest) -> None:
-        """Say that nobody waits for a request."""
-        if item.number not in self.unanswered:
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`: the process is told to drop the request."""
+        self._owner.withdrawn(work)
+        if work.number not in self.unanswered:
             return
         if not self._boarding and not self._dropped:
             asyncio.get_running_loop().call_soon(self._depart)
-        self._dropped.append(item.number)
+        self._dropped.append(work.number)
 
     def compare(self, message: wire.Compare) -> None:
         """Send copies; `Owner.compared` follows."""
         assert self._transport is not None
         self._transport.write(wire.frame(message))
 
-    def settle(self, number: int) -> ProcessRequest | None:
+    def settle(self, number: int) -> Work | None:
         """The process has told the end of a request: it is unanswered no more."""
-        item = self.unanswered.pop(number, None)
+        work = self.unanswered.pop(number, None)
         if not self.unanswered:
             self.idle.set()
-        return item
+        return work
 
     def kill(self, why: str) -> None:
         """End it at once; `Owner.lost` follows."""
@@ -206,13 +182,13 @@ class ModelProcess(asyncio.Protocol):
             return  # lost meanwhile: `Owner.lost` sees to them
         assert self._transport is not None
         asked = [
-            (item.number, wire.pack_request(item.request, item.deadline))
-            for item in boarding
-            if not item.ended
+            (work.number, wire.pack_request(work.request, work.deadline))
+            for work in boarding
+            if not work.ended
         ]
-        for item in boarding:
-            if item.ended:  # withdrawn before it was sent
-                self.settle(item.number)
+        for work in boarding:
+            if work.ended:  # withdrawn before it was sent
+                self.settle(work.number)
         try:
             if asked:
                 self._transport.write(wire.frame(wire.Ask(asked)))

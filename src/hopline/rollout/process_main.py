@@ -37,7 +37,8 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_compare import Comparison
 from hopline.rollout.process_memory import limit_growth, offer_first
 from hopline.rollout.served import Ran, Recorder, Served
-from hopline.types import ScoreRequest, ScoreResult, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +163,8 @@ class ModelHost(asyncio.Protocol):
         self._ending = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._served: Served | None = None
-        #: number -> request and its ticket, while it has no outcome
-        self._open: dict[int, tuple[ScoreRequest, Ticket | None]] = {}
+        #: number -> request, while it has no outcome
+        self._open: dict[int, Work] = {}
         #: identity of a request -> its number, until its outcome is sent
         self._numbers: dict[int, int] = {}
         self._done: list[tuple[int, ScoreRequest, ScoreResult | HoplineError | None]] = []
@@ -245,7 +246,7 @@ class ModelHost(asyncio.Protocol):
             message = wire.from_server.decode(view)
             if isinstance(message, wire.Ask):
                 for number, fields in message.requests:
-                    self._submit(number, wire.unpack_request(fields))
+                    self._accept(number, wire.unpack_request(fields))
             elif isinstance(message, wire.Compare):
                 assert self._served is not None
                 Comparison(self._served, message, self._send, self._took)
@@ -253,20 +254,17 @@ class ModelHost(asyncio.Protocol):
                 for number in message.numbers:
                     self._drop(number)
 
-    def _submit(self, number: int, request: ScoreRequest) -> None:
+    def _accept(self, number: int, request: ScoreRequest) -> None:
         assert self._served is not None
-        self._open[number] = (request, None)
+        work = self._open[number] = Work(request, partial(self._deliver, number))
         self._numbers[id(request)] = number
         try:
-            ticket = self._served.submit(request, partial(self._deliver, number))
+            self._served.accept(work)
         except HoplineError as error:
             self._deliver(number, error)
         except Exception as error:  # the boundary: one request must not end the process
-            log.exception("a request failed in submit")
+            log.exception("a request failed before it was queued")
             self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
-        else:
-            if number in self._open:
-                self._open[number] = (request, ticket)
 
     def _deliver(self, number: int, outcome: ScoreResult | HoplineError | None) -> None:
         known = self._open.pop(number, None)
@@ -274,13 +272,12 @@ class ModelHost(asyncio.Protocol):
             return
         if not self._done:
             asyncio.get_running_loop().call_soon(self._tell)
-        self._done.append((number, known[0], outcome))
+        self._done.append((number, known.request, outcome))
 
     def _drop(self, number: int) -> None:
-        known = self._open.get(number)
-        if known is not None:
-            if known[1] is not None:
-                known[1].cancel()
+        work = self._open.get(number)
+        if work is not None:
+            work.cancel()
             self._deliver(number, None)
 
     # Recorder
@@ -323,10 +320,9 @@ class ModelHost(asyncio.Protocol):
 
     async def _beat(self) -> None:
         table = self._metrics.model(self._orders.name, self._orders.version)
-        bring_in = getattr(self._served, "bring_in", None)
+        assert self._served is not None
         while True:
-            if bring_in is not None:
-                bring_in()
+            self._served.statistics()  # brings what was counted into the metrics
             hits, misses = table.table_hits.value, table.table_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
             # often enough for slow to be told from hung

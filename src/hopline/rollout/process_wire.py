@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import numpy as np
 
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.process.wire import Wire
+from hopline.request_fields import FIELDS
 from hopline.rollout.tally import Tally
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
@@ -33,7 +34,8 @@ _REQUEST_FIELDS = ScoreRequest.__struct_fields__
 _DEADLINE = _REQUEST_FIELDS.index("deadline")
 _INLINE = _REQUEST_FIELDS.index("inline")
 _PAIRS = _REQUEST_FIELDS.index("pairs")
-_OUTPUTS = _REQUEST_FIELDS.index("outputs")
+#: Fields that MessagePack makes lists of.
+_TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(field.kept_as) is tuple]
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
@@ -185,7 +187,8 @@ def unpack_request(fields: list[Any]) -> ScoreRequest:
         fields[_INLINE] = [InlineNode(**node) for node in fields[_INLINE]]
     if fields[_PAIRS] is not None:
         fields[_PAIRS] = tuple(fields[_PAIRS])
-    fields[_OUTPUTS] = tuple(fields[_OUTPUTS])
+    for place in _TUPLES:
+        fields[place] = tuple(fields[place])
     return ScoreRequest(*fields)
 
 

@@ -371,7 +371,7 @@ class Call:
             StatusCode.RESOURCE_EXHAUSTED,
             "requests that are not answered yet hold all the memory that they may, over this connection "
             f"({self._endpoint.max_arriving_bytes} bytes that were not begun with) or in this worker "
-            f"({self._endpoint.budget.limit} bytes in all); ask again later",
+            f"({self._endpoint.budget.limit} bytes in all, server.max_pending_bytes); ask again later",
         )
 
     def _begin(self) -> None:

@@ -109,7 +109,7 @@ class Unpacker:
     def _begin(self, unpacking: Unpacking) -> None:
         num_bytes = min(unpacking.max_bytes, _MAX_RATIO * len(unpacking.message))
         if not self._budget.take(num_bytes):
-            text = "requests that are not answered yet hold all the memory that they may; ask again later"
+            text = Budget.FULL
             unpacking.finish(CallError(StatusCode.RESOURCE_EXHAUSTED, text))
             return
         self._is_working = True

@@ -97,7 +97,7 @@ class HttpApp:
         self._check_score = check_score(self._max_nodes)
         load_kernels()
         self._submit = service.submit
-        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
+        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = Lifecycle(service)
         self._routes: dict[bytes, Route] = {}
@@ -175,8 +175,8 @@ class HttpApp:
     def _score(
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
-        if version is None and self._turn_away is not None and not may_name_version(request.body):
-            self._turn_away(model)
+        if version is None and self._reject_early is not None and not may_name_version(request.body):
+            self._reject_early(model)
         body = decode_score(request.body, is_counted=request.is_counted)
         if len(request.body) > self._max_nodes:  # no node takes less than a byte
             oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
@@ -197,8 +197,8 @@ class HttpApp:
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
         headers = request.headers
-        if version is None and self._turn_away is not None:
-            self._turn_away(model)
+        if version is None and self._reject_early is not None:
+            self._reject_early(model)
         length = headers.get(b"inference-header-content-length")
         infer, tensors = decode_infer(request.body, length, is_counted=request.is_counted)
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())

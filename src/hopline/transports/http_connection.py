@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from hopline.transports.budget import Budget
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
@@ -573,9 +574,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(413, f"the body is larger than {limit} bytes (server.max_body_bytes)")
 
     def _refuse_for_memory(self) -> None:
-        self._refuse(
-            503, "requests that are not answered yet fill the memory for them (server.max_pending_bytes)"
-        )
+        self._refuse(503, Budget.FULL)
 
     def _refuse_head(self, what: str = "the request head") -> None:
         self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of {what}")

@@ -60,7 +60,7 @@ class Lifecycle:
         """
         method = self._method(verb, f"{verb} models on request")
         changing: Awaitable[Any] = method(
-            checked_name("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
+            checked_path("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
         )
         return changing
 
@@ -72,7 +72,7 @@ class Lifecycle:
         method = self._method("begin_rollout", "roll models out")
         request = _read(body, RolloutRequest)
         for what in ("model", "version", "graph"):
-            checked_name(what, getattr(request, what))
+            checked_path(what, getattr(request, what))
         _checked_groups(request.groups)
         beginning: Awaitable[Any] = method(request)
         return beginning
@@ -133,7 +133,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
                 f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
             )
         if isinstance(value, str):
-            checked_name(f"parameter {name!r}", value)
+            checked_path(f"parameter {name!r}", value)
         elif isinstance(value, list):
             if not all(isinstance(each, str) for each in value):
                 raise BadRequest(f"parameter {name!r} of {verb} must be a list of strings")
@@ -145,10 +145,10 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
     if len(groups) > MAX_GROUPS:
         raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are taken")
-    return tuple(checked_name("groups", each) for each in groups)
+    return tuple(checked_path("groups", each) for each in groups)
 
 
-def checked_name(what: str, name: str) -> str:
+def checked_path(what: str, name: str) -> str:
     """A name that may become a part of a path.
 
     Raises: BadRequest: it is longer than file systems take, or has characters that cannot be printed.

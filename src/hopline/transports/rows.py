@@ -1,18 +1,18 @@
-"""Rows and attributes as JSON has them: to columns, and checked."""
+"""Rows, and fields of a request in parameters: to what a request holds, and checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.request_fields import RequestField
 from hopline.types import Priority
 
 #: What a column or an attribute may hold.
 Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
-_Attribute: TypeAlias = int | float | str | bool
 
 #: Triton's numbers: 0 stands for the default, 1 is the most urgent.
 _PRIORITIES: dict[object, Priority] = {
@@ -23,7 +23,8 @@ _PRIORITIES: dict[object, Priority] = {
     1: "high",
 }
 
-_read_attributes = msgspec.json.Decoder(dict[str, _Attribute]).decode
+#: What JSON in a parameter may hold, in words.
+_WANTED: dict[Any, str] = {dict: "object of strings, numbers and truth values", tuple: "list of strings"}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -69,17 +70,31 @@ def priority_of(value: object) -> Priority:
     return found
 
 
-def attributes_of(text: object) -> dict[str, Any]:
-    """Attributes from a JSON object in a string, as parameters of OIP carry them.
+def option_of(field: RequestField, value: object) -> Any:
+    """A field of a request from a parameter, which holds a string, a number or a truth value.
 
-    Raises:
-        BadRequest: not a JSON object of strings, numbers and truth values.
+    Raises: BadRequest: it is no value of the field.
     """
-    wanted = "parameter attributes must be a JSON object of strings, numbers and truth values"
-    if not isinstance(text, str):
-        raise BadRequest(f"{wanted}, in a string, not {quoted(text)}")
+    if field.name == "priority":  # Triton has numbers for it
+        return priority_of(value)
+    kind = get_origin(field.sent_as)
+    kind = get_origin(get_args(field.sent_as)[0]) if kind is Annotated else kind
+    if kind is Literal:
+        choices = get_args(field.sent_as)
+        if value not in choices:
+            raise BadRequest(
+                f"parameter {field.name} must be {' or '.join(map(repr, choices))}, not {quoted(value)}"
+            )
+        return value
+    if kind is None:
+        if not isinstance(value, field.sent_as):
+            raise BadRequest(f"parameter {field.name} must be a string, not {quoted(value)}")
+        return value
+    wanted = f"parameter {field.name} must be a JSON {_WANTED[kind]}"
+    if not isinstance(value, str):
+        raise BadRequest(f"{wanted}, in a string, not {quoted(value)}")
     try:
-        return _read_attributes(text)
+        return msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
 

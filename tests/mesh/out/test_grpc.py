@@ -202,7 +202,7 @@ def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 def test_client_in_the_guide_works_as_written(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     guide = Path(__file__).parents[3] / "docs" / "guides" / "mesh-alerts.md"
-    code = guide.read_text().split("```python no-run\n")[1].split("```")[0]
+    code = guide.read_text().split("```py\n")[1].split("```")[0]
     assert "127.0.0.1:9091" in code
     exec(code.replace("127.0.0.1:9091", f"127.0.0.1:{served.outputs.grpc_port}"), {})
     assert capsys.readouterr().out == "1000.0 i-1 shop/cart 3.0\n"

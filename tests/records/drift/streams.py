@@ -36,8 +36,10 @@ class FakeServed:
     def __init__(self, name: str = "fraud", version: str = "1", model: Any = None) -> None:
         self.name = name
         self.version = version
-        if model is not None:
-            self.model = model
+        self.model = model
+
+    def graph_model(self) -> Any:
+        return self.model
 
     def info(self, versions: tuple[str, ...]) -> Any:
         return SimpleNamespace(properties={}, versions=versions)

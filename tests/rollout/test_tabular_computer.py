@@ -25,9 +25,11 @@ from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
 from hopline.rollout.columns import ColumnCheck
-from hopline.rollout.table_version import TableVersion
+from hopline.rollout.queued import QueuedVersion
+from hopline.rollout.tabular_computer import TabularComputer
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.table import TableModel
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult, TensorInfo
 from tests.packaging.tables import columns_of, is_fraud, payments, pipeline, risk_class
 
@@ -56,17 +58,19 @@ def models(tmp_path_factory: Any) -> Path:
     return folder
 
 
-def version(models: Path, name: str, config: Config | None = None, **options: Any) -> TableVersion:
+def version(
+    models: Path, name: str, config: Config | None = None, as_version: str | None = None
+) -> QueuedVersion:
     folder = models / name / "1"
     spec = read_artifact(folder)
     assert isinstance(spec, TableSpec)
+    config = config or Config()
+    computer = TabularComputer(TableModel(folder, spec), config, as_version)
     metrics = Metrics(None, 0).model(name, "1")
-    return TableVersion(
-        TableModel(folder, spec), config or Config(), metrics, ThreadPoolExecutor(1), **options
-    )
+    return QueuedVersion(computer, config, metrics, ThreadPoolExecutor(1))
 
 
-def ask(served: TableVersion, *requests: ScoreRequest) -> list[Any]:
+def ask(served: QueuedVersion, *requests: ScoreRequest) -> list[Any]:
     """Their outcomes, as one batch where they fit."""
 
     async def main() -> list[Any]:
@@ -77,7 +81,7 @@ def ask(served: TableVersion, *requests: ScoreRequest) -> list[Any]:
 
         for place, request in enumerate(requests):
             try:
-                served.submit(request, deliver(place))
+                hand_in(served, request, deliver(place))
             except HoplineError as error:
                 outcomes[place] = error
         await served.join()
@@ -280,7 +284,7 @@ def test_a_list_passes_exactly_when_each_value_does(
 
 
 def test_it_describes_its_columns(models: Path) -> None:
-    info = version(models, "strict", version="7").info(("7",))
+    info = version(models, "strict", as_version="7").info(("7",))
     assert (info.kind, info.id_kind, info.graph_version, info.version) == ("table", "none", "", "7")
     assert info.inputs == (
         TensorInfo("amount", "FP64", (-1,)),

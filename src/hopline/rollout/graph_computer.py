@@ -1,11 +1,9 @@
-"""A loaded graph model behind its queue: checks requests, predicts their cost, answers them."""
+"""A loaded graph model as a computer: checks requests, predicts their cost, answers them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,20 +21,19 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.snapshot import Graph
 from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
+from hopline.rollout.computer import Computer, Fetch
 from hopline.rollout.hashes import graph_model_hashes
-from hopline.rollout.limits import ModelLimits
 from hopline.rollout.predicted import MEASURED, PredictedRows, first_costs
-from hopline.rollout.queued import QueuedRequest, QueuedVersion
 from hopline.rollout.seed_tensors import seed_tensors
-from hopline.rollout.served import Recorder
 from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import KEPT_ROWS
-from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.work import Work
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
     from hopline.rollout.supplier import Supplier
+    from hopline.scheduling.batcher import Batcher
 
 _NOTHING_YET = Supply()
 #: Requests by which a model that is served whole warms up the event loop's thread.
@@ -45,89 +42,51 @@ _REHEARSALS = 16
 _FEW_ROWS = 256
 
 
-def _nobody(outcome: object) -> None:
-    """Takes the outcome of a request that nobody asked."""
+def _supply_of(work: Work) -> Supply:
+    """What was fetched for a request."""
+    fetch: Fetch | None = work.fetch
+    return _NOTHING_YET if fetch is None or fetch.supply is None else fetch.supply
 
 
-class SuppliedRequest(QueuedRequest, eq=False, gc=False):
-    """A request whose feature rows may have to be fetched.
-
-    Attributes:
-        supply, absent: feature rows that were fetched for it, and those that it lacked when it was last
-            tried.
-        patient_until: when it goes on without them; 0 while it has not waited.
-        away_since: when it was last sent for rows, on time.monotonic()'s clock.
-        away_s: seconds that it was not in the queue.
-        direct, below: see `PredictedRows`; direct is -1 where they are those of any node.
-    """
-
-    supply: Supply = _NOTHING_YET
-    absent: Absent | None = None
-    patient_until: float = 0.0
-    away_since: float = 0.0
-    away_s: float = 0.0
-    direct: float = -1.0
-    below: float = 0.0
+def _dropped(outcome: object) -> None:
+    """Takes the outcome of a request that no caller sent."""
 
 
-class ServedVersion(QueuedVersion[SuppliedRequest]):
-    """A graph model that takes requests.
+class GraphComputer(Computer):
+    """Answers requests about nodes or links with a graph model.
 
     Args:
-        model: loaded, used by nobody else.
-        config: limits, batching and compute settings.
-        metrics: of this model version.
-        executor: runs dear batches.
+        model: loaded, used by nothing else.
+        config: limits and feature settings.
         sources: of its features, where they do not lie in the graph.
-        recorders: are told of every batch.
         version: what it is served as, where that is not the artifact's own version.
-        limits, turnstile: as for `QueuedVersion`.
     """
-
-    _item = SuppliedRequest
 
     def __init__(
         self,
         model: Model | EgoModel,
         config: Config,
-        metrics: ModelMetrics,
-        executor: Executor,
         sources: Sources | None = None,
-        recorders: Sequence[Recorder] = (),
         version: str | None = None,
-        limits: ModelLimits | None = None,
-        turnstile: Turnstile | None = None,
     ) -> None:
         widest = max(
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
         )
-        self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
         super().__init__(
-            model.spec.name,
-            version or model.spec.version,
-            model.graph.version,
-            config,
-            metrics,
-            executor,
-            recorders,
-            row_bytes=4 * widest,
-            limits=limits,
-            turnstile=turnstile,
+            model.spec.name, version or model.spec.version, model.graph.version, row_bytes=4 * widest
         )
+        self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
+        self.rows_per_seed = self._rows.direct + self._rows.below
+        self.predicts = self._rows.differs
         self.model = model
         self._live = model.graph if isinstance(model.graph, LiveView) else None
         self._max_nodes = config.limits.max_nodes_per_request
+        self._max_bytes = config.limits.max_request_bytes
         self._is_link = model.spec.head.kind == "link"
         self.output_names = model.output_names
         self.default_outputs = default_outputs(model.spec.task)
-        self._answerer = Answerer(
+        self.answerer = Answerer(
             model, self.default_outputs, config.limits.max_inline_neighbors, self.version
-        )
-        self._rows_per_seed = self._rows.direct + self._rows.below
-        self._predicts = self._rows.differs
-        self._some_rows = self.batcher.policy.max_rows
-        self._guard = model.guard = Guard(
-            config.limits.max_request_bytes, self._some_rows, self.batcher.larger, few_rows=_FEW_ROWS
         )
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
@@ -137,10 +96,18 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if sources is not None and sources.near:
             from hopline.rollout.supplier import Supplier
 
-            self._postpones = True
+            self.fetches = True
             self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
+
+    def attach(self, queue: Batcher) -> None:
+        """As `Computer.attach`: the queue splits batches that read far more rows than predicted."""
+        self._queue = queue
+        self._some_rows = queue.policy.max_rows
+        self._guard = self.model.guard = Guard(
+            self._max_bytes, self._some_rows, queue.larger, few_rows=_FEW_ROWS
+        )
 
     def warm_up(self) -> None:
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
@@ -155,11 +122,11 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
         if num_nodes <= MEASURED or self._supplier is not None:
             return
         nodes, rows, elapsed_us = first_costs(self._rehearse, self._guard, num_nodes)
-        self.batcher.cost.begin(rows, elapsed_us)
+        self._queue.cost.begin(rows, elapsed_us)
         request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
-        item = SuppliedRequest(request, _nobody, self.batcher, 0, 0, 0.0, num_seeds=num_seeds)
-        self._predict(item)
-        self._rows_per_seed = self._rows.learn([item], rows[-1], is_first=True)
+        work = Work(request, _dropped, num_seeds=num_seeds)
+        self.predict(work)
+        self.rows_per_seed = self._rows.learn([work], rows[-1], is_first=True)
 
     async def warm_up_here(self) -> None:
         """The same on the event loop, one node at a time, from all over the graph; for whole models.
@@ -195,18 +162,19 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
     def _rehearse(self, local_ids: IdArray) -> None:
         request = self._request(local_ids, self.output_names)
         # with what there is: the store's rows come with the first requests
-        for outcome in self._answerer.answer_supplied([request], [Supply(is_last=True)]):
+        for outcome in self.answerer.answer_supplied([request], [Supply(is_last=True)]):
             if isinstance(outcome, HoplineError):
                 raise outcome
 
-    def _num_seeds(self, request: ScoreRequest) -> int:
+    def num_seeds(self, request: ScoreRequest) -> int:
+        """As `Computer.num_seeds`."""
         if not (request.inline or request.outputs or request.as_of is not None or self._is_link):
             num_seeds = len(request.nodes)  # the usual request, without a detour
             if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
                 return num_seeds
         return self._check(request)
 
-    def _with_cut(self, request: ScoreRequest) -> ScoreRequest:
+    def with_cut(self, request: ScoreRequest) -> ScoreRequest:
         """With `as_of` in the unit of the edge times."""
         as_of = request.as_of
         if as_of is None or not self._has_times:
@@ -280,100 +248,80 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
     def _check_count(self, count: int, what: str) -> None:
         if count == 0:
             raise BadRequest(f"the request names no {what}; at least one is needed")
-        if count > self._limits.max_nodes_per_request:
+        if count > self._max_nodes:
             raise RequestTooLarge(
-                f"{count} {what} in one request; at most {self._limits.max_nodes_per_request} are allowed "
+                f"{count} {what} in one request; at most {self._max_nodes} are allowed "
                 "(limits.max_nodes_per_request)"
             )
 
-    def _stages(self) -> dict[str, float]:
+    def stages(self) -> dict[str, float]:
+        """As `Computer.stages`."""
         watch = self.model.watch
         return {"sample": watch.sample_s, "compute": watch.compute_s}
 
-    def _settled(
-        self,
-        items: Sequence[SuppliedRequest],
-        outcomes: Sequence[ScoreResult | HoplineError | None],
-        queue_s: Sequence[float],
-        compute_s: float,
-    ) -> tuple[
-        Sequence[SuppliedRequest],
-        Sequence[ScoreResult | HoplineError | None],
-        Sequence[float],
-        Sequence[float],
-    ]:
-        """A request that went for rows is counted once, when it has its answer."""
-        here = []
-        for at, item in enumerate(items):
-            if item.absent is None:
-                here.append(at)
-            else:
-                item.away_s += compute_s
-        return (
-            [items[at] for at in here],
-            [outcomes[at] for at in here],
-            [queue_s[at] - items[at].away_s for at in here],
-            [items[at].away_s for at in here],
-        )
-
-    async def release(self) -> None:
-        """The same, and read the live graph no more."""
-        await super().release()
+    def release(self) -> None:
+        """As `Computer.release`: read the live graph no more."""
         if self._live is not None:
             self._live.close()
 
-    def _predict(self, item: SuppliedRequest) -> None:
+    def predict(self, work: Work) -> None:
+        """As `Computer.predict`."""
         predicted = self._rows
-        direct, below = predicted.of(item.request, item.num_seeds)
-        item.direct, item.below = direct, below
-        item.rows = rows = int(direct + predicted.share * below)
-        item.num_bytes = rows * self._row_bytes
+        direct, below = predicted.of(work.request, work.num_seeds)
+        work.direct, work.below = direct, below
+        work.rows = rows = int(direct + predicted.share * below)
+        work.num_bytes = rows * self.row_bytes
 
-    def larger(self, item: SuppliedRequest) -> None:
+    def larger(self, work: Work) -> None:
         """Remember what a request is about that was larger than predicted."""
-        self._rows.remember(item.request, item.rows, self._some_rows)
-        self._predicts = self._rows.differs
+        self._rows.remember(work.request, work.rows, self._some_rows)
+        self.predicts = self._rows.differs
 
-    def _rows_of(self, batch: Sequence[SuppliedRequest]) -> int:
+    def rows_of(self, batch: Sequence[Work]) -> int:
+        """As `Computer.rows_of`, counted."""
         rows = self._guard.rows
-        if not self.batcher.is_counted(batch[0]):
-            self._rows_per_seed = self._rows.learn(batch, rows)
+        if not self._queue.is_counted(batch[0]):
+            self.rows_per_seed = self._rows.learn(batch, rows)
         return rows
 
-    def _run(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+    def run(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        """As `Computer.run`."""
         guard = self._guard
         guard.batch = batch
         guard.rows = 0
         self.model.watch.start()
         try:
             if self._live is None and self._supplier is None:
-                return self._answerer.answer([item.request for item in batch])
+                return self.answerer.answer([work.request for work in batch])
             return self._answer(batch)
         finally:
             guard.batch = ()
             if guard.rows > self._some_rows or self._rows.large:
                 self._look_back(batch, guard.rows)
 
-    def _look_back(self, batch: list[SuppliedRequest], rows: int) -> None:
+    def _look_back(self, batch: list[Work], rows: int) -> None:
         """Give memory back after a large batch, and see whether one that was large still is."""
         if rows > KEPT_ROWS:
             self.model.shrink()
         if len(batch) == 1 and self._rows.knows(batch[0].request):
             self._rows.remember(batch[0].request, rows, self._some_rows)
 
-    def _answer(self, batch: list[SuppliedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
+    def _answer(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
         """The same about a live graph, or with rows of a store."""
         if self._live is not None:
             with self._live:  # one version for the whole batch
                 self.graph_version = self._live.version
-                return self._answerer.answer([item.request for item in batch])
-        outcomes = self._answerer.answer_supplied(
-            [item.request for item in batch], [item.supply for item in batch]
+                return self.answerer.answer([work.request for work in batch])
+        outcomes = self.answerer.answer_supplied(
+            [work.request for work in batch],
+            [_supply_of(work) for work in batch],
         )
         results: list[ScoreResult | HoplineError | None] = []
-        for item, outcome in zip(batch, outcomes, strict=True):
+        for work, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Absent):
-                item.absent = outcome
+                if work.fetch is None:
+                    work.fetch = Fetch()
+                work.fetch.absent = outcome
                 results.append(None)
             else:
                 results.append(outcome)
@@ -381,22 +329,19 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
                     self._feature_metrics.degraded(self.name, outcome.degraded)
         return results
 
-    def postponed(self, item: SuppliedRequest) -> None:
-        """Fetch the feature rows that a request lacks, and put it back."""
+    def fetch(self, work: Work, resume: Callable[[Work], object]) -> None:
+        """As `Computer.fetch`."""
+        fetch: Fetch = work.fetch
 
-        def resume(supply: Supply, until: float) -> None:
-            item.supply, item.patient_until, item.absent = supply, until, None
-            waited_s = time.monotonic() - item.away_since
-            item.away_s += waited_s
-            self._metrics.fetch.observe(waited_s)
-            self.batcher.resume(item)
+        def arrived(supply: Supply, until: float) -> None:
+            fetch.supply, fetch.patient_until, fetch.absent = supply, until, None
+            resume(work)
 
         assert self._supplier is not None
-        assert item.absent is not None
-        item.away_since = time.monotonic()
-        self._fetched_rows.observe(sum(ids.shape[0] for ids in item.absent.absent.values()))
+        assert fetch.absent is not None
+        self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
         self._supplier.begin(
-            item.absent, item.supply, item.patient_until, resume, lambda: self._wanted(item.request)
+            fetch.absent, _supply_of(work), fetch.patient_until, arrived, lambda: self._wanted(work.request)
         )
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
@@ -413,12 +358,15 @@ class ServedVersion(QueuedVersion[SuppliedRequest]):
             seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
         return Wanted(self.name, self.version, cut_of(request), seeds)
 
-    def bring_in(self) -> None:
-        """The same, and what the tables counted."""
-        super().bring_in()
+    def graph_model(self) -> Model | EgoModel:
+        """As `Computer.graph_model`."""
+        return self.model
+
+    def flush(self, metrics: ModelMetrics) -> None:
+        """As `Computer.flush`: hits and misses of the state cache."""
         for table in self.model.tables.values():
-            self._metrics.table_hits.inc(table.num_hits)
-            self._metrics.table_misses.inc(table.num_misses)
+            metrics.table_hits.inc(table.num_hits)
+            metrics.table_misses.inc(table.num_misses)
             table.num_hits = table.num_misses = 0
 
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:

@@ -1,9 +1,8 @@
-"""A loaded table model behind its queue: checks columns, answers rows."""
+"""A loaded tabular model as a computer: checks columns, answers rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,11 @@ import numpy as np
 from hopline.artifact import Column
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
-from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.columns import ColumnCheck
+from hopline.rollout.computer import Computer
 from hopline.rollout.hashes import table_model_hashes
-from hopline.rollout.limits import ModelLimits
-from hopline.rollout.queued import QueuedRequest, QueuedVersion
-from hopline.rollout.served import Recorder
 from hopline.runtimes.table import TableModel
-from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.work import Work
 from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 #: Rows of a request whose preprocessed form the prediction log may have.
@@ -26,42 +22,21 @@ _SHOWN_ROWS = 64
 _DATATYPES = {"float": "FP64", "int": "INT64", "string": "BYTES"}
 
 
-class TableVersion(QueuedVersion[QueuedRequest]):
-    """A table model that takes requests.
+class TabularComputer(Computer):
+    """Answers rows of columns with a model that reads no graph.
 
     Args:
-        model: loaded, used by nobody else.
-        config: limits, batching and compute settings.
-        metrics: of this model version.
-        executor: runs dear batches.
-        recorders: are told of every batch.
+        model: loaded, used by nothing else.
+        config: limits.
         version: what it is served as, where that is not the artifact's own version.
-        limits, turnstile: as for `QueuedVersion`.
     """
 
-    def __init__(
-        self,
-        model: TableModel,
-        config: Config,
-        metrics: ModelMetrics,
-        executor: Executor,
-        recorders: Sequence[Recorder] = (),
-        version: str | None = None,
-        limits: ModelLimits | None = None,
-        turnstile: Turnstile | None = None,
-    ) -> None:
+    def __init__(self, model: TableModel, config: Config, version: str | None = None) -> None:
         spec = model.spec
         super().__init__(
             spec.name,
             version or spec.version,
-            "",
-            config,
-            metrics,
-            executor,
-            recorders,
             row_bytes=8 * len(spec.columns) + 4 * spec.output_dim,
-            limits=limits,
-            turnstile=turnstile,
         )
         self.model = model
         self.spec = spec
@@ -76,7 +51,8 @@ class TableVersion(QueuedVersion[QueuedRequest]):
         for count in (1, 33):
             self.model.answer([columns] * count, [1] * count)
 
-    def _num_seeds(self, request: ScoreRequest) -> int:
+    def num_seeds(self, request: ScoreRequest) -> int:
+        """As `Computer.num_seeds`."""
         columns = request.columns
         if columns is None or len(request.nodes) or request.inline or request.pairs is not None:
             raise BadRequest(
@@ -136,21 +112,22 @@ class TableVersion(QueuedVersion[QueuedRequest]):
             for column in self.spec.columns
         )
 
-    def _run(self, batch: list[QueuedRequest]) -> Sequence[ScoreResult | HoplineError | None]:
-        counts = [item.rows for item in batch]
-        found = self.model.answer([item.request.columns or {} for item in batch], counts)
+    def run(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        """As `Computer.run`."""
+        counts = [work.num_seeds for work in batch]
+        found = self.model.answer([work.request.columns or {} for work in batch], counts)
         labels: AnyArray | None = None
         is_whole = not np.isnan(found).any()
         results: list[ScoreResult | HoplineError | None] = []
         end = 0
-        for item, count in zip(batch, counts, strict=True):
+        for work, count in zip(batch, counts, strict=True):
             begin, end = end, end + count
             values = found[begin:end]  # copied below: who keeps an answer must not keep its whole batch
             if not is_whole and np.isnan(values).any():
                 results.append(self._no_answer(values))
                 continue
             outputs: dict[str, AnyArray] = {}
-            for name in item.request.outputs or self.output_names:
+            for name in work.request.outputs or self.output_names:
                 if name == "label":
                     if labels is None:
                         labels = self.model.labels(found)

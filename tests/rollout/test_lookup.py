@@ -19,6 +19,7 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.service import Service
+from hopline.testing.served import hand_in
 from hopline.testing.table_files import write_table
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
@@ -149,8 +150,8 @@ async def test_the_engine_is_not_asked_for_known_nodes(places, tmp_path, monkeyp
         def never(*arguments):
             raise AssertionError("computed")
 
-        monkeypatch.setattr(served.model, "final_states", never)
-        monkeypatch.setattr(served.model, "logits", never)
+        monkeypatch.setattr(served.computer.model, "final_states", never)
+        monkeypatch.setattr(served.computer.model, "logits", never)
         for request in REQUESTS[:5]:
             await service.score(request)
 
@@ -177,7 +178,7 @@ async def test_rows_beyond_the_ttl_are_computed(places, tmp_path):
 async def test_changed_and_new_nodes_are_computed(places, tmp_path):
     async with Running(config(places)) as plain, Running(config(places, table(places, tmp_path))) as hybrid:
         served = hybrid._resolve("sage", None)
-        own = served._tables["node"]
+        own = served.look_up._tables["node"]
         own.unchanged = lambda ids: ids % 3 != 0
         own.num_rows = 100  # as if 20 nodes had come since
         request = ScoreRequest("sage", nodes=[f"n{i}" for i in range(N)])
@@ -341,7 +342,7 @@ async def test_stale_rows_of_nodes_with_other_numbers_are_computed(places, tmp_p
 
 
 async def test_a_replaced_file_is_taken_up(places, tmp_path, monkeypatch):
-    monkeypatch.setattr("hopline.rollout.hybrid_version._LOOK_S", 0.01)
+    monkeypatch.setattr("hopline.rollout.lookup._LOOK_S", 0.01)
     file = table(places, tmp_path, rows=np.arange(2))
     async with Running(config(places, file)) as service:
         request = ScoreRequest("sage", nodes=["n9"])
@@ -351,10 +352,10 @@ async def test_a_replaced_file_is_taken_up(places, tmp_path, monkeypatch):
 
 
 async def test_a_replacement_that_does_not_fit_changes_nothing(places, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hopline.rollout.hybrid_version._LOOK_S", 0.01)
+    monkeypatch.setattr("hopline.rollout.lookup._LOOK_S", 0.01)
     async with Running(config(places, table(places, tmp_path))) as service:
         table(places, tmp_path, graph_version="newer")
-        await until(lambda: "keeps the table that it has" in caplog.text)
+        await until(lambda: "keeps the precomputed answers that it has" in caplog.text)
         assert len(at_once(service, REQUESTS[0])) == 1
 
 
@@ -363,7 +364,7 @@ async def test_a_closed_version_refuses_look_ups(places, tmp_path):
         served = service._resolve("sage", None)
         served.close("unloaded")
         with pytest.raises(Unavailable, match="unloaded"):
-            served.submit(REQUESTS[0], lambda outcome: None)
+            hand_in(served, REQUESTS[0], lambda outcome: None)
 
 
 # Rows on a disk
@@ -373,7 +374,7 @@ class Disk:
     """Makes rows of a service's table cold until `bring` is let through."""
 
     def __init__(self, service, monkeypatch):
-        self.residency = service._resolve("sage", None)._tables["node"].residency
+        self.residency = service._resolve("sage", None).look_up._tables["node"].residency
         self.may_read = threading.Event()
         self.is_cold = True
         self.num_read = 0
@@ -447,11 +448,11 @@ async def test_requests_whose_rows_are_read_outlive_a_close(places, tmp_path, mo
         disk = Disk(service, monkeypatch)
         served = service._resolve("sage", None)
         found = []
-        served.submit(ScoreRequest("sage", nodes=["n1"]), found.append)
-        served.submit(ScoreRequest("sage", nodes=["n1", "n60"]), found.append)
+        hand_in(served, ScoreRequest("sage", nodes=["n1"]), found.append)
+        hand_in(served, ScoreRequest("sage", nodes=["n1", "n60"]), found.append)
         served.close("unloaded")
         with pytest.raises(Unavailable):
-            served.submit(REQUESTS[0], found.append)
+            hand_in(served, REQUESTS[0], found.append)
         disk.may_read.set()
         await served.join()
         assert [outcome.version for outcome in found] == ["1", "1"]
