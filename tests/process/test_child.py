@@ -128,5 +128,5 @@ async def test_a_child_ends_when_its_parent_is_killed(tmp_path, entry, in_order)
 def test_reasons_are_in_words():
     assert exit_reason(0) == "exit code 0"
     assert exit_reason(3) == "exit code 3"
-    assert exit_reason(-9) == "signal 9 (SIGKILL)"
+    assert exit_reason(-9) == "signal 9, SIGKILL"
     assert exit_reason(-63) == "signal 63"

@@ -63,7 +63,7 @@ async def test_a_child_that_dies_is_started_again_and_all_end_in_order(caplog):
     assert await again.wait_ready() is None
     rig.supervisor.stop()
     assert await asyncio.wait_for(running, 30) is True
-    assert "worker 1 ended (signal 9 (SIGKILL)), restarting in 0.0 s" in caplog.text
+    assert "worker 1 ended (signal 9, SIGKILL), restarting in 0.0 s" in caplog.text
     assert [child.code for child in (first, again, *rig.started["worker 0"])] == [-9, 0, 0]
 
 

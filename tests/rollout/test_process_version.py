@@ -138,7 +138,7 @@ async def test_a_killed_process_fails_what_it_had_and_is_started_again():
         os.kill(pid, signal.SIGKILL)
         for outcome in await asyncio.wait_for(asyncio.gather(*asked), 5):
             assert isinstance(outcome, ModelNotReady)
-            assert "its process ended (signal 9) and is being started again" in str(outcome)
+            assert "its process ended (signal 9, SIGKILL) and is being started again" in str(outcome)
             assert outcome.retry_after_s > 0
         info = rig.version.info(("1",))
         assert (info.state, "signal 9" in info.reason) == ("UNAVAILABLE", True)

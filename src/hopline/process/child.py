@@ -166,10 +166,10 @@ def command(entry: str) -> tuple[str, ...]:
 
 
 def exit_reason(code: int) -> str:
-    """How a process ended, in words: "exit code 1", "signal 9 (SIGKILL)"."""
+    """How a process ended, in words: "exit code 1", "signal 9, SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
+        return f"signal {-code}, {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"

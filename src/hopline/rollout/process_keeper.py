@@ -21,7 +21,7 @@ from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
 from hopline.rollout.process_memory import anonymous_bytes
-from hopline.rollout.process_nursery import Nursery
+from hopline.rollout.process_starter import ProcessStarter
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ProcessKeeper:
         limits: of the model.
         metrics: of the server.
         owner: is told what processes say.
-        nursery: begins processes; None for one of its own.
+        starter: begins processes; None for one of its own.
 
     Attributes:
         process: that requests go to; None while there is none.
@@ -55,7 +55,7 @@ class ProcessKeeper:
         limits: ModelLimits,
         metrics: Metrics,
         owner: Owner,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> None:
         self.process: ModelProcess | None = None
         self.ready: wire.Ready | None = None
@@ -63,8 +63,8 @@ class ProcessKeeper:
         self._orders = orders
         self._limits = limits
         self._owner = owner
-        self._nursery = nursery or Nursery()
-        self._is_nursery_own = nursery is None
+        self._starter = starter or ProcessStarter()
+        self._is_starter_own = starter is None
         self._name, self._version = orders["name"], orders["version"]
         self.reason = f"model {self._name!r}: its process has not been started"
         self._restarts = metrics.counter(
@@ -93,8 +93,8 @@ class ProcessKeeper:
         try:
             process = await self._first()
         except BaseException:
-            if self._is_nursery_own:
-                await self._nursery.close()
+            if self._is_starter_own:
+                await self._starter.close()
             raise
         self._adopt(process)
         self._looking = asyncio.ensure_future(self._look())
@@ -139,13 +139,13 @@ class ProcessKeeper:
                 await task
         processes, self.process = self.processes(), None
         await asyncio.gather(*(process.end() for process in processes))
-        if self._is_nursery_own:
-            await self._nursery.close()
+        if self._is_starter_own:
+            await self._starter.close()
         self._memory.set(0.0)
 
     async def _started(self) -> ModelProcess:
         began = time.monotonic()
-        process = await ModelProcess.start(self._nursery, self._orders, self._owner, _READY_S)
+        process = await ModelProcess.start(self._starter, self._orders, self._owner, _READY_S)
         self._start_s = time.monotonic() - began
         return process
 
