@@ -51,7 +51,7 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
     if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
-        from hopline.rollout.repository import configured_repository
+        from hopline.rollout.repositories import configured_repository
 
         if config.graph.path is not None:  # a repository of tables needs none
             needed_folder(config, "graph.path")

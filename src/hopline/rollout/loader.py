@@ -36,7 +36,8 @@ from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.model_inputs import ModelInputs, SharedInputs
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.regions import Regions
-from hopline.rollout.repository import Repository, configured_repository
+from hopline.rollout.repositories import configured_repository
+from hopline.rollout.repository import Repository
 from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit

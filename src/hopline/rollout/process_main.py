@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
-import msgspec
-
 from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
@@ -42,7 +40,7 @@ from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FACTORY = "hopline.rollout.process_main:open_unit"
+DEFAULT_FACTORY = "hopline.rollout.process_unit:open_unit"
 _BEAT_S = 1.0
 #: For a server that does not read.
 _PATIENCE_S = 5.0
@@ -71,19 +69,6 @@ class Orders:
     arguments: Mapping[str, Any]
     metrics: Metrics
     recorders: list[Recorder]
-
-
-async def open_unit(orders: Orders) -> Served:
-    """A unit of the repository, as the server itself would open it; `arguments` are the unit's fields."""
-    from hopline.rollout.loader import Loader
-    from hopline.rollout.unit import Unit
-
-    def resolve(name: str, version: str | None) -> Served:
-        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
-
-    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
-    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
-    return load.served
 
 
 def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
