@@ -3,6 +3,9 @@
 A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
 call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
 messages are unpacked when their turn comes, and are what they become to every bound.
+
+The file is long because one object has to know all of a call that bounds and deadlines are about: what
+came, what waits and what was answered.
 """
 
 from __future__ import annotations
