@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hopline.engine.answer import STALE
 from hopline.engine.ego import EgoModel
+from hopline.engine.fallbacks import STALE_ROW
 from hopline.engine.final_rows import FOUND, Cold, FinalRows, no_counts
 from hopline.engine.model import Model
 from hopline.errors import BadRequest
@@ -121,7 +121,7 @@ class DirectAnswers:
             self._graph.version,
             rows.outputs(names, key),
             None,
-            STALE if rows.is_stale else (),
+            (STALE_ROW,) if rows.is_stale else (),
             graph_through_ms=0 if self._live is None else self._live.through_ms,
         )
 

@@ -35,7 +35,7 @@ class FakeVersion:
         asked: every request that it took.
         cancelled: those of them that were withdrawn.
         fails: raised, or delivered where it does not answer at once, in place of answers.
-        degraded: rungs of its answers.
+        degraded: fallbacks of its answers.
     """
 
     def __init__(

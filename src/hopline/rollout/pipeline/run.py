@@ -194,8 +194,8 @@ class Run:
             self._parts[index] = f"{outcome.model}/{outcome.version}"
             if outcome.graph_version:
                 self._graphs[index] = outcome.graph_version
-            for rung in outcome.degraded:
-                self._degraded.append((index, rung))
+            for fallback in outcome.degraded:
+                self._degraded.append((index, fallback))
             self._guarded(step, take, self, outcome)
 
         work = Work(request, deliver)
@@ -224,9 +224,9 @@ class Run:
         for by in self._waiters[index]:
             self._tell(by, index, error)
 
-    def degrade(self, index: int, rung: str) -> None:
-        """The answer stands on a lower rung because of a step."""
-        self._degraded.append((index, rung))
+    def degrade(self, index: int, fallback: str) -> None:
+        """The answer used a fallback because of a step."""
+        self._degraded.append((index, fallback))
 
     def miss(self, index: int, rows: NDArray[np.bool_]) -> None:
         """Rows of a step (bool, as many as it computes) have no value."""
@@ -295,7 +295,7 @@ class Run:
             _joined(self._graphs, ","),
             outputs,
             self._missing,
-            tuple(dict.fromkeys(rung for _, rung in sorted(self._degraded, key=lambda each: each[0]))),
+            tuple(dict.fromkeys(name for _, name in sorted(self._degraded, key=lambda each: each[0]))),
             {name: seconds * 1e3 for name, seconds in self.seconds.items()},
             {steps[index].id: part for index, part in sorted(self._parts.items())},
         )

@@ -8,10 +8,10 @@ import torch
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, Supply
+from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES, STUDENT
 from hopline.engine.model import load_model
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import MEAN, SMALLER, STALE, Overlay
-from hopline.engine.stand_in import STUDENT
+from hopline.engine.source import Overlay
 from hopline.errors import ArtifactCorrupted, ArtifactError, FeatureStoreUnavailable
 from hopline.jobs.distill.export import write_fallback
 from hopline.jobs.distill.settings import Settings
@@ -85,7 +85,7 @@ def test_stale_rows_keep_the_teacher(teacher):
     answerer, rows = teacher
     lone(rows, 5)
     rows.stale[:] = True
-    assert ask(answerer, 5).degraded == (STALE,)
+    assert ask(answerer, 5).degraded == (STALE_FEATURES,)
 
 
 def test_a_stale_own_row_is_told_beside_the_student(teacher, student):
@@ -93,7 +93,7 @@ def test_a_stale_own_row_is_told_beside_the_student(teacher, student):
     lone(rows)
     rows.stale[5] = True
     outcome = ask(answerer, 5)
-    assert outcome.degraded == (STALE, STUDENT)
+    assert outcome.degraded == (STALE_FEATURES, STUDENT)
     np.testing.assert_allclose(outcome.outputs["logits"], told(student, rows.values[[5]]), atol=1e-4)
 
 
@@ -106,14 +106,14 @@ def test_few_absent_neighbours_leave_the_teacher_a_smaller_fanout(teacher, place
     assert neighbours.shape[0] >= 3
     rows.near[:] = True
     rows.near[neighbours[0]] = False
-    assert ask(answerer, 5).degraded == (SMALLER,)
+    assert ask(answerer, 5).degraded == (SMALLER_FANOUT,)
 
 
 def test_without_any_own_row_the_ladder_goes_on_to_the_mean(teacher):
     answerer, rows = teacher
     lone(rows)
     outcome = ask(answerer, 5)
-    assert MEAN in outcome.degraded
+    assert MEAN_FEATURES in outcome.degraded
     assert STUDENT not in outcome.degraded
 
 
@@ -121,7 +121,7 @@ def test_of_several_nodes_those_without_a_row_get_the_mean_row(teacher, student)
     answerer, rows = teacher
     lone(rows, 5)
     outcome = ask(answerer, 5, 6)
-    assert outcome.degraded == (MEAN, STUDENT)
+    assert outcome.degraded == (STUDENT, MEAN_FEATURES)
     expected = told(student, np.stack([rows.values[5], rows.mean()]))
     np.testing.assert_allclose(outcome.outputs["logits"], expected, atol=1e-4)
 
@@ -147,7 +147,7 @@ def test_what_a_student_cannot_answer_is_answered_without_it(teacher, places):
     lone(rows, 5)
     request = ScoreRequest("close", nodes=["n5"], outputs=("embedding",))
     (outcome,) = answerer.answer_supplied([request], [Supply(is_last=True)])
-    assert outcome.degraded == (SMALLER,)
+    assert outcome.degraded == (SMALLER_FANOUT,)
     described = InlineNode(features=rows.values[5], neighbors={"": ["n1"]})
     request = ScoreRequest("close", nodes=[], inline=(described,))
     (outcome,) = answerer.answer_supplied([request], [Supply(is_last=True)])
