@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from hopline.rollout.process_main import Orders, open_unit
+from hopline.rollout.process_main import Orders
+from hopline.rollout.process_unit import open_unit
 from hopline.rollout.served import Served
 from hopline.scheduling.work import Work
 

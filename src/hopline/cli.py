@@ -175,9 +175,9 @@ def _serve_at_once(arguments: Sequence[str]) -> None:
 
     config = config_of(arguments)
     if config is not None:
-        from hopline import server
+        from hopline import serve
 
-        sys.exit(server.run(config))
+        sys.exit(serve.run(config))
 
 
 def _fail(message: str) -> None:

@@ -18,9 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
-from hopline.ingress.exposure import check_exposure
 from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
@@ -47,34 +45,6 @@ _POLL_S = 0.005
 _SETTLE_S = 0.1
 #: A client that has not confirmed by then that it heard of the end is not waited for, in seconds.
 _HEARD_S = 2.0
-
-
-def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Args:
-        config: resolved.
-        service: "module:attribute" of a class taking the config; see transports/interface.py.
-
-    Returns: the process's exit code, 0 after an orderly end.
-    Raises: HoplineError: it could not start.
-    """
-    from hopline.observe.logs import configure_logs
-
-    configure_logs(config.log)
-    check_exposure(config)
-    if config.server.workers > 1 or config.live.enabled:
-        from hopline.supervisor import run_workers
-
-        if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
-            from hopline.rollout.repository import configured_repository
-
-            if config.graph.path is not None:  # a repository of tables needs none
-                needed_folder(config, "graph.path")
-            configured_repository(config)
-        open_gate(config)
-        return run_workers(config, service=service)
-    return run_process(config, service, announce)
 
 
 def run_process(

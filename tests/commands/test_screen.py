@@ -2,11 +2,17 @@
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Group
 from rich.table import Table
 
+from hopline.commands import cost
+from hopline.commands.score import result_table
 from hopline.commands.screen import Screen, whole
+from hopline.config.reader import config_table
+from hopline.types import ScoreResult
+from tests.commands.typed import typed
 
 MODEL = "fraud-detection-graphsage-europe"
 VERSION = "2026-11-25T22-10-00-build-4711"
@@ -70,3 +76,26 @@ def test_columns_that_somebody_set_hold_in_a_pipe_as_well(monkeypatch):
     file = io.StringIO()
     Screen(file=file).print(f"{REASON} {REASON}")
     assert max(map(len, file.getvalue().splitlines())) <= 80
+
+
+def test_the_commands_tables_show_long_ids_whole_at_80_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "clients.toml"
+    client = "payments-checkout-service-europe-west-production"
+    assert typed("auth", "new-key", client, "--file", file, "--score", MODEL).exit_code == 0
+    assert client in typed("auth", "list", "--file", file).stdout
+    asked = ["n-" + "7" * 40, "n-" + "8" * 40]
+    answer = ScoreResult(MODEL, VERSION, "f" * 16, {"probabilities": np.full((2, 8), 0.125, np.float32)})
+    shown = printed(result_table(asked, answer), width=80)
+    assert all(node in shown for node in asked)
+    assert f"{MODEL} version {VERSION}, graph {'f' * 16}" in " ".join(shown.split())
+    one = cost.ModelCost(MODEL, VERSION, 2e6, 4.0, 0.0, None, "")
+    shown = printed(whole(cost._table([one]), "model", "version"), width=80)
+    assert MODEL in shown
+    assert VERSION in shown
+
+
+def test_settings_are_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = typed("config", "show").stdout
+    assert all(row.path in shown for row in config_table())

@@ -207,6 +207,8 @@ def test_forged_tokens_are_refused(
         ),
         (["hopline:read", "email"], Permissions(read=("*",))),
         ("hopline:fly hopline: hoplinescore", None),
+        ("hopline:score: hopline:admin: hopline:read:", None),
+        ("hopline:score:fraud hopline:admin:", Permissions(("fraud",))),
         ("", None),
     ],
 )

@@ -24,6 +24,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.observe.metrics import Metrics
+from hopline.process.backoff import Backoff
 from hopline.rollout import process_keeper
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_memory import anonymous_bytes
@@ -137,7 +138,7 @@ async def test_a_killed_process_fails_what_it_had_and_is_started_again():
         os.kill(pid, signal.SIGKILL)
         for outcome in await asyncio.wait_for(asyncio.gather(*asked), 5):
             assert isinstance(outcome, ModelNotReady)
-            assert "its process ended (signal 9) and is being started again" in str(outcome)
+            assert "its process ended (signal 9, SIGKILL) and is being started again" in str(outcome)
             assert outcome.retry_after_s > 0
         info = rig.version.info(("1",))
         assert (info.state, "signal 9" in info.reason) == ("UNAVAILABLE", True)
@@ -167,12 +168,12 @@ async def test_a_crash_leaves_other_models_alone(do, how):
 
 
 async def test_a_process_that_crashes_again_and_again_is_started_ever_later(monkeypatch):
-    monkeypatch.setattr(process_keeper, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(process_keeper, "Backoff", lambda: Backoff(0.02, 10.0))
     async with running() as rig:
         pauses = []
         for _ in range(4):
             pid = rig.version.pid
-            pauses.append(rig.version._keeper.pause_s)
+            pauses.append(rig.version._keeper._backoff.pause_s)
             await rig.ask(1, do="crash")
             await rig.revived(pid)
         assert pauses == [0.02, 0.04, 0.08, 0.16]

@@ -22,7 +22,7 @@ from hopline.errors import (
 )
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.remote_repository import FsspecRepository
-from hopline.rollout.repository import configured_repository, open_repository
+from hopline.rollout.repositories import configured_repository, open_repository
 from tests.rollout import versions
 from tests.rollout.versions import FILES, version
 

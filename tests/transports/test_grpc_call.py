@@ -185,6 +185,44 @@ def test_a_request_that_does_not_come_to_its_end_is_given_up() -> None:
     assert not client.answers[stream].headers  # streams last
 
 
+async def test_a_message_of_a_stream_that_does_not_come_to_its_end_is_given_up() -> None:
+    """Else a few streams could hold all the memory for large requests, for as long as they like."""
+    served = Served(read_timeout_s=5.0)
+    client = Client(served)
+    data = framed(b"x" * 1_000)
+    slow, busy = (client.call("/t/Each", end=False) for _ in range(2))
+    client.send(slow, data + data[:500])
+    now = 0.0
+    while not client.answers[slow].ended and now < 20:
+        now += 1
+        client.send(busy, data[500:] + data[:500] if now > 1 else data[:500])  # always one that has begun
+        client.exchange()
+        served.endpoint.tick(now)
+        client.exchange()
+    assert 5 < now < 8
+    assert client.answers[slow].messages == [b"x" * 1_000]
+    assert client.answers[slow].status == Code.DEADLINE_EXCEEDED.value[0]
+    assert "within 5.0 s" in client.answers[slow].text
+    assert not client.answers[busy].ended
+    assert len(client.answers[busy].messages) == now - 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "headers", "code"),
+    [(1, {}, Code.INTERNAL), (9, {}, Code.INTERNAL), (1, {"grpc_encoding": "snappy"}, Code.UNIMPLEMENTED)],
+)
+async def test_a_stream_ends_at_a_message_that_cannot_be_unpacked(
+    flag: int, headers: dict[str, str], code: grpc.StatusCode
+) -> None:
+    good = infer_request([7]).SerializeToString()
+    data = framed(good) + framed(good, flag) + framed(good)
+    answer = raw(
+        _over(GrpcApp(FakeService(load_config()))), f"/{INFERENCE}/ModelStreamInfer", data, **headers
+    )
+    assert len(answer.messages) == 1
+    assert answer.status == code.value[0]
+
+
 def test_an_answer_that_is_not_taken_is_given_up() -> None:
     served = Served(read_timeout_s=5.0)
     client = Client(served)

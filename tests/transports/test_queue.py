@@ -270,6 +270,17 @@ async def test_a_large_request_is_answered_and_its_long_id_is_none(redis):
         assert ERROR not in answer.headers
 
 
+@pytest.mark.parametrize("own", ["\udcff\udcfe", "a\nb", "\x1b[31m", "a\u2028b"])
+async def test_an_id_that_no_log_could_take_is_none(redis, own):
+    """Bytes that are no text kept all lines of a batch out of the logs."""
+    async with desk_at(redis) as desk:
+        await desk.send({"model": "sage", "nodes": [3]}, request_id=own)
+        async with answering(desk):
+            (answer,) = await desk.read("results", 1)
+        assert answer.headers[REQUEST_ID].startswith("redis/requests-")
+        assert ERROR not in answer.headers
+
+
 async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
     """The stream of the answer is something else: the request becomes a dead letter."""
     async with desk_at(redis) as desk:

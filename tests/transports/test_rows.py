@@ -45,6 +45,10 @@ def test_attributes_are_an_object_of_scalars() -> None:
     for text in ("[1]", '{"a": [1]}', "{", 7, "\ud800"):
         with pytest.raises(BadRequest, match="attributes must be a JSON object"):
             option_of(ATTRIBUTES, text)
+    assert option_of(ATTRIBUTES, '{"a": "x\\": y"}') == {"a": 'x": y'}
+    for text in ('{"a":1,"a":2}', '{"a":1,"\\u0061" :2}', f'{{"b":"{"x" * 200_000}","a":1,"a":2}}'):
+        with pytest.raises(BadRequest, match="'a' comes twice in one object"):
+            option_of(ATTRIBUTES, text)
 
 
 def _read(*tensors: Any, **parameters: Any) -> Any:
@@ -58,6 +62,13 @@ def test_tensors_of_other_names_are_columns() -> None:
     assert request.columns["category"] == ["a", "é"]
     assert (request.key, request.priority, len(request.nodes)) == ("k", "high", 0)
     assert _read(tensor_from_array("node_ids", np.array([1]))).columns is None
+
+
+@pytest.mark.parametrize("value", [True, "1_0", "inf", float("inf"), -1, "soon", 10**400])
+@pytest.mark.parametrize("name", ["timeout", "timeout_ms"])
+def test_a_time_limit_that_is_none_is_refused(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' must be a positive number"):
+        _read(tensor_from_array("amount", np.ones(1)), **{name: value})
 
 
 def test_columns_of_a_wrong_form_are_refused() -> None:

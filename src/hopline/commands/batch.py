@@ -142,7 +142,8 @@ def model_folder(config: Config, model: str, version: str | None) -> tuple[Path,
 
     Raises: ModelNotFound: there is none; the message lists what there is.
     """
-    from hopline.rollout.repository import absent, configured_repository
+    from hopline.rollout.repositories import configured_repository
+    from hopline.rollout.repository import absent
 
     repository = configured_repository(config)
     versions = repository.versions(model)

@@ -78,7 +78,7 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
 
 def _in_repository(address: str) -> Describe:
     from hopline.rollout.pipeline.offline import Offline
-    from hopline.rollout.repository import open_repository
+    from hopline.rollout.repositories import open_repository
 
     return Offline(open_repository(address)).describe
 

@@ -156,7 +156,8 @@ def _check_words(to: str, otherwise: str, weight_bits: int | None) -> None:
 
 def _model_folder(config: Config, model: str, version: str | None) -> Path:
     from hopline.rollout.local_repository import LocalRepository
-    from hopline.rollout.repository import absent, configured_repository
+    from hopline.rollout.repositories import configured_repository
+    from hopline.rollout.repository import absent
 
     repository = configured_repository(config)
     if not isinstance(repository, LocalRepository):

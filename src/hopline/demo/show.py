@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -62,7 +64,14 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
             screen.text("Serving until you press Ctrl-C.")
             code = served.process.wait()
         raise Unavailable(f"the server ended by itself, with exit code {code}")
-    screen.text("Stopped.")
+    screen.text("Stopped. To serve it again:")
+    screen.paste(f"{_command()} serve --graph {folder / 'graph'} --repository {folder / 'models'}")
+
+
+def _command() -> str:
+    """What to type for `hopline`: its path, where the shell does not find this installation's."""
+    beside = Path(sys.executable).with_name("hopline")
+    return "hopline" if shutil.which("hopline") == str(beside) else str(beside)
 
 
 def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:

@@ -26,8 +26,9 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.graph.extent import STILL, Clock
-from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, prefetch, release_fence
+from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, borrowed, prefetch, release_fence
 from hopline.kernels.jit import njit
+from hopline.memory import sieve
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -93,7 +94,8 @@ def _write(  # type: ignore[no-untyped-def]
     live = marks.shape[0] > 0
     d = rows.shape[1]
     num_slots = links.shape[1]
-    newer, older = links[0], links[1]  # towards the head, towards the tail
+    line, flags = borrowed(queue), borrowed(visited)
+    newer, older = borrowed(links[0]), borrowed(links[1])  # towards the head, towards the tail
     for i in range(ids.shape[0]):
         v = ids[i]
         known = index[v] - 1
@@ -106,33 +108,8 @@ def _write(  # type: ignore[no-untyped-def]
             again = known >= first and known < first + num_slots
         if again:
             s = known - first
-        elif queue[0] < num_slots:
-            s = queue[0]
-            queue[0] += 1
         else:
-            s = queue[3] if queue[3] >= 0 else queue[2]
-            while visited[first + s] != 0:
-                visited[first + s] = 0
-                s = newer[s]
-                if s < 0:
-                    s = queue[2]
-            queue[3] = newer[s]
-            if newer[s] >= 0:
-                older[newer[s]] = older[s]
-            else:
-                queue[1] = older[s]
-            if older[s] >= 0:
-                newer[older[s]] = newer[s]
-            else:
-                queue[2] = newer[s]
-        if not again:
-            older[s] = queue[1]
-            newer[s] = -1
-            if queue[1] >= 0:
-                newer[queue[1]] = s
-            else:
-                queue[2] = s
-            queue[1] = s
+            s = sieve.place(line, newer, older, flags, first)
 
         slot = first + s
         counter = ((tags[slot] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)

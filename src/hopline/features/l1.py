@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 
 from hopline.errors import ConfigError
 from hopline.features.claims import MAX_OWNERS, Claims
-from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, compare_exchange, prefetch, release_fence
+from hopline.kernels.intrinsics import (
+    LINE_BYTES,
+    acquire_fence,
+    borrowed,
+    compare_exchange,
+    prefetch,
+    release_fence,
+)
 from hopline.kernels.jit import njit
 from hopline.memory import sieve
 from hopline.memory.arena import Arena, array_bytes
@@ -152,6 +159,8 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
     """Keep rows. queue, links: as in `sieve`, of the partition that begins at slot `first`."""
     d = rows.shape[1]
     num_slots = links.shape[1]
+    line, flags = borrowed(queue), borrowed(visited)
+    newer, older = borrowed(links[0]), borrowed(links[1])
     for i in range(ids.shape[0]):
         v = ids[i]
         known, known_stamp = _stamp_of(index, heads, v)
@@ -161,7 +170,7 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
             slot = known
             visited[slot] = 1  # fetched again because somebody asked for it
         else:
-            slot = first + sieve.place(queue, links, visited, first)
+            slot = first + sieve.place(line, newer, older, flags, first)
             evicted = (heads[slot, _TAG] & _OWNER_MASK) - 1
             if evicted >= 0 and index[evicted] == slot + 1:
                 counts[_EVICTIONS] += 1

@@ -10,9 +10,11 @@ from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from hopline.kernels.jit import njit
 
 #: Bytes of a cache line on x86-64 and most arm64.
 LINE_BYTES = 64
@@ -133,6 +135,15 @@ def address_of(typingctx: Any, array: Any) -> Any:
         return builder.ptrtoint(struct.data, ir.IntType(64))
 
     return types.int64(array), codegen
+
+
+@njit(inline="always")
+def borrowed(array):  # type: ignore[no-untyped-def]
+    """A C-contiguous array without a count of references, for loops that hand arrays to other kernels.
+
+    Each such hand-over of a counted array costs two atomic instructions. The caller keeps `array` alive.
+    """
+    return carray(pointer(address_of(array)), array.shape, array.dtype)
 
 
 def _load(bits: int, result: Any) -> Any:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
+import os
 import socket
 import ssl
+import stat
 import struct
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def reserve(host: str, port: int, setting: str) -> socket.socket:
@@ -49,6 +55,47 @@ def join(host: str, port: int, setting: str) -> socket.socket:
     shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     _bind(shared, address, host, port, setting)
     return shared
+
+
+async def listen_at(path: Path, talk: Talk, setting: str, listener: str) -> asyncio.Server:
+    """Listen on a Unix socket that this user alone may connect to; one that a dead process left is removed.
+
+    Args:
+        talk: takes a connection.
+        setting: where the path comes from, for errors.
+        listener: what listens there, for errors.
+
+    Raises:
+        ConfigError: the path cannot be a socket, or another process listens there.
+    """
+    _remove_dead_socket(path, setting, listener)
+    try:
+        # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
+        before = os.umask(0o177)
+        try:
+            return await asyncio.start_unix_server(talk, path)
+        finally:
+            os.umask(before)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting}: cannot listen at {path}: {error}") from None
+
+
+def _remove_dead_socket(path: Path, setting: str, listener: str) -> None:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"{setting}: {path} is there and is no socket; name another path")
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"{setting}: another {listener} listens at {path}")
 
 
 def hold_new_connections(listening: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """Answers that are kept within a bound of bytes, evicted in SIEVE's order (see `hopline.memory.sieve`).
 
-As there, nothing moves on a hit; unlike there, entries differ in size, so that room for one may take
-several evictions, and they grow old. Knows nothing of requests.
+Entries differ in size, so that room for one may take several evictions, and they grow old: an answer that
+has expired is not spared. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hopline.memory import sieve
 from hopline.types import AnyArray, ScoreResult
 
 #: What answers from a cache say instead of the times of stages.
@@ -21,18 +22,35 @@ _ENTRY_BYTES, _ARRAY_BYTES = 700, 160
 
 
 class Kept:
-    """An answer in line: `newer` and `older` are its neighbours, `is_visited` spares it once."""
+    """An answer in `slot` of the queue; `is_visited` spares it once."""
 
-    __slots__ = ("expires", "is_visited", "key", "newer", "num_bytes", "older", "result")
+    __slots__ = ("expires", "is_visited", "key", "num_bytes", "result", "slot")
 
-    def __init__(self, key: bytes, result: ScoreResult, num_bytes: int, expires: float) -> None:
+    def __init__(self, key: bytes, result: ScoreResult, num_bytes: int, expires: float, slot: int) -> None:
         self.key = key
         self.result = result
         self.num_bytes = num_bytes
         self.expires = expires
         self.is_visited = False
-        self.newer: Kept | None = None
-        self.older: Kept | None = None
+        self.slot = slot
+
+
+class _Flags:
+    """The flags of the answers by slot, as `sieve.victim` reads and clears them."""
+
+    def __init__(self) -> None:
+        self.slots: list[Kept | None] = []
+        self.now = 0.0
+
+    def __getitem__(self, slot: int) -> bool:
+        entry = self.slots[slot]
+        assert entry is not None  # only used slots are in the queue
+        return entry.is_visited and self.now < entry.expires
+
+    def __setitem__(self, slot: int, is_visited: int) -> None:
+        entry = self.slots[slot]
+        assert entry is not None
+        entry.is_visited = bool(is_visited)
 
 
 class KeptAnswers:
@@ -51,9 +69,7 @@ class KeptAnswers:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
-        self._head: Kept | None = None
-        self._tail: Kept | None = None
-        self._hand: Kept | None = None
+        self._empty()
 
     def keep(self, key: bytes, result: ScoreResult, began: float, now: float) -> None:
         """Keep a copy of an answer; one that is larger than all there may be is not kept.
@@ -74,45 +90,42 @@ class KeptAnswers:
             return
         while self.num_bytes + num_bytes > self._max_bytes:
             self._evict(now)
-        entry = self.entries[key] = Kept(key, kept, num_bytes, expires)
+        if not self._free:
+            self._free.append(len(self._newer))
+            self._newer.append(-1)
+            self._older.append(-1)
+            self._flags.slots.append(None)
+        slot = self._free.pop()
+        self.entries[key] = self._flags.slots[slot] = Kept(key, kept, num_bytes, expires, slot)
         self.num_bytes += num_bytes
-        entry.older = self._head
-        if self._head is not None:
-            self._head.newer = entry
-        else:
-            self._tail = entry
-        self._head = entry
+        sieve.enter(self._queue, self._newer, self._older, slot)
 
     def clear(self) -> None:
         """Keep nothing."""
         self.entries.clear()
         self.num_bytes = 0
-        self._head = self._tail = self._hand = None
+        self._empty()
+
+    def _empty(self) -> None:
+        """A queue without slots, as in `sieve`; slots are added as they are needed and used again."""
+        self._queue = [0, -1, -1, -1]
+        self._newer: list[int] = []
+        self._older: list[int] = []
+        self._free: list[int] = []
+        self._flags = _Flags()
 
     def _evict(self, now: float) -> None:
-        entry = self._hand or self._tail
-        assert entry is not None  # there are bytes in use
-        while entry.is_visited and now < entry.expires:
-            entry.is_visited = False
-            entry = entry.newer or self._tail
-            assert entry is not None
-        self._hand = entry
+        self._flags.now = now
+        entry = self._flags.slots[sieve.victim(self._queue, self._newer, self._flags, 0)]
+        assert entry is not None
         self._remove(entry)
 
     def _remove(self, entry: Kept) -> None:
         del self.entries[entry.key]
         self.num_bytes -= entry.num_bytes
-        newer, older = entry.newer, entry.older
-        if self._hand is entry:
-            self._hand = newer
-        if newer is not None:
-            newer.older = older
-        else:
-            self._head = older
-        if older is not None:
-            older.newer = newer
-        else:
-            self._tail = newer
+        sieve.unlink(self._queue, self._newer, self._older, entry.slot)
+        self._flags.slots[entry.slot] = None
+        self._free.append(entry.slot)
 
 
 def _own(result: ScoreResult) -> tuple[ScoreResult, int]:

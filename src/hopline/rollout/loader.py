@@ -36,7 +36,8 @@ from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.model_inputs import ModelInputs, SharedInputs
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.regions import Regions
-from hopline.rollout.repository import Repository, configured_repository
+from hopline.rollout.repositories import configured_repository
+from hopline.rollout.repository import Repository
 from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit
@@ -48,7 +49,7 @@ from hopline.scheduling.turnstile import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopline.rollout.process_nursery import Nursery
+    from hopline.rollout.process_starter import ProcessStarter
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Loader:
         self._share = config.table.memory_bytes
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
-        self._nursery: Nursery | None = None
+        self._starter: ProcessStarter | None = None
 
     def expect(self, num_units: int) -> None:
         """Divide the tables' memory among so many units; later ones get as much as these."""
@@ -237,8 +238,8 @@ class Loader:
 
     async def close(self) -> None:
         """Close stores, threads and what starts model processes."""
-        if self._nursery is not None:
-            await self._nursery.close()
+        if self._starter is not None:
+            await self._starter.close()
         await self.inputs.close()
         for threads in (self._executor, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -331,10 +332,10 @@ class Loader:
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")
-        from hopline.rollout.process_nursery import Nursery
+        from hopline.rollout.process_starter import ProcessStarter
         from hopline.rollout.process_version import ProcessVersion
 
-        self._nursery = self._nursery or Nursery()
+        self._starter = self._starter or ProcessStarter()
         return await ProcessVersion.start(
             load.model,
             load.unit,
@@ -344,7 +345,7 @@ class Loader:
             self._recorders,
             nice=_SHADOW_NICE if load.unit.shadow else 0,
             table_bytes=self._share // self.config.worker.count,
-            nursery=self._nursery,
+            starter=self._starter,
         )
 
     def _region_key(self, load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:

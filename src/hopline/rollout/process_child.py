@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
+from hopline.process.child import exit_reason
+from hopline.process.wire import WireError
 from hopline.rollout import process_wire as wire
-from hopline.rollout.process_nursery import Born, Nursery
+from hopline.rollout.process_starter import ProcessStarter, StartedChild
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
 
@@ -67,8 +69,8 @@ class ModelProcess(asyncio.Protocol):
         self.num_batches = 0
         self.table_hits = self.table_misses = self.cpu_s = 0.0
         self.why = ""
-        self._process: Born | None = None
-        self._frames = wire.Frames()
+        self._process: StartedChild | None = None
+        self._frames = wire.frames()
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._leaving: asyncio.Task[None] | None = None
@@ -78,12 +80,12 @@ class ModelProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, nursery: Nursery, orders: Mapping[str, Any], owner: Owner, timeout_s: float
+        cls, starter: ProcessStarter, orders: Mapping[str, Any], owner: Owner, timeout_s: float
     ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
         Args:
-            nursery: begins it.
+            starter: begins it.
             orders: as `process_main` reads them.
             owner: is told of what happens from then on.
 
@@ -98,7 +100,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 with theirs:
-                    self._process = await nursery.begin(orders, theirs)
+                    self._process = await starter.begin(orders, theirs)
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
                 self.ready = await self._opened
         except BaseException as error:
@@ -162,7 +164,7 @@ class ModelProcess(asyncio.Protocol):
         self.is_up = False
         process = self._process
         assert process is not None
-        process.let_go()
+        process.stop()
         try:
             async with asyncio.timeout(patience_s):
                 await process.wait()
@@ -219,7 +221,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))
-        except UNREADABLE as error:
+        except (WireError, *UNREADABLE) as error:
             log.error("process %d says what no model says (%s) and is ended", self.pid, error)
             self.kill("garbled")
 
@@ -246,7 +248,7 @@ class ModelProcess(asyncio.Protocol):
         except TimeoutError:
             self.kill("mute")
             code = await process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = exit_reason(code)
         if not self._opened.done():
             self._opened.set_exception(ModelNotReady(f"its process ended ({how}) before it was ready"))
         elif self.ready is not None:

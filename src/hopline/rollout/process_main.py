@@ -1,6 +1,6 @@
 """The process of one model: opens it, answers what its server sends, and ends when the server does.
 
-`run` is the whole life; `process_zygote.py` begins it. Stdin is the process's leash: it only ever ends.
+`run` is the whole life; `process_fork_server.py` begins it. Stdin is the stop pipe: it only ever ends.
 
 What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
 `Served`, warm and ready, or an awaitable of that.
@@ -9,7 +9,6 @@ What answers is made by a factory, "module:attribute": called with `Orders`, it 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import inspect
@@ -25,12 +24,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
-import msgspec
-
 from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
+from hopline.process.parent import on_parent_end
 from hopline.process.time_slice import want_slices
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
@@ -42,11 +40,10 @@ from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FACTORY = "hopline.rollout.process_main:open_unit"
+DEFAULT_FACTORY = "hopline.rollout.process_unit:open_unit"
 _BEAT_S = 1.0
 #: For a server that does not read.
 _PATIENCE_S = 5.0
-_PR_SET_PDEATHSIG = 1
 _IDLE_NICE = 19
 #: Added while a model is loaded: a tenth of the processor where others want it. RLIMIT_NICE counts from 20.
 _LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
@@ -72,19 +69,6 @@ class Orders:
     arguments: Mapping[str, Any]
     metrics: Metrics
     recorders: list[Recorder]
-
-
-async def open_unit(orders: Orders) -> Served:
-    """A unit of the repository, as the server itself would open it; `arguments` are the unit's fields."""
-    from hopline.rollout.loader import Loader
-    from hopline.rollout.unit import Unit
-
-    def resolve(name: str, version: str | None) -> Served:
-        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
-
-    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
-    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
-    return load.served
 
 
 def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
@@ -116,11 +100,6 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     # Threads that still compute are of no use to anybody.
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Also one that hangs must not outlive its server; the leash's end tells those that do not."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def yield_while_loading() -> bool:
@@ -159,7 +138,7 @@ class ModelHost(asyncio.Protocol):
             self._metrics,
             [self],
         )
-        self._frames = wire.Frames()
+        self._frames = wire.frames()
         self._ending = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._served: Served | None = None
@@ -177,7 +156,7 @@ class ModelHost(asyncio.Protocol):
     async def serve(self) -> int:
         """The whole life; returns the exit code."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(0, self._on_stdin)
+        on_parent_end(self._ending.set)
         loop.add_signal_handler(signal.SIGTERM, self._ending.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C is the server's business
         await loop.create_unix_connection(lambda: self, sock=socket.socket(fileno=self._socket))
@@ -327,12 +306,6 @@ class ModelHost(asyncio.Protocol):
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
             # often enough for slow to be told from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
-
-    def _on_stdin(self) -> None:
-        """Stdin only ever ends: the server wants this process to end, or is gone."""
-        if not os.read(0, 64):
-            asyncio.get_running_loop().remove_reader(0)
-            self._ending.set()
 
 
 def _told(

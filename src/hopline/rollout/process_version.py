@@ -37,7 +37,7 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
-from hopline.rollout.process_nursery import Nursery
+from hopline.rollout.process_starter import ProcessStarter
 from hopline.rollout.queued import admission_of
 from hopline.rollout.served import Recorder
 from hopline.rollout.tally import Tally
@@ -70,7 +70,7 @@ class ProcessVersion(CountedVersion):
         factory: "module:attribute" of what makes the model there; see `process_main`.
         arguments: for the factory; values that JSON has.
         nice: is added to the process's niceness: 19 gets only what others leave.
-        nursery: begins processes; None for one of its own.
+        starter: begins processes; None for one of its own.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessVersion(CountedVersion):
         factory: str = DEFAULT_FACTORY,
         arguments: Mapping[str, Any] | None = None,
         nice: int = 0,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
         self._limits = limits
@@ -98,7 +98,7 @@ class ProcessVersion(CountedVersion):
             "arguments": dict(arguments or {}),
             "nice": nice,
         }
-        self._keeper = ProcessKeeper(orders, limits, metrics, self, nursery)
+        self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
         self.admission = admission_of(limits, config, self._max_outstanding)
         self._live_rows = 0
@@ -126,13 +126,13 @@ class ProcessVersion(CountedVersion):
         *,
         nice: int = 0,
         table_bytes: int | None = None,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> ProcessVersion:
         """A unit of the repository in a process of its own, warm and ready.
 
         Args:
             model, unit: which one.
-            config, limits, metrics, recorders, nice, nursery: as for the class.
+            config, limits, metrics, recorders, nice, starter: as for the class.
             table_bytes: for its embedding tables, which it shares with nobody; None takes the server's own
                 setting.
 
@@ -152,7 +152,7 @@ class ProcessVersion(CountedVersion):
             factory=config.worker.model_factory or DEFAULT_FACTORY,
             arguments=arguments,
             nice=nice,
-            nursery=nursery,
+            starter=starter,
         )
         await self.begin()
         return self

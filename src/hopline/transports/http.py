@@ -2,6 +2,8 @@
 
 Knows paths, headers and bodies; nothing of sockets (`http_connection.py`) and nothing of how a request
 is scored. The score route answers in the same loop iteration when the service can.
+
+This file is long because each route has a method here.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_routes import Route, split_version, unsupported, without_fields
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
-from hopline.transports.json_body import check_charset, decode_body
+from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
@@ -311,6 +313,8 @@ class HttpApp:
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
         wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
+        if not request.is_counted:
+            refuse_repeated(request.body)
         index = oip.repository_index(self._service, ready_only=wanted.ready)
         shown = [row for row in index if self._shows(request, row["name"])]
         return Response(encode_json(shown), headers=id_line)

@@ -167,7 +167,6 @@ class HttpConnection(asyncio.Protocol):
         if self._closed or self._is_deaf:
             return
         endpoint = self._endpoint
-        self._since = endpoint.now
         endpoint.spinner.came()
         if self._is_late:
             endpoint.lane.hold(self, data)
@@ -180,6 +179,7 @@ class HttpConnection(asyncio.Protocol):
             end = data.find(b"\r\n\r\n") + 4
             known = endpoint.known_heads.get(data[:end])
             if known is not None and len(data) - end == known.body_bytes and not self._is_busy:
+                self._since = endpoint.now
                 self._start(
                     Request(known.method, known.target, known.headers, data[end:], known.connection)
                 )
@@ -334,8 +334,9 @@ class HttpConnection(asyncio.Protocol):
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """The first byte of a request; empty lines before it keep no connection open."""
         self._between = False
+        self._since = self._endpoint.now
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""

@@ -9,9 +9,8 @@ import msgspec
 
 from hopline.errors import BadRequest, quoted
 from hopline.rollout.asked_unit import MAX_GROUPS
-from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.transports.json_body import check_repeated, decode_body
+from hopline.transports.json_body import decode_body, refuse_repeated
 
 #: Bytes of a file's name, as Linux takes them, and characters of a path.
 _MAX_PART, _MAX_PATH = 255, 1000
@@ -36,13 +35,6 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     reason: str = ""
-
-
-#: Names of objects inside a body, none of which may come twice either.
-_WITHIN: dict[Any, tuple[str, ...]] = {
-    LoadBody: ("version", "graph", "groups", "serve"),
-    RolloutRequest: Gates.__struct_fields__,
-}
 
 
 class Lifecycle:
@@ -164,6 +156,5 @@ def checked_path(what: str, name: str) -> str:
 def _read(body: bytes, kind: Any) -> Any:
     body = body or b"{}"
     found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
-    names = kind.__struct_fields__ + _WITHIN.get(kind, ())
-    check_repeated(body, [f'"{name}"'.encode() for name in names])
+    refuse_repeated(body)
     return found

@@ -31,7 +31,7 @@ from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
-from hopline.transports.rows import option_of
+from hopline.transports.rows import option_of, time_limit_of
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -58,6 +58,7 @@ _REFUSED = {
 _CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
 _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
 _KNOWN = {*[field.name for field in _OPTIONS], "timeout", "timeout_ms"}
+_SWITCHES = {"binary_data", "binary_data_output"}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: What an input's first dimension counts, in words.
 _COUNTED = {
@@ -175,6 +176,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         elif name not in _KNOWN and name not in _CARRIED and not name.startswith("triton_"):
             known = ", ".join(sorted({*_KNOWN, "binary_data_output"}))
             raise BadRequest(f"unknown parameter {quoted(name)}; known are {known}")
+        elif name in _SWITCHES and not isinstance(value, bool):
+            raise BadRequest(f"parameter {quoted(name)} must be true or false, not {quoted(value)}")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -317,15 +320,10 @@ def _deadline(parameters: Mapping[str, Any], deadline: float | None) -> float | 
         value = parameters.get(name)
         if value is None or (name == "timeout" and value == 0):  # Triton's 0 means none
             continue
-        try:
-            value = float(value) if isinstance(value, int | float | str) else -1.0
-        except (ValueError, OverflowError):  # an integer beyond floats is no time either
-            value = -1.0
-        if not value > 0:
-            raise BadRequest(
-                f"parameter {name!r} must be a positive number, not {quoted(parameters[name])}"
-            )
-        end = time.monotonic() + value * scale
+        limit = time_limit_of(value)
+        if limit is None:
+            raise BadRequest(f"parameter {name!r} must be a positive number, not {quoted(value)}")
+        end = time.monotonic() + limit * scale
         deadline = end if deadline is None else min(deadline, end)
     return deadline
 

@@ -78,10 +78,15 @@ def request_of(message: Message, max_bytes: int) -> ScoreRequest:
 def request_id(message: Message) -> str:
     """The sender's, or the message's own place, which is the same however often it comes.
 
-    One that is too long is none: it would stand in each line of the log and of the prediction log.
+    One that is too long or cannot be printed is none: it would stand in each line of the log and of the
+    prediction log.
     """
     own = message.headers.get(REQUEST_ID, "")
-    return own if 0 < len(own) <= _LONGEST_ID else f"{message.partition}@{message.position}"
+    return (
+        own
+        if 0 < len(own) <= _LONGEST_ID and own.isprintable()
+        else f"{message.partition}@{message.position}"
+    )
 
 
 def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreResult) -> Outgoing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
@@ -9,6 +10,7 @@ import msgspec
 
 from hopline.errors import BadRequest, quoted
 from hopline.request_fields import RequestField
+from hopline.transports.json_body import refuse_repeated
 from hopline.types import Priority
 
 #: What a column or an attribute may hold.
@@ -70,6 +72,17 @@ def priority_of(value: object) -> Priority:
     return found
 
 
+def time_limit_of(value: object) -> float | None:
+    """A time limit from a number or its text; None where it is not above 0, infinite or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        limit = math.nan if isinstance(value, str) and "_" in value else float(value)
+    except (ValueError, OverflowError):  # an integer beyond floats is no time either
+        return None
+    return limit if 0 < limit < math.inf else None
+
+
 def option_of(field: RequestField, value: object) -> Any:
     """A field of a request from a parameter, which holds a string, a number or a truth value.
 
@@ -94,9 +107,12 @@ def option_of(field: RequestField, value: object) -> Any:
     if not isinstance(value, str):
         raise BadRequest(f"{wanted}, in a string, not {quoted(value)}")
     try:
-        return msgspec.json.decode(value, type=field.sent_as)
+        found = msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
+    if type(found) is dict:
+        refuse_repeated(value.encode(), len(found))
+    return found
 
 
 def named_place(text: str, body: bytes) -> str:

@@ -9,7 +9,6 @@ going through Python floats gives 0.10000000149011612. Measured for [1024, 2]: 1
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -23,7 +22,7 @@ from hopline.errors import BadRequest, quoted
 from hopline.request_fields import FIELDS
 from hopline.transports.as_of import read_as_of
 from hopline.transports.json_body import decode_body, refuse_repeated
-from hopline.transports.rows import Scalar, columns_of, named_place
+from hopline.transports.rows import Scalar, columns_of, named_place, time_limit_of
 from hopline.transports.share import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
 
@@ -102,14 +101,10 @@ def _decode_or_explain(body: bytes) -> AskedBody:
 
 
 def refuse_twice(found: AskedBody, body: bytes) -> None:
-    """Refuse a body in which a name comes twice: JSON's readers take the last one, and say nothing.
-
-    Every name is followed by a colon: as many colons as names were read means that none came twice. Where
-    there are more, they stand in strings mostly.
+    """Refuse a body in which a name comes twice.
 
     Raises: BadRequest: names it.
     """
-    colons = body.count(b":")
     names = sum(value is not None for value in msgspec.structs.astuple(found))
     names += sum(map(len, found.rows or ())) + len(found.columns or ())
     names += sum(len(value) for value in _names_said(found) if type(value) is dict)
@@ -118,8 +113,7 @@ def refuse_twice(found: AskedBody, body: bytes) -> None:
         for each in (node.neighbors, node.edge_attr, node.edge_weight):
             if each:
                 names += 1 + len(each) if isinstance(each, dict) else 1
-    if colons > names and body.count(b'":') + body.count(b'" :') > names:
-        refuse_repeated(body)
+    refuse_repeated(body, names)
 
 
 def may_name_version(body: bytes) -> bool:
@@ -178,11 +172,8 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
     """
     if header is not None:
         shown = header.decode("latin-1")
-        try:
-            limit = float(header)
-        except ValueError:
-            limit = math.nan
-        if not limit > 0:
+        limit = time_limit_of(shown)
+        if limit is None:
             raise BadRequest(
                 f"header timeout-ms must be a positive number of milliseconds, not {quoted(shown)}"
             )
@@ -265,5 +256,7 @@ def _inline_node(node: InlineBody) -> InlineNode:
 def _by_edge_type(value: Any) -> Any:
     """A bare list belongs to the node type's only edge type, whose key is left empty."""
     if isinstance(value, dict):
+        if "" in value and len(value) > 1:  # one of the two lists would be lost
+            raise BadRequest("an inline node has edges of the type '' beside others; name all types")
         return value
     return {"": value} if value else {}

@@ -28,6 +28,6 @@ HARNESSES: dict[str, tuple[str, ...]] = {
         *("hopline.artifact", "hopline.jobs.batch.journal"),
     ),
     "lifecycle_state": ("hopline.rollout.state",),
-    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire"),
-    "model_wire": ("hopline.rollout.process_wire",),
+    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire", "hopline.process.wire"),
+    "model_wire": ("hopline.rollout.process_wire", "hopline.process.wire"),
 }

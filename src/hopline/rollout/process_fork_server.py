@@ -1,9 +1,9 @@
 """Model processes are forked from this one: it has imported what all of them need, and loaded nothing.
 
-    python -c "from hopline.rollout.process_zygote import main; main()" SOCKET
+    python -c "from hopline.rollout.process_fork_server import main; main()" SOCKET
 
-    server ── key; orders, socket, leash ──► zygote ── fork ──► a model's process
-           ◄── key, pid; pidfd ─────────────        ◄── ends ──
+    server ── key; orders, socket, stop pipe ──► fork server ── fork ──► a model's process
+           ◄── key, pid; pidfd ─────────────────             ◄── ends ──
            ◄── pid, code ───────────────────
 
 Starting anew takes half a second of a processor, nearly all of it imports; a fork takes some milliseconds
@@ -12,7 +12,7 @@ in the copy for ever. So ONNX Runtime, which starts a thread when it is imported
 should there be a second thread all the same, processes are started by exec.
 
 Messages are JSON in packets of a Unix socket, descriptors beside them. The end of the socket is the end of
-the zygote, and with it of all its processes, just as the death of their server would be.
+the fork server, and with it of all its processes, just as the death of their server would be.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import sys
 import traceback
 from typing import Any
 
+from hopline.process.parent import die_with_parent
 from hopline.rollout import process_main
 
 #: What models of any kind need and what starts no thread.
@@ -39,12 +40,12 @@ _IMPORTED = (
 )
 _PACKET_BYTES = 4096
 #: Exit code of a process that failed before it was one of a model.
-_STILLBORN = 70
+_NEVER_STARTED = 70
 
 
 def main() -> None:
     """Entry of the process."""
-    process_main.die_with_parent()
+    die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     yielding = process_main.yield_while_loading()
     for name in _IMPORTED:
@@ -54,7 +55,7 @@ def main() -> None:
     if yielding:
         process_main.end_yielding()
     _stop_threads()
-    Zygote(control).serve()
+    ForkServer(control).serve()
 
 
 def _stop_threads() -> None:
@@ -67,7 +68,7 @@ def _stop_threads() -> None:
     os.waitpid(pid, 0)
 
 
-class Zygote:
+class ForkServer:
     """See the module.
 
     Args:
@@ -87,7 +88,7 @@ class Zygote:
             for file, _ in poll.poll():
                 if file in self._living:
                     poll.unregister(file)
-                    self._bury(file)
+                    self._reap(file)
                     continue
                 packet, files, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 3)
                 if not packet:
@@ -98,10 +99,14 @@ class Zygote:
                 if pidfd >= 0:
                     poll.register(pidfd, select.POLLIN)
 
-    def _begin(self, key: int, orders: int, wire: int, leash: int) -> int:
+    def _begin(self, key: int, orders: int, wire: int, stop_pipe: int) -> int:
         """Begin a process; returns its pidfd, or -1 where there is none."""
         try:
-            pid = self._fork(orders, wire, leash) if num_threads() == 1 else _spawn(orders, wire, leash)
+            pid = (
+                self._fork(orders, wire, stop_pipe)
+                if num_threads() == 1
+                else _spawn(orders, wire, stop_pipe)
+            )
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             self._tell({"key": key, "why": os.strerror(error.errno or 0)})
@@ -110,8 +115,8 @@ class Zygote:
         self._tell({"key": key, "pid": pid}, pidfd)
         return pidfd
 
-    def _fork(self, orders: int, wire: int, leash: int) -> int:
-        zygote = os.getpid()
+    def _fork(self, orders: int, wire: int, stop_pipe: int) -> int:
+        fork_server = os.getpid()
         pid = os.fork()
         if pid:
             return pid
@@ -120,17 +125,17 @@ class Zygote:
             for pidfd in self._living:
                 os.close(pidfd)
             os.setsid()
-            os.dup2(leash, 0)
+            os.dup2(stop_pipe, 0)
             os.dup2(2, 1)
-            os.close(leash)
-            process_main.die_with_parent()
-            if os.getppid() == zygote:
+            os.close(stop_pipe)
+            die_with_parent()
+            if os.getppid() == fork_server:
                 process_main.run(read_orders(orders), wire)
-        except BaseException:  # the boundary: nothing of the zygote's own may run in the copy
+        except BaseException:  # the boundary: nothing of the fork server's own may run in the copy
             traceback.print_exc()
-        os._exit(_STILLBORN)
+        os._exit(_NEVER_STARTED)
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         """Tell how a process ended."""
         pid = self._living.pop(pidfd)
         os.close(pidfd)
@@ -156,21 +161,21 @@ def read_orders(file: int) -> dict[str, Any]:
     return told
 
 
-def _spawn(orders: int, wire: int, leash: int) -> int:
+def _spawn(orders: int, wire: int, stop_pipe: int) -> int:
     """Start a process from nothing."""
     for each in (orders, wire):
         os.set_inheritable(each, True)
-    code = "from hopline.rollout.process_zygote import start; start()"
+    code = "from hopline.rollout.process_fork_server import start; start()"
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-P", "-c", code, str(orders), str(wire)],
         os.environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, leash, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+        file_actions=[(os.POSIX_SPAWN_DUP2, stop_pipe, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
         setsid=True,
     )
 
 
 def start() -> None:
     """Entry of a process that was not forked."""
-    process_main.die_with_parent()
+    die_with_parent()
     process_main.run(read_orders(int(sys.argv[1])), int(sys.argv[2]))
