@@ -24,12 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
 MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
-SITE = ROOT / "zensical.toml"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
-#: Folder of pages -> the page that links to all of them.
+#: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
 INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
 
 
@@ -389,24 +388,27 @@ def check_reachable(texts: dict[str, str]) -> Iterator[str]:
 
 
 def check_nav(texts: dict[str, str]) -> Iterator[str]:
-    """Every page of docs/ is in the site's navigation, and every page of that is there."""
+    """Every page of a folder of pages is in its site's navigation, and every page of that is there."""
 
-    def listed(items: list[Any]) -> Iterator[str]:
+    def listed(folder: str, items: list[Any]) -> Iterator[str]:
         for item in items:
             if isinstance(item, str):
-                yield f"docs/{item}"
+                yield folder + item
                 continue
             for below in item.values():
-                yield from listed(below if isinstance(below, list) else [below])
+                yield from listed(folder, below if isinstance(below, list) else [below])
 
-    nav = list(listed(tomllib.loads(SITE.read_text())["project"]["nav"]))
-    wanted = {page for page in texts if page.startswith("docs/")}
-    for page in sorted(wanted - set(nav)):
-        yield f"{SITE.name}: {page} is not in nav"
-    for page in sorted(set(nav) - wanted):
-        yield f"{SITE.name}: nav has {page}, which is not there"
-    for page in sorted(page for page in set(nav) if nav.count(page) > 1):
-        yield f"{SITE.name}: nav has {page} more than once"
+    for folder in INDEXES:
+        file = (ROOT / folder).parent / "zensical.toml"
+        site = file.relative_to(ROOT).as_posix()
+        nav = list(listed(folder, tomllib.loads(file.read_text())["project"]["nav"]))
+        wanted = {page for page in texts if page.startswith(folder)}
+        for page in sorted(wanted - set(nav)):
+            yield f"{site}: {page} is not in nav"
+        for page in sorted(set(nav) - wanted):
+            yield f"{site}: nav has {page}, which is not there"
+        for page in sorted(page for page in set(nav) if nav.count(page) > 1):
+            yield f"{site}: nav has {page} more than once"
 
 
 def check_blocks(texts: dict[str, str]) -> Iterator[str]:

@@ -39,7 +39,7 @@ _BUILT_IN = ("istio", "linkerd", "containers")
 
 
 def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> QuerySet:
-    """Read queries from a TOML file; docs/guides/mesh-collect.md describes it.
+    """Read queries from a TOML file; mesh/docs/collect.md describes it.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""Reads a folder of snapshots (docs/guides/mesh-evaluate.md has the format) as a `Recording`."""
+"""Reads a folder of snapshots (mesh/docs/evaluate.md has the format) as a `Recording`."""
 
 from __future__ import annotations
 
