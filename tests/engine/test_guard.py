@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hopline.scheduling.item import LargerThanPredicted
+from hopline.scheduling.work import LargerThanPredicted
 
 from hopline.engine.answer import Answerer
 from hopline.engine.guard import Guard
