@@ -7,13 +7,13 @@ import numpy as np
 from hopline.engine import (
     answer,
     chain,
-    descent,
     ego,
     inline,
     interner,
     level,
     model,
     outputs,
+    plan,
     stage,
     table,
 )
@@ -83,12 +83,12 @@ def repeated_ids_get_the_newest_row(patch):
 
 @fault("engine", "gcn")
 def level_below_is_read_by_another_row_on_the_way_down(patch):
-    def wrong(found, self, need, as_of):
+    def wrong(found, need):
         if need.own_rows is not None and len(need.compute) > 1:
-            need.own_rows = need.own_rows[: len(need.compute)][::-1].copy()
+            need.own_rows = need.own_rows[::-1].copy()
         return found
 
-    after(patch, descent.Descent, "run", wrong)
+    after(patch, plan, "_number", wrong)
 
 
 @fault("engine", "sage")

@@ -318,7 +318,7 @@ class Chain:
         level: Level | None = levels[-1][node_type]
         max_seeds, edges = _MAX_SEEDS, 1
         while level is not None:
-            if level.descent is None or level.runner is None or level.runner.pair is None:
+            if not level.is_simple or level.runner is None or level.runner.pair is None:
                 return None
             chain.append(level)
             relation, level = level.links[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline.engine.kernels import intern
 from hopline.sampling.keyed import KEPT_ROWS, roomy
@@ -27,11 +26,8 @@ class Interner:
         self._used = 0
         self._fresh = False
 
-    def start(self, bound: int) -> tuple[int, IdArray, NDArray[np.int32], IdArray, IdArray]:
-        """Forget everything and expect at most `bound` ids (with repetitions) in all.
-
-        Returns: (shift, keys, values, distinct, rows), for a caller that runs `intern` itself.
-        """
+    def start(self, bound: int) -> None:
+        """Forget everything and expect at most `bound` ids (with repetitions) in all."""
         bits = max(6, (2 * bound).bit_length())
         if 1 << bits > self._keys.shape[0]:
             self._keys = np.empty(1 << bits, np.int64)
@@ -42,7 +38,6 @@ class Interner:
         self._shift = 64 - bits
         self._count = self._used = 0
         self._fresh = True
-        return self._shift, self._keys, self._values, self._distinct, self._rows
 
     def add(self, ids: IdArray, more: IdArray = _NO_IDS) -> IdArray:
         """Number `ids` and then `more` (int64 [n] in all).

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec, Stage
-from hopline.engine.descent import Descent
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
 from hopline.engine.narrow_kernels import Matrix
@@ -182,7 +181,8 @@ class Level:
         own_slots: where raw features of the node type are, on a live graph; None on a snapshot, where a
             node's id is its row.
         structure: of the node type, where the stage reads it.
-        descent: plans this level in one call, where it can.
+        is_simple: whether the level reads one edge type, of bounded fanout, and its own rows, if it reads
+            them, from where that type's sources are.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed.
         num_pending: ids that the present plan is about to intern, with repetitions.
@@ -210,7 +210,7 @@ class Level:
         self.port: RowSource | None = None
         self.own_below: Level | None = None
         self.own_slots = live_nodes(graph, node_type)
-        self.descent: Descent | None = None
+        self.is_simple = False
         self.links: list[tuple[Relation, Level | None]] = []
         self.num_pending = 0
         self.relations: dict[str, Relation] = {}
@@ -264,8 +264,11 @@ class Level:
         self.links = [(relation, computed(relation.adjacency.src)) for relation in self.relations.values()]
         if self.reads_self:
             self.own_below = computed(self.node_type)
-        if Descent.suits(self):
-            self.descent = Descent(*self.links[0])
+        self.is_simple = (
+            len(self.links) == 1
+            and self.links[0][0].sampler.fanout >= 0
+            and (not self.reads_self or self.links[0][1] is self.own_below)
+        )
 
     def bytes_of(self, num_ids: int) -> int:
         """Memory for the states of so many ids, of which no more are distinct than there are nodes."""
@@ -276,8 +279,6 @@ class Level:
         for relation in self.relations.values():
             relation.buffers.shrink()
         self.interner.shrink()
-        if self.descent is not None:
-            self.descent.shrink()
         self.state = self._out = _kept(self._out)
         self._computed = _kept(self._computed)
         self._raw = _kept(self._raw)

@@ -69,26 +69,7 @@ def make_plan(
         for need in needs:
             if need.level.port is not None and need.compute.shape[0]:
                 _read_raw(plan, need)
-        if len(needs) == 1 and needs[0].level.descent is not None:
-            need = needs[0]
-            num_rows = need.compute.shape[0]
-            if num_rows == 0:
-                break
-            descent = needs[0].level.descent
-            bound = num_rows * descent.fanout
-            if bound >= _SOME_EDGES:
-                _reserve(plan, num_rows, bound, descent.below)
-            if guard.rows > guard.few_rows:
-                guard.look()
-            next_need, num_edges = descent.run(need, as_of)
-            guard.rows += num_rows + num_edges
-            plan.num_computed += num_rows
-            plan.num_edges += num_edges
-            needs = [] if next_need is None else [next_need]
-            if next_need is not None and next_need.level.source is not None:
-                needs = [_look_up(plan, next_need.level, next_need.ids)]
-        else:
-            needs = [_look_up(plan, level, ids) for level, ids in _descend(plan, needs)]
+        needs = [_look_up(plan, level, ids) for level, ids in _descend(plan, needs)]
     return plan
 
 

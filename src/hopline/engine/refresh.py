@@ -171,7 +171,7 @@ class Refresher:
                     continue
                 ids = affected[number][name]
                 for a in range(0, ids.shape[0], _PIECE):
-                    if level.descent is not None and level.runner.pair is not None:
+                    if level.is_simple and level.runner.pair is not None:
                         self._compute_pair(number, level, ids[a : a + _PIECE])
                     else:
                         self._compute_any(number, level, ids[a : a + _PIECE])

@@ -4,7 +4,8 @@ A call is admitted on its head, before a message is read: see `Method.admit`. A 
 call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
 messages are unpacked when their turn comes, and are what they become to every bound.
 
-This file is long because the states of a call and what may come in each of them are one thing.
+The file is long because one object has to know all of a call that bounds and deadlines are about: what
+came, what waits and what was answered.
 """
 
 from __future__ import annotations

@@ -313,11 +313,9 @@ class HttpApp:
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
         wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
-        if not request.is_counted:
-            refuse_repeated(request.body)
-        index = oip.repository_index(self._service, ready_only=wanted.ready)
-        shown = [row for row in index if self._shows(request, row["name"])]
-        return Response(encode_json(shown), headers=id_line)
+        refuse_repeated(request.body)
+        rows = oip.repository_index(self._service, ready_only=wanted.ready)
+        return Response(encode_json([x for x in rows if self._shows(request, x["name"])]), headers=id_line)
 
     def _repository_change(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
         task = asyncio.ensure_future(self._lifecycle.change(verb, model, request.body))
