@@ -17,6 +17,8 @@ The queue is plain arrays, or lists where no kernel walks it:
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hopline.jit import njit
@@ -25,7 +27,7 @@ from hopline.types import AnyArray, IdArray
 USED, HEAD, TAIL, HAND = 0, 1, 2, 3
 
 
-def victim(queue, newer, visited, first):  # type: ignore[no-untyped-def]
+def victim(queue: Any, newer: Any, visited: Any, first: int) -> Any:
     """Walk the hand to the slot to evict; every slot is in the queue."""
     s = queue[HAND] if queue[HAND] >= 0 else queue[TAIL]
     while visited[first + s] != 0:
@@ -37,7 +39,7 @@ def victim(queue, newer, visited, first):  # type: ignore[no-untyped-def]
     return s
 
 
-def unlink(queue, newer, older, s):  # type: ignore[no-untyped-def]
+def unlink(queue: Any, newer: Any, older: Any, s: int) -> None:
     """Take slot s out of the queue; a hand that points at it moves on."""
     if queue[HAND] == s:
         queue[HAND] = newer[s]
@@ -51,7 +53,7 @@ def unlink(queue, newer, older, s):  # type: ignore[no-untyped-def]
         queue[TAIL] = newer[s]
 
 
-def enter(queue, newer, older, s):  # type: ignore[no-untyped-def]
+def enter(queue: Any, newer: Any, older: Any, s: int) -> None:
     """Put slot s, which is not in the queue, at the head."""
     older[s] = queue[HEAD]
     newer[s] = -1

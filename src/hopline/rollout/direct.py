@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from hopline.engine.answer import STALE
 from hopline.engine.ego import EgoModel
-from hopline.engine.final_rows import FOUND, Cold, FinalRows, no_counts
+from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.model import Model
+from hopline.engine.precomputed import FOUND, no_counts
 from hopline.errors import BadRequest, DeadlineExceeded, HoplineError
 from hopline.types import IdArray, ScoreRequest, ScoreResult
 
