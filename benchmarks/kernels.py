@@ -30,13 +30,13 @@ from numba import njit
 from benchmarks.hopline_server import TABLE_BYTES, prepare
 from benchmarks.machine import commit, machine
 from benchmarks.workload import FULL, SMALL, ensure
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.kernels import gather, reduce_sum
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.plan import make_plan
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
+from hopline.memory.arena import Arena
 from hopline.types import FloatArray, IdArray
 
 SEEDS = (1, 1024)

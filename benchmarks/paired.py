@@ -100,7 +100,7 @@ def answer_turns(folder: Path) -> None:
 
 
 def _config(folder: Path) -> Any:
-    from hopline.config import Config
+    from hopline.config.schema import Config
 
     config = Config()
     return dataclasses.replace(

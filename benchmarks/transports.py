@@ -35,7 +35,7 @@ wrk.headers["Content-Type"] = "application/json"
 def serve_hopline(port: int) -> None:
     import uvloop
 
-    from hopline.config import Config
+    from hopline.config.schema import Config
     from hopline.testing.service import FakeService
     from hopline.transports.http import HttpApp
     from hopline.transports.http_endpoint import HttpEndpoint

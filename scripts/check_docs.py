@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Check that README.md and docs/ say what the code does; with --write, renew the generated tables.
+"""Check that the pages of both packages say what the code does; with --write, renew the generated tables.
 
 Checked: settings, error classes with their codes, commands and options, HTTP routes, gRPC methods and
 metrics are all there; links and anchors lead somewhere; Python blocks parse and are tagged. Prints what
 is missing and exits with 1. Imports neither torch nor any model runtime.
 
 A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. A Python block is tagged
-`python` (tests/docs runs it) or `python no-run`.
+`python` (tests/docs runs it) or `py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
-MESH_SOURCE = ROOT / "src" / "hopline" / "mesh" / "out" / "http.py"
+MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
+#: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
+INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class Block:
 def pages() -> dict[str, Path]:
     """Every page by its path from the root."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    files += sorted((ROOT / "docs").rglob("*.md"))
+    files += [ROOT / "mesh" / "README.md", ROOT / "mesh" / "CHANGELOG.md"]
+    for folder in INDEXES:
+        files += sorted((ROOT / folder).rglob("*.md"))
     return {file.relative_to(ROOT).as_posix(): file for file in files}
 
 
@@ -97,8 +103,8 @@ def anchors(text: str) -> set[str]:
 
 
 def settings_table() -> str:
-    """Every setting, from `hopline.config`."""
-    from hopline.config import config_table
+    """Every setting, from `hopline.config.schema`."""
+    from hopline.config.reader import config_table
 
     lines = ["| setting | type | default | what it does |", "|---|---|---|---|"]
     for row in config_table():
@@ -110,7 +116,7 @@ def settings_table() -> str:
 
 def mesh_settings_table() -> str:
     """Every setting of `hopline mesh watch`."""
-    from hopline.mesh.settings import settings_table as rows
+    from hopline_mesh.settings import settings_table as rows
 
     lines = ["| setting | environment | type | default | what it does |", "|---|---|---|---|---|"]
     for row in rows():
@@ -128,35 +134,59 @@ def limits_table() -> str:
     lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
     for row in rows():
         lines.append(
-            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | `{row.default}` | {row.help} |"
+            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | {_shown(row.name, row.default)} "
+            f"| {row.help} |"
         )
     return "\n".join(lines)
 
 
 def errors_table() -> str:
-    """Every error class with its code, HTTP status and gRPC code."""
-    from hopline import errors
+    """Every error class of the server with its code, HTTP status and gRPC code."""
+    from hopline.errors import HoplineError
     from hopline.transports.grpc_errors import GRPC_CODE
     from hopline.transports.http_errors import HTTP_STATUS
 
-    def walk(kind: type[errors.HoplineError]) -> Iterator[type[errors.HoplineError]]:
+    return _errors(HoplineError, HTTP_STATUS, GRPC_CODE)
+
+
+def mesh_errors_table() -> str:
+    """Every error class of the mesh watch, likewise."""
+    from hopline_mesh.errors import MeshError
+    from hopline_mesh.out.error_tables import GRPC_CODE, HTTP_STATUS
+
+    return _errors(MeshError, HTTP_STATUS, GRPC_CODE)
+
+
+def _errors(root: type[Exception], statuses: Mapping[Any, int], codes: Mapping[Any, Any]) -> str:
+    def walk(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield kind
-        for child in (sub for sub in kind.__subclasses__() if sub.__module__ == errors.__name__):
+        for child in (sub for sub in kind.__subclasses__() if sub.__module__ == root.__module__):
             yield from walk(child)
 
     lines = ["| error | code | HTTP | gRPC | means |", "|---|---|---|---|---|"]
-    for kind in walk(errors.HoplineError):
-        status = next(HTTP_STATUS[base] for base in kind.__mro__ if base in HTTP_STATUS)
-        code = next(GRPC_CODE[base] for base in kind.__mro__ if base in GRPC_CODE).name
+    for kind in walk(root):
+        status = next(statuses[base] for base in kind.__mro__ if base in statuses)
+        code = next(codes[base] for base in kind.__mro__ if base in codes).name
         meaning = (kind.__doc__ or "").splitlines()[0].rstrip(".")
         lines.append(f"| `{kind.__name__}` | `{kind.code}` | {status} | `{code}` | {meaning} |")
     return "\n".join(lines)
 
 
 def commands_table() -> str:
-    """Every command with its arguments and options."""
+    """Every command of the server's package with its arguments and options."""
+    from hopline import cli
+
+    return _described(cli.COMMANDS)
+
+
+def mesh_commands_table() -> str:
+    """Every command of `hopline mesh`, likewise."""
+    return _described(["mesh"])
+
+
+def _described(names: Iterable[str]) -> str:
     parts = []
-    for name, command in _commands():
+    for name, command in _commands(names):
         lines = [f"### {name}", "", (command.help or "").splitlines()[0], ""]
         lines += ["| option | what it is |", "|---|---|"]
         for parameter in command.params:
@@ -164,9 +194,7 @@ def commands_table() -> str:
             if parameter.param_type_name == "argument":
                 shown = f"`{parameter.metavar or parameter.name.upper()}`"
             help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
-            default = getattr(parameter, "default", None)
-            if isinstance(default, str | int | float) and not isinstance(default, bool):
-                help_text += f" Default: {default}."
+            help_text += _shown_option(getattr(parameter, "default", None))
             required = " Required." if parameter.required else ""
             lines.append(f"| {shown} | {help_text}{required} |")
         parts.append("\n".join(lines))
@@ -223,25 +251,8 @@ def _rests(function: ast.FunctionDef) -> list[str]:
     return found
 
 
-def grpc_methods() -> list[str]:
-    """Every method of every gRPC service."""
-    from hopline.mesh.out.grpc import MESH
-    from hopline.transports.grpc import HEALTH, INFERENCE
-    from hopline.transports.proto import methods
-
-    return [method.name for service in (INFERENCE, HEALTH, MESH) for method in methods(service)]
-
-
-def metric_names() -> list[str]:
-    """Every metric of a server, and of a mesh watch."""
-    from hopline.mesh.out.metrics import MeshMetrics
-    from hopline.observe.metrics import Metrics
-
-    return [*Metrics()._families, *MeshMetrics().names()]
-
-
-def _commands() -> Iterator[tuple[str, Any]]:
-    """("hopline graph build", click command) of every leaf command."""
+def _commands(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """("hopline graph build", click command) of every leaf command below these."""
     import typer.main
 
     from hopline import cli
@@ -254,27 +265,39 @@ def _commands() -> Iterator[tuple[str, Any]]:
         for name, child in children.items():
             yield from leaves(f"{prefix} {name}", child)
 
-    for name in cli.COMMANDS:
+    for name in names:
         group: Any = typer.main.get_command(cli.build_app([name]))
         yield from leaves(f"hopline {name}", group.commands[name])
 
 
 def _shown(path: str, default: Any) -> str:
-    if path.endswith("_bytes") and default % 2**20 == 0:
+    if path.endswith("_bytes") and default and default % 2**20 == 0:
         return f"`{default // 2**20} MiB`"
     if default is None:
         return "–"
-    if default == ():
+    if default in ("", ()):
         return "empty"
     return f"`{default}`"
 
 
+def _shown_option(default: Any) -> str:
+    """A sentence on an option's default; nothing where that is a flag, or no value at all."""
+    if isinstance(default, Enum):
+        default = default.value
+    if isinstance(default, bool) or not isinstance(default, str | int | float | Path) or default == "":
+        return ""
+    return f" Default: {default}."
+
+
 #: page -> generated tables in it.
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/configuration.md": {"settings": settings_table, "mesh-settings": mesh_settings_table},
+    "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
     "docs/guides/isolation.md": {"limits": limits_table},
+    "mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
+    "mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},
+    "mesh/docs/cli.md": {"mesh-commands": mesh_commands_table},
 }
 
 
@@ -309,17 +332,32 @@ def check_mentions(texts: dict[str, str]) -> Iterator[str]:
     for name in hopline.__all__:
         if f"`hopline.{name}`" not in texts[_PUBLIC]:
             yield f"{_PUBLIC}: public name `hopline.{name}` is not documented"
-    mesh = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
-    for path in (*routes(HTTP_SOURCE.read_text()), *mesh):
-        # `/versions/<version>` is said once for all routes below a model.
-        if "/versions/<version>" not in path and f"`{path}`" not in texts["docs/http-api.md"]:
-            yield f"docs/http-api.md: route `{path}` is not documented"
-    for method in grpc_methods():
-        if f"`{method}`" not in texts["docs/grpc-api.md"]:
-            yield f"docs/grpc-api.md: method `{method}` is not documented"
-    for metric in metric_names():
-        if f"`{metric}`" not in texts["docs/operations.md"]:
-            yield f"docs/operations.md: metric `{metric}` is not documented"
+    for what, page, names in _mentioned():
+        for name in names:
+            if f"`{name}`" not in texts[page]:
+                yield f"{page}: {what} `{name}` is not documented"
+
+
+def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
+    """(kind of name, page, names that stand there)."""
+    from hopline.observe.metrics import Metrics
+    from hopline.transports import proto
+    from hopline.transports.grpc import HEALTH, INFERENCE
+    from hopline_mesh import proto as mesh_proto
+    from hopline_mesh.out.grpc import MESH
+    from hopline_mesh.out.metrics import MeshMetrics
+
+    # `/versions/<version>` is said once for all routes below a model.
+    paths = [path for path in routes(HTTP_SOURCE.read_text()) if "/versions/<version>" not in path]
+    yield "route", "docs/http-api.md", paths
+    paths = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
+    yield "route", "mesh/docs/api.md", paths
+    for service in (INFERENCE, HEALTH):
+        yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
+    for service in (MESH, HEALTH):
+        yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
+    yield "metric", "docs/operations.md", Metrics()._families
+    yield "metric", "mesh/docs/operations.md", MeshMetrics().names()
 
 
 def check_links(texts: dict[str, str]) -> Iterator[str]:
@@ -338,15 +376,39 @@ def check_links(texts: dict[str, str]) -> Iterator[str]:
 
 
 def check_reachable(texts: dict[str, str]) -> Iterator[str]:
-    """Every page of docs/ is linked from the index."""
-    index = ROOT / _PUBLIC
-    linked = {
-        (index.parent / link["target"].partition("#")[0]).resolve()
-        for link in _LINK.finditer(texts[_PUBLIC])
-    }
-    for page in texts:
-        if page.startswith("docs/") and page != _PUBLIC and (ROOT / page).resolve() not in linked:
-            yield f"{_PUBLIC}: {page} is not linked"
+    """Every page of a folder of pages is linked from its index."""
+    for folder, index in INDEXES.items():
+        linked = {
+            (ROOT / folder / link["target"].partition("#")[0]).resolve()
+            for link in _LINK.finditer(texts[index])
+        }
+        for page in texts:
+            if page.startswith(folder) and page != index and (ROOT / page).resolve() not in linked:
+                yield f"{index}: {page} is not linked"
+
+
+def check_nav(texts: dict[str, str]) -> Iterator[str]:
+    """Every page of a folder of pages is in its site's navigation, and every page of that is there."""
+
+    def listed(folder: str, items: list[Any]) -> Iterator[str]:
+        for item in items:
+            if isinstance(item, str):
+                yield folder + item
+                continue
+            for below in item.values():
+                yield from listed(folder, below if isinstance(below, list) else [below])
+
+    for folder in INDEXES:
+        file = (ROOT / folder).parent / "zensical.toml"
+        site = file.relative_to(ROOT).as_posix()
+        nav = list(listed(folder, tomllib.loads(file.read_text())["project"]["nav"]))
+        wanted = {page for page in texts if page.startswith(folder)}
+        for page in sorted(wanted - set(nav)):
+            yield f"{site}: {page} is not in nav"
+        for page in sorted(set(nav) - wanted):
+            yield f"{site}: nav has {page}, which is not there"
+        for page in sorted(page for page in set(nav) if nav.count(page) > 1):
+            yield f"{site}: nav has {page} more than once"
 
 
 def check_blocks(texts: dict[str, str]) -> Iterator[str]:
@@ -355,10 +417,12 @@ def check_blocks(texts: dict[str, str]) -> Iterator[str]:
         if text.count("```") % 2:
             yield f"{page}: a block is not closed"
         for block in blocks(text):
-            if not block.info.startswith("python"):
+            if " " in block.info:
+                yield f"{page}:{block.line}: tag {block.info!r}: one word is right"
+            if not block.info.startswith("py"):
                 continue
-            if block.info not in ("python", "python no-run"):
-                yield f"{page}:{block.line}: tag {block.info!r}; `python` or `python no-run` is right"
+            if block.info not in ("python", "py"):
+                yield f"{page}:{block.line}: tag {block.info!r}; `python` or `py` is right"
             try:
                 ast.parse(block.text)
             except SyntaxError as error:
@@ -367,7 +431,9 @@ def check_blocks(texts: dict[str, str]) -> Iterator[str]:
 
 def check_commands(texts: dict[str, str]) -> Iterator[str]:
     """Commands in bash blocks exist and have the options that they are given."""
-    known = dict(_commands())
+    from hopline import cli
+
+    known = dict(_commands([*cli.COMMANDS, *cli.PACKAGES]))
     options = {
         name: {option for part in command.params for option in (*part.opts, *part.secondary_opts)}
         for name, command in known.items()
@@ -375,7 +441,7 @@ def check_commands(texts: dict[str, str]) -> Iterator[str]:
     for page, text in texts.items():
         for block in blocks(text):
             for line in block.text.replace("\\\n", " ").splitlines():
-                if block.info != "bash" or not line.startswith("hopline "):
+                if block.info not in ("bash", "sh") or not line.startswith("hopline "):
                     continue
                 name = next((each for each in known if f"{line} ".startswith(f"{each} ")), None)
                 if name is None:
@@ -390,7 +456,7 @@ def problems(*, write: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found = list(check_generated(write=write))
     texts = {name: file.read_text() for name, file in pages().items()}
-    for check in (check_mentions, check_links, check_reachable, check_blocks, check_commands):
+    for check in (check_mentions, check_links, check_reachable, check_nav, check_blocks, check_commands):
         found += check(texts)
     return found
 

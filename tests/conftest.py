@@ -2,4 +2,10 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What an example takes is the machine's affair: no test is a timed one.
+settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hopline")

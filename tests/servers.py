@@ -15,9 +15,10 @@ import httpx
 
 _MAIN = """
 import json, sys
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import HoplineError
-from hopline.server import main_error, run
+from hopline.serve import run
+from hopline.server import main_error
 try:
     config = load_config(overrides=json.loads(sys.argv[1]))
     sys.exit(run(config, service=sys.argv[2]))

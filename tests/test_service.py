@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from hopline.arena import create_shared
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,
@@ -21,6 +20,7 @@ from hopline.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from hopline.memory.arena import create_shared
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
@@ -139,7 +139,7 @@ async def test_workers_share_one_table(places):
             await worker.start()
         nodes = [f"n{i}" for i in range(zoo.N)]
         first = await workers[0].score(ScoreRequest("sage", nodes=nodes))
-        tables = workers[1]._serving["sage"].model.tables
+        tables = workers[1]._serving["sage"].computer.model.tables
         before = {key: table.num_rows for key, table in tables.items()}
         second = await workers[1].score(ScoreRequest("sage", nodes=nodes))
         assert (first.outputs["probabilities"] == second.outputs["probabilities"]).all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from hopline.config import ServerConfig
+from hopline.config.schema import ServerConfig
 from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.http_messages import Request, Response
 

@@ -16,12 +16,12 @@ import redis
 import uvloop
 
 from benchmarks.feature_phases.redis_process import GROUP, RedisProcess
-from hopline.arena import Arena
 from hopline.engine.source import Absent, Overlay
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, RowCache
 from hopline.features.near import NearRows
 from hopline.features.redis import RedisStore
+from hopline.memory.arena import Arena
 from hopline.rollout.supplier import Supplier
 from hopline.types import FloatArray, IdArray
 

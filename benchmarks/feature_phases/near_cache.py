@@ -23,7 +23,7 @@ from benchmarks.feature_phases.server import command, hopline, l1_bytes
 from benchmarks.feature_phases.stream import ZipfStream
 from benchmarks.load import Load, WrkFailed
 from benchmarks.server_process import ServerFailed
-from hopline.config import config_table
+from hopline.config.reader import config_table
 
 CALLERS = 32
 SHARES = (0.01, 0.05, 0.1)

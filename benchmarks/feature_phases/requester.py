@@ -40,9 +40,9 @@ class Answer:
 
     @property
     def degraded(self) -> list[str]:
-        """The rungs that it names."""
-        told: list[str] = orjson.loads(self.body)["degraded"] if self.status == 200 else []
-        return told
+        """The fallbacks that it names."""
+        found: list[str] = orjson.loads(self.body)["degraded"] if self.status == 200 else []
+        return found
 
     def values(self) -> list[float]:
         """The first output's row of the node."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from hopline.rollout.process_main import Orders, open_unit
+from hopline.rollout.process_main import Orders
+from hopline.rollout.process_unit import open_unit
 from hopline.rollout.served import Served
-from hopline.types import Deliver, ScoreRequest, Ticket
+from hopline.scheduling.work import Work
 
 _CRASH_EVERY = 50
 _LEAK_BYTES = 2**20
@@ -38,12 +39,12 @@ class Crashing(_Passing):
 
     _seen = 0
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+    def accept(self, work: Work) -> None:
         """As the inner one, unless it is time."""
         self._seen += 1
         if self._seen % _CRASH_EVERY == 0:
             ctypes.string_at(0)
-        return self._inner.submit(request, deliver)
+        self._inner.accept(work)
 
 
 class Leaking(_Passing):
@@ -53,7 +54,7 @@ class Leaking(_Passing):
         super().__init__(inner)
         self._kept: list[bytes] = []
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+    def accept(self, work: Work) -> None:
         """As the inner one, and keeps something."""
         self._kept.append(b"x" * _LEAK_BYTES)
-        return self._inner.submit(request, deliver)
+        self._inner.accept(work)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from hopline.time_slice import SHORT_S, want_slices
+from hopline.process.time_slice import SHORT_S, want_slices
 
 #: An answer that has not come so long after the last arrival never will.
 _LOST_S = 10.0

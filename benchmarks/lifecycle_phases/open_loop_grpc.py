@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.lifecycle_phases.open_loop import percentile
-from hopline.time_slice import SHORT_S, want_slices
+from hopline.process.time_slice import SHORT_S, want_slices
 
 _SERVICE = "/inference.GRPCInferenceService"
 _WARM_UP = 200

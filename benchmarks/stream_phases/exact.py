@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks.stream_phases import worker
 from benchmarks.stream_phases.place import EDGE, MODELS, NODE, PLACES, Live, Place
 from benchmarks.stream_phases.updates import Updates
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
@@ -27,6 +26,7 @@ from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.memory.arena import Arena
 from hopline.types import FloatArray, IdArray, ScoreRequest
 
 _TABLE_BYTES = 1 << 28

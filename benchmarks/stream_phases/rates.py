@@ -51,10 +51,10 @@ class Stopwatch:
 
 def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any]:
     """Batches through the keeper, and requests in between, which compute what they need anew."""
-    from hopline.arena import Arena
     from hopline.artifact import read_spec
     from hopline.engine.answer import Answerer
     from hopline.engine.model import Model, TablePlan
+    from hopline.memory.arena import Arena
     from hopline.types import ScoreRequest
 
     live = Live(place, folder)

@@ -182,6 +182,7 @@ def _package(
             name="m",
             fanouts=[-1] * fanouts,
             overwrite=True,
+            progress=False,
             **options,
         )
 

@@ -96,7 +96,7 @@ def fitted_in_cents(train: Transactions) -> Pipeline:
 
 def package(estimator: Pipeline, sample: pd.DataFrame, repository: Path, version: str) -> TableReport:
     """Package the checkout's model; `sample`: rows that it was not trained on."""
-    return hopline.package_table(estimator, sample, repository, name=MODEL, version=version)
+    return hopline.package_table(estimator, sample, repository, name=MODEL, version=version, progress=False)
 
 
 def write_pipeline(repository: Path) -> None:

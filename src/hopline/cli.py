@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 
 if TYPE_CHECKING:
     import typer
+
+#: Set by a shell that asks what a word may be completed to.
+_COMPLETE = "_HOPLINE_COMPLETE"
 
 #: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -43,7 +47,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "stream",
         "Follow events of a message broker into a live graph.",
     ),
-    "mesh": ("hopline.commands.mesh", "app", "Watch a service mesh with a temporal graph autoencoder."),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
     "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
@@ -64,6 +67,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
 }
 
+#: Entry points of other packages that bring commands: name -> a Typer app or a function.
+GROUP = "hopline.commands"
+#: Command -> the package that brings it, for those who have not installed it.
+PACKAGES = {"mesh": "hopline-mesh"}
+
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: one real command, and a line of help for each other."""
@@ -72,19 +80,48 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
         """Serve graph neural networks: the server owns the graph, the client sends node ids."""
 
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, attribute, text) in COMMANDS.items():
         if name != wanted:
             app.command(name, help=text)(_elsewhere)
             continue
-        found = getattr(importlib.import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-        else:
-            app.command(name)(found)
+        _add(app, name, getattr(importlib.import_module(module), attribute))
+    if wanted not in COMMANDS:  # reading what is installed takes time
+        _add_installed(app, wanted)
     return app
+
+
+def _add_installed(app: typer.Typer, wanted: str) -> None:
+    """Add the commands that other packages bring; where a known one is absent, say what to install."""
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
+    if wanted in PACKAGES and wanted not in found:
+
+        def absent() -> None:
+            raise ConfigError(f"`hopline {wanted}` is not installed: pip install {PACKAGES[wanted]}")
+
+        anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(wanted, hidden=True, add_help_option=False, context_settings=anything)(absent)
+    for name, point in found.items():
+        if name != wanted:
+            summary = point.dist.metadata["Summary"] if point.dist is not None else ""
+            app.command(name, help=summary)(_elsewhere)
+            continue
+        _add(app, name, point.load())
+
+
+def _add(app: typer.Typer, name: str, found: Any) -> None:
+    import typer
+
+    from hopline.commands.negative_numbers import NumbersAreValues
+
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name, cls=NumbersAreValues)(found)
 
 
 def _elsewhere() -> None:
@@ -100,15 +137,36 @@ def main() -> None:
     try:
         if arguments[:1] == ["serve"]:
             _serve_at_once(arguments[1:])
-        build_app(arguments)()
+        build_app(_completed() if _COMPLETE in os.environ else arguments)(prog_name="hopline")
     except HoplineError as error:
-        _fail(str(error))
+        _fail(_with_flags(str(error), arguments))
     except ModuleNotFoundError as error:
-        if "pip install 'hopline[" in str(error):  # said by what needs it
+        if "pip install 'hopline" in str(error):  # said by what needs it
             _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
         _fail(f"this command needs {error.name}; install it with: pip install 'hopline[train]'")
+
+
+def _completed() -> list[str]:
+    """The words of the command line that a shell wants to have completed."""
+    # bash says one, other shells the other
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
+
+
+def _with_flags(text: str, arguments: Sequence[str]) -> str:
+    """An error's text, in which Python arguments are flags of the command that was typed."""
+    import typer.core
+    import typer.main
+
+    from hopline.commands.flag_names import as_flags, flags_of
+
+    command: Any = typer.main.get_command(build_app(arguments))
+    for word in arguments:
+        if isinstance(command, typer.core.TyperGroup) and word in command.commands:
+            command = command.commands[word]
+    return as_flags(text, flags_of([each.opts for each in command.params]))
 
 
 def _serve_at_once(arguments: Sequence[str]) -> None:
@@ -117,9 +175,9 @@ def _serve_at_once(arguments: Sequence[str]) -> None:
 
     config = config_of(arguments)
     if config is not None:
-        from hopline import server
+        from hopline import serve
 
-        sys.exit(server.run(config))
+        sys.exit(serve.run(config))
 
 
 def _fail(message: str) -> None:

@@ -35,11 +35,6 @@
     │   └── SinkError                      results cannot be brought to where they shall go
     ├── BrokerError (RuntimeError)         a message broker refuses what is asked of it
     │   └── BrokerUnavailable              it cannot be reached now; worth another try
-    ├── MeshError                          watching a mesh cannot start or go on
-    │   ├── SnapshotInvalid (ValueError)   an interval of a mesh, or a folder of them, is wrong
-    │   ├── SourceUnavailable (ConnectionError)  Prometheus, Kubernetes or Alertmanager cannot be asked now
-    │   ├── QueryFailed                    one of them refuses what is asked, or answers what cannot be read
-    │   └── StateDamaged (ValueError)      kept state of a watch is torn, or of another version
     ├── PackagingError (ValueError)        a model that cannot be packaged
     │   ├── NotServable                    an answer depends on more than a node's neighbourhood
     │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
@@ -378,42 +373,6 @@ class BrokerUnavailable(BrokerError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class MeshError(HoplineError):
-    """Watching a mesh cannot start or go on."""
-
-    code = "mesh_error"
-
-
-class SnapshotInvalid(MeshError, ValueError):
-    """An interval of a mesh, or a folder of them, is not what it should be; says where and how."""
-
-    code = "snapshot_invalid"
-
-
-class SourceUnavailable(MeshError, ConnectionError):
-    """Prometheus, Kubernetes or Alertmanager cannot be asked now; worth another try."""
-
-    code = "source_unavailable"
-
-
-class QueryFailed(MeshError):
-    """Prometheus, Kubernetes or Alertmanager refuses what is asked, or answers what cannot be read."""
-
-    code = "query_failed"
-
-
-class IncidentNotFound(MeshError, LookupError):
-    """No incident has this id, or it ended so long ago that it is not kept any more."""
-
-    code = "incident_not_found"
-
-
-class StateDamaged(MeshError, ValueError):
-    """Kept state of a watch is torn, or of another version; says which file."""
-
-    code = "state_damaged"
 
 
 class PackagingError(HoplineError, ValueError):

@@ -22,6 +22,22 @@ def _check(items: list[tuple[str, Any]]) -> None:
 _decode = json.JSONDecoder(object_pairs_hook=_check, parse_int=str, parse_float=str).decode
 
 
+#: What may stand before the colon behind a name.
+_BEFORE_COLON = (b'":', b" :", b"\t:", b"\n:", b"\r:")
+
+
+def may_repeat(text: bytes, num_names: int) -> bool:
+    """Whether JSON that was read may have a name twice, told by counting.
+
+    Yes may be wrong, where strings hold colons.
+
+    Args:
+        text: that was read.
+        num_names: names that were found in it, each object's for itself.
+    """
+    return text.count(b":") > num_names and sum(map(text.count, _BEFORE_COLON)) > num_names
+
+
 def repeated_name(text: bytes) -> str:
     """A name that comes twice in one object, at any depth; "" where none does.
 

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config, needed_folder
-from hopline.ingress.exposure import check_exposure
-from hopline.sockets import hold_new_connections, join, reserve, tls_context, url_host
-from hopline.time_slice import SHORT_S, want_slices
+from hopline.config.schema import Config
+from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
+from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SERVICE = "hopline.service:Service"
 _QUEUE = "hopline.transports.queue:QueueServer"
+#: Models that the line of a ready server names.
+_SHOWN_MODELS = 5
 #: Seconds between looks at idle connections, the date and shared metrics.
 _TICK_S = 1.0
 #: How often a drain looks whether the last answer is out, in seconds.
@@ -44,34 +45,6 @@ _POLL_S = 0.005
 _SETTLE_S = 0.1
 #: A client that has not confirmed by then that it heard of the end is not waited for, in seconds.
 _HEARD_S = 2.0
-
-
-def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Args:
-        config: resolved.
-        service: "module:attribute" of a class taking the config; see transports/interface.py.
-
-    Returns: the process's exit code, 0 after an orderly end.
-    Raises: HoplineError: it could not start.
-    """
-    from hopline.observe.logs import configure_logs
-
-    configure_logs(config.log)
-    check_exposure(config)
-    if config.server.workers > 1 or config.live.enabled:
-        from hopline.supervisor import run_workers
-
-        if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
-            from hopline.rollout.repository import configured_repository
-
-            if config.graph.path is not None:  # a repository of tables needs none
-                needed_folder(config, "graph.path")
-            configured_repository(config)
-        open_gate(config)
-        return run_workers(config, service=service)
-    return run_process(config, service, announce)
 
 
 def run_process(
@@ -83,7 +56,7 @@ def run_process(
     """Serve in this process; `on_loop` is called inside the loop before startup."""
     import uvloop
 
-    import hopline.jit  # noqa: F401 - before anything else imports Numba
+    import hopline.kernels.jit  # noqa: F401 - before anything else imports Numba
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_at_once)
@@ -105,18 +78,18 @@ def _end_at_once(number: int, frame: object) -> None:
 
 
 def announce(server: Server) -> None:
-    """Tell people, and scripts that wait for it, where the server is."""
-    print(ready_line(server.config, server.http_port, server.grpc_port), flush=True)
+    """Print where the server is and what it serves, for people and for scripts that wait for it."""
+    print(ready_line(server.config, server.serving(), server.http_port, server.grpc_port), flush=True)
 
 
-def ready_line(config: Config, http_port: int, grpc_port: int | None) -> str:
-    """The line that says a server is ready, with the real ports."""
+def ready_line(config: Config, serving: str, http_port: int, grpc_port: int | None) -> str:
+    """The line that says a server is ready, with the real ports; `serving` is of `Server.serving`."""
     from hopline import __version__
 
     host, secure = url_host(config.server.host), "s" if config.tls.enabled else ""
     grpc = "" if grpc_port is None else f" grpc{secure}://{host}:{grpc_port}"
-    workers = f", {config.server.workers} workers," if config.server.workers > 1 else ""
-    return f"Hopline {__version__}{workers} is ready at http{secure}://{host}:{http_port}{grpc}"
+    workers = f", {config.server.workers} workers" if config.server.workers > 1 else ""
+    return f"Hopline {__version__}{workers}: serving {serving} at http{secure}://{host}:{http_port}{grpc}"
 
 
 class Server:
@@ -147,7 +120,8 @@ class Server:
         self._gate: Gatekeeper | None = None
         server = config.server
         #: For the large requests of all listeners together.
-        self._budget = Budget(server.max_pending_bytes or 4 * server.max_body_bytes)
+        pending = server.max_pending_bytes
+        self._budget = Budget(pending) if pending else Budget.for_bodies(server.max_body_bytes)
         self._queue: QueueServer | None = None
 
     async def serve(self) -> int:
@@ -161,6 +135,14 @@ class Server:
         if not drained:
             logger.warning("stopped with requests unanswered: server.drain_timeout_s passed")
         return 0
+
+    def serving(self) -> str:
+        """Which version of each model answers requests that name none: "risk version 3"."""
+        service = self._service
+        names = service.model_names()
+        shown = [f"{name} version {service.describe(name).version}" for name in names[:_SHOWN_MODELS]]
+        more = len(names) - len(shown)
+        return ", ".join(shown) + (f" and {more} more models" if more else "") or "no models"
 
     def stop(self) -> None:
         """Begin an orderly end; a second call cuts the drain short."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -23,6 +23,7 @@ from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.served import Recorder, Rehearsed, Scorer, Served
+from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -74,13 +75,17 @@ class Service:
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
         self._serving = self._lifecycle.fleet.serving
         self._records.start()
+        if self.config.graph.path is not None:
+            log.info("opening graph %s", self.config.graph.path)
         await self._lifecycle.start()
         self.metrics.before_reading(self._bring_in)
         if self.config.worker.live_memory:
             self._follow_graph()
         self._ready = True
-        names = ", ".join(
-            f"{name}/{unit}" for name, units in self._lifecycle.fleet.units.items() for unit in units
+        names = "; ".join(
+            f"{name}: version {self._serving[name].version} answers, loaded are {', '.join(units)}"
+            for name, units in self._lifecycle.fleet.units.items()
+            if name in self._serving
         )
         if unavailable := self.unavailable():
             names += f" (unavailable: {', '.join(unavailable)})"
@@ -88,7 +93,7 @@ class Service:
         graph = "no graph"
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
-        log.info("serving %s on %s, started in %.2f s", names, graph, time.perf_counter() - began)
+        log.info("started in %.2f s on %s; %s", time.perf_counter() - began, graph, names)
 
     @property
     def drift(self) -> DriftMonitor | None:
@@ -153,15 +158,18 @@ class Service:
         Raises:
             HoplineError: it was refused at once; nothing is delivered.
         """
+        work = Work(request, deliver)
         if request.version is None and not self._draining:
             served = self._serving.get(request.model)
             if served is not None:
-                return served.submit(request, deliver)
+                served.accept(work)
+                return work
         if self._draining:
             raise Unavailable("the server is shutting down")
-        return self._resolve(request.model, request.version).submit(request, deliver)
+        self._resolve(request.model, request.version).accept(work)
+        return work
 
-    def turn_away(self, model: str) -> None:
+    def reject_early(self, model: str) -> None:
         """Refuse a request that names no version unread, where nothing it says could change that.
 
         A flood is then refused for a part of what reading it would take.
@@ -169,10 +177,9 @@ class Service:
         Raises: HoplineError: as `submit` would.
         """
         if not self._draining:
-            # single versions have it; splits and caches look at the request first
-            turn_away = getattr(self._serving.get(model), "turn_away", None)
-            if turn_away is not None:
-                turn_away()
+            served = self._serving.get(model)
+            if served is not None:
+                served.reject_early()
 
     def is_pressed(self) -> bool:
         """Whether a queue has something to run on this loop, and has not had its turn yet."""
@@ -307,7 +314,7 @@ class Service:
             served.statistics()
 
     def _follow_graph(self) -> None:
-        from hopline.config import live_socket
+        from hopline.config.folders import live_socket
         from hopline.live.updates import LiveUpdates
         from hopline.rollout.live_graph import open_live_graph
 

@@ -78,12 +78,13 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         deadline: absolute time on `time.monotonic()`'s clock, seconds; None means the server's
             default.
         request_id: for logs and traces.
-        degraded: "allow" takes an answer from a lower rung of the degradation ladder, "refuse" would
+        degraded: "allow" takes an answer that used a fallback (`engine/fallbacks.py`), "refuse" would
             rather have Unavailable.
         attributes: name -> string, number or truth value: what routing rules may look at.
         key: requests of one key get the same version in an A/B test; "" draws by chance.
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
         client: who asks, as authenticated; "" where nobody has to say.
+        tags: labels of the caller's own, which the prediction log keeps.
         traceparent: W3C trace context that the request belongs to; "" for none.
         is_copy: sent beside the real one, to compare versions; nobody gets the answer.
     """
@@ -106,6 +107,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     client: str = ""
     traceparent: str = ""
     is_copy: bool = False
+    tags: tuple[str, ...] = ()
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +120,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
             (embedding float32 [n, d]; logits float32 [n, c]; probabilities float32 [n, c] or [n];
             label int64 [n]).
         missing: bool [n], rows that are null because the node is unknown; None when none is.
-        degraded: rungs of the degradation ladder that the answer stands on; empty at full quality.
+        degraded: fallbacks that the answer used; empty at full quality.
         timings_ms: stage -> milliseconds ("queue", "compute", ...); of a pipeline, step -> milliseconds.
         parts: of a pipeline, step -> "model/version" that answered it; empty otherwise.
         graph_through_ms: on a live graph, everything that happened until then is in the answer, ms since
@@ -203,3 +205,11 @@ class ModelInfo:
     default_outputs: tuple[str, ...]
     graph_version: str
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Called with a stage's label and the part of it that is done, 0 to 1.
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+def silent(stage: str, done: float) -> None:
+    """A `Progress` that shows nothing."""

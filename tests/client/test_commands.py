@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hopline import server as server_module
 from hopline.commands.score import score
 from hopline.commands.serve import serve
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError
 from tests.servers import RunningServer, running
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hopline.cli import build_app
 from hopline.commands.cost import attributed_share, costs
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.observe.metrics import Metrics
 from hopline.observe.scrape import Scrape
 
@@ -81,23 +81,23 @@ def run(*arguments):
 
 def test_the_command_shows_a_table_or_json(page):
     page["text"] = served(cpu_hour=3.6, gpu_hour=36.0, currency="EUR").render()
-    shown = run(page["url"], "--api-key", "k")
+    shown = run("--url", page["url"], "--api-key", "k")
     assert shown.exit_code == 0
     assert page["key"] == "k"
     assert "EUR" in shown.stdout
     assert "gpu s" in shown.stdout
-    answer = json.loads(run(page["url"] + "/metrics", "--json").stdout)
+    answer = json.loads(run("--url", page["url"] + "/metrics", "--json").stdout)
     assert {row["model"]: row["cpu_s_per_1k"] for row in answer["models"]} == {
         "risk": 2.0,
         "pictures": 200.0,
     }
     page["text"] = served().render()
-    assert "cost.cpu_hour" in run(page["url"]).stdout.replace("\n", "")
+    assert "cost.cpu_hour" in run("--url", page["url"]).stdout.replace("\n", "")
 
 
 def test_a_refusal_is_told(page):
     page["status"], page["text"] = 401, b"who are you"
-    done = run(page["url"])
+    done = run("--url", page["url"])
     assert "answered 401: who are you" in str(done.exception)
     page["status"], page["text"] = 200, b"<html>"
-    assert "line 1 of the metrics" in str(run(page["url"]).exception)
+    assert "line 1 of the metrics" in str(run("--url", page["url"]).exception)

@@ -74,6 +74,7 @@ def test_finished_folder_is_served_until_interrupted(
         process.wait()
     assert process.returncode == 0
     assert "Stopped." in rest
+    assert "hopline serve --graph " in rest
     assert not _reachable(pasted[1])
 
 

@@ -28,9 +28,9 @@ def test_every_kind_of_route_is_found(check_docs):
         ("docs/http-api.md", "`/v2/models/<model>/stats`", "route"),
         ("docs/grpc-api.md", "`ModelStreamInfer`", "method"),
         ("docs/operations.md", "`hopline_queue_rows`", "metric"),
-        ("docs/http-api.md", "`/v1/mesh/incidents/<id>`", "route"),
-        ("docs/grpc-api.md", "`GetGraph`", "method"),
-        ("docs/operations.md", "`hopline_mesh_score`", "metric"),
+        ("mesh/docs/api.md", "`/v1/mesh/incidents/<id>`", "route"),
+        ("mesh/docs/api.md", "`GetGraph`", "method"),
+        ("mesh/docs/operations.md", "`hopline_mesh_score`", "metric"),
     ],
 )
 def test_what_is_left_out_is_named(check_docs, page, cut, said):
@@ -54,10 +54,30 @@ def test_links_to_headings_and_the_web_are_fine(check_docs):
     assert list(check_docs.check_links({"README.md": text})) == []
 
 
-@pytest.mark.parametrize("tag", ["python3", "python norun", "python no-run extra"])
+@pytest.mark.parametrize("tag", ["python3", "pyhton"])
 def test_an_unknown_tag_is_named(check_docs, tag):
     found = list(check_docs.check_blocks({"a.md": f"```{tag}\n1\n```\n"}))
-    assert found == [f"a.md:2: tag {tag!r}; `python` or `python no-run` is right"]
+    assert found == [f"a.md:2: tag {tag!r}; `python` or `py` is right"]
+
+
+@pytest.mark.parametrize("tag", ["python no-run", "bash extra"])
+def test_a_tag_of_two_words_is_named(check_docs, tag):
+    assert any("one word" in line for line in check_docs.check_blocks({"a.md": f"```{tag}\n1\n```\n"}))
+
+
+def test_a_page_that_is_not_in_the_navigation_is_named(check_docs):
+    texts = {name: file.read_text() for name, file in check_docs.pages().items()}
+    assert list(check_docs.check_nav(texts)) == []
+    found = list(check_docs.check_nav(texts | {"docs/guides/new.md": "# New\n"}))
+    assert found == ["zensical.toml: docs/guides/new.md is not in nav"]
+    del texts["docs/log.md"]
+    assert list(check_docs.check_nav(texts)) == ["zensical.toml: nav has docs/log.md, which is not there"]
+
+
+def test_an_empty_default_is_none(check_docs):
+    shown = check_docs.commands_table() + check_docs.settings_table() + check_docs.limits_table()
+    assert "Default: ." not in shown
+    assert "``" not in shown
 
 
 def test_a_syntax_error_is_named_with_its_line(check_docs):

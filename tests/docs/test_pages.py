@@ -6,7 +6,11 @@ import pytest
 
 from tests.docs.player import ROOT, play
 
-GUIDES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("docs/guides", "mesh/docs")
+    for path in (ROOT / folder).glob("*.md")
+)
 CONTINUES = "continues the [quickstart](../quickstart.md)"
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.model import Model, TablePlan
 from hopline.graph import Graph
+from hopline.memory.arena import Arena
 from hopline.packaging import package
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.model import Model, TablePlan
+from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT
 
 KINDS = ["sage", "plain", "gcn", "gat", "hetero"]

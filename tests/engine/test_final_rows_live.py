@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hopline.config import Config, TableConfig
+from hopline.config.schema import Config, TableConfig
 from hopline.engine.answer import Answerer
 from hopline.engine.outputs import default_outputs
 from hopline.engine.table_file import TableFile

@@ -8,7 +8,6 @@ import os
 import numpy as np
 import pytest
 
-from hopline.arena import Arena, create_shared
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
@@ -18,6 +17,7 @@ from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.memory.arena import Arena, create_shared
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import ScoreRequest
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch_geometric.utils import scatter
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine import kernels
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.narrow_kernels import Narrow, matrix_of
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, NodeChanges
+from hopline.memory.arena import Arena
 from hopline.packaging import package
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo

@@ -17,12 +17,12 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
     from torch_geometric.nn import GCNConv, GraphConv, TAGConv
 
-from hopline.arena import Arena
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan, load_model
 from hopline.errors import ArtifactError, BadRequest, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.changes import Changes, EdgeChanges
+from hopline.memory.arena import Arena
 from hopline.packaging import package
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import InlineNode, ScoreRequest

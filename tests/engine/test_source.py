@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer, Supply
+from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import MEAN, SMALLER, STALE, Absent, Overlay, drop_edges
+from hopline.engine.source import Absent, Overlay, drop_edges
 from hopline.errors import FeatureStoreUnavailable
+from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
 from tests.engine import zoo
 from tests.engine.test_answers import ALL, count_of, request
@@ -116,7 +117,7 @@ def test_doing_without_is_labelled_and_never_kept(cases, name):
     found = answerer.answer_supplied(asked, [Supply(is_last=True)] * 3)
     for outcome in found:
         assert np.isfinite(logits(outcome)).all()
-        assert MEAN in outcome.degraded
+        assert MEAN_FEATURES in outcome.degraded
     for rows in sources.values():
         rows.near[:] = True
     full = answerer.answer_supplied(asked, [Supply()] * 3)
@@ -134,7 +135,7 @@ def test_stale_rows_come_before_doing_without(cases, name):
         rows.stale[:] = True
     asked = request(case, [3, 17])
     (outcome,) = answerer.answer_supplied([asked], [Supply(is_last=True)])
-    assert outcome.degraded == (STALE,)
+    assert outcome.degraded == (STALE_FEATURES,)
     assert (logits(outcome) == logits(case.answerer(False).answer([asked])[0])).all()
 
 
@@ -153,7 +154,7 @@ def test_neighbours_without_rows_are_left_out(cases):
     rows.near[:] = True
     rows.near[lost] = False
     (outcome,) = answerer.answer_supplied([asked], [Supply(is_last=True)])
-    assert outcome.degraded == (SMALLER,)
+    assert outcome.degraded == (SMALLER_FANOUT,)
     expected = _by_hand(case, spec, 7, set(lost.tolist()))
     np.testing.assert_allclose(logits(outcome)[0], expected, atol=1e-4)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from hopline.arena import Arena
 from hopline.artifact import Head, ModelSpec, read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
@@ -22,6 +21,7 @@ from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.structure import structure_features
 from hopline.jobs.distill.student import Student
+from hopline.memory.arena import Arena
 from hopline.testing.graphs import power_law_graph
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine.test_live import Live, everyone, scores

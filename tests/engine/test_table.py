@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.arena import Arena, create_shared
 from hopline.engine.table import Table
+from hopline.memory.arena import Arena, create_shared
 
 N, DIM = 200, 6
 TRUTH = np.random.default_rng(0).standard_normal((N, DIM)).astype(np.float32)

@@ -20,12 +20,12 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
     from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
 
-from hopline.arena import Arena
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model, TablePlan
 from hopline.engine.outputs import default_outputs
 from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.memory.arena import Arena
 from hopline.packaging import package
 
 N = 120

@@ -124,6 +124,16 @@ def test_dictionaries_of_batches_and_messages_go_together():
     assert found == [f"u{at}" for at in range(400)]
 
 
+def test_what_follows_the_end_of_a_stream_is_not_dropped_in_silence():
+    """A reader stops at the end of the first stream."""
+    payload = arrow({"op": ["add_edge"], "src": [1], "dst": [2]})
+    for more in (payload, b"junk", payload[:-8] + b"\xff" * 4):
+        (refused,) = decode(payload + more).refused
+        assert (refused.code, "send one stream in a body" in refused.reason) == ("malformed", True)
+    for same in (payload[:-8], payload[:-8] + bytes(4), payload + bytes(8)):  # ends that readers know
+        assert decode(same).changes.num_events == 1
+
+
 @pytest.mark.parametrize(("unit", "each"), [("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)])
 def test_times_come_in_any_unit_and_zone_even_one_that_is_no_text(unit, each):
     at = pa.array([1_700_000_000 * each, None, 2**62], pa.timestamp(unit, "UTC"))

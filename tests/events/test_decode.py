@@ -426,6 +426,11 @@ def test_features_of_a_type_without_any_cannot_be_set():
             [1, 2],
         ),
         (b'{"op":"set_features","node":1,"features":[1,2],"features":[3,4]}', [0]),
+        (b'{"op":"set_features","node":1,"features":{"a":1,"b":2,"a":3}}', [0]),
+        (b'{"op":"add_edge","s\\u0072c":5,"src":1,"dst":2}', [0]),
+        (b'{"op":"add_edge","src"\t:5,"src"\t:1,"dst":2}', [0]),
+        (b'{"op":"add_edge","id":"a","src":1,"dst":2,"id":"b"}', [0]),
+        (b'{"op":"add_edge","at":5,"src":1,"dst":2,"at":6}', [0]),
     ],
 )
 def test_an_event_that_has_a_field_twice_is_refused(payload, places):

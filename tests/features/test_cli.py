@@ -8,20 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from hopline.commands.features import app
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from hopline.graph import Graph
 from hopline.testing.feature_stores import check_rows
 from hopline.testing.graphs import hetero_graph, power_law_graph
+from tests.commands.typed import typed
 
-runner = CliRunner()
 
-
-def run(*arguments):
-    return runner.invoke(app, [str(argument) for argument in arguments])
+def run(*words):
+    return typed("features", *words)
 
 
 def on(url, what):

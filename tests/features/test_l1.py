@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.arena import Arena, create_shared
 from hopline.errors import ConfigError
 from hopline.features.l1 import COUNTS, CachePlan, RowCache
+from hopline.memory.arena import Arena, create_shared
 
 N, DIM, TTL = 60, 5, 10.0
 

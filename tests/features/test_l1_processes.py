@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.arena import Arena, create_shared
 from hopline.features.l1 import CachePlan, RowCache
+from hopline.memory.arena import Arena, create_shared
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Few slots for many ids: writers evict all the time, and every second write moves the index.

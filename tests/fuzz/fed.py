@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from hopline.config import Config, load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import GrpcApp

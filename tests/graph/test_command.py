@@ -2,17 +2,14 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from hopline.commands.graph import app
 from hopline.graph import Graph
 from hopline.testing.graphs import hetero_graph
+from tests.commands.typed import typed
 
-runner = CliRunner()
 
-
-def run(*arguments):
-    return runner.invoke(app, [str(argument) for argument in arguments])
+def run(*words):
+    return typed("graph", *words)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline import files
 from hopline.errors import GraphError
 from hopline.graph import Graph, NodeTable, storage
 from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
@@ -99,7 +100,7 @@ def test_save_refuses_to_replace_anything_unasked(folder, tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwriting_replaces_the_graph_and_leaves_open_ones_readable(folder, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(storage, "_exchange", lambda a, b: False)
+        monkeypatch.setattr(files, "_exchange", lambda a, b: False)
     before = Graph.open(folder)
     expected = before.edge().indices.copy()
     new = drawn("a>b").save(folder, overwrite=True)
@@ -118,7 +119,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_scrap(folder, monkeypat
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
-    monkeypatch.setattr(storage.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     version = Graph.open(folder).version
     with pytest.raises(GraphError, match=r"cannot be written: .*No space left"):
         drawn("a>b b>c").save(folder, overwrite=True)

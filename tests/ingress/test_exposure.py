@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import check_exposure, is_loopback
 

@@ -10,7 +10,7 @@ from typing import Any
 import jwt
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, RateLimited, Unauthenticated
 from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import Grant, KeyEntry
@@ -233,7 +233,8 @@ def test_without_tokens_the_token_library_is_not_imported(tmp_path: Path) -> Non
     file = tmp_path / "clients.toml"
     file.touch()
     code = (
-        "import sys; from hopline.config import Config; from hopline.ingress.gatekeeper import Gatekeeper;"
+        "import sys; from hopline.config.schema import Config;"
+        "from hopline.ingress.gatekeeper import Gatekeeper;"
         f"Gatekeeper(Config().replace(auth__clients_file={str(file)!r}));"
         "found = {'jwt', 'cryptography', 'numba', 'grpc'} & set(sys.modules); assert not found, found"
     )

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from hopline.config import AuthConfig, Config
+from hopline.config.schema import AuthConfig, Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.permissions import Permissions
 from hopline.ingress.tokens import TokenVerifier
@@ -207,6 +207,8 @@ def test_forged_tokens_are_refused(
         ),
         (["hopline:read", "email"], Permissions(read=("*",))),
         ("hopline:fly hopline: hoplinescore", None),
+        ("hopline:score: hopline:admin: hopline:read:", None),
+        ("hopline:score:fraud hopline:admin:", Permissions(("fraud",))),
         ("", None),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from xgboost import XGBClassifier
 
 import hopline
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.jobs.replay import replay
 from hopline.jobs.targets import ServerTarget, ServiceTarget
 from hopline.records.reader import LogReader

@@ -20,6 +20,7 @@ from hopline.graph.schema import GraphSchema, NodeTypeSchema
 from hopline.live import wire
 from hopline.live.link import WriterLink
 from hopline.live.server import WriterServer
+from hopline.process.wire import Refusal
 from tests.live.fake import FakeKeeper
 
 SCHEMA = GraphSchema({"node": NodeTypeSchema(4)}, {})
@@ -165,7 +166,7 @@ async def test_another_protocol_is_refused_with_advice(pair: Pair) -> None:
     reader, writer = await asyncio.open_unix_connection(pair.path)
     writer.write(wire.frame(wire.Hello(wire.PROTOCOL + 1, "newer")))
     answer = await wire.receive(reader, wire.from_writer)
-    assert isinstance(answer, wire.Refusal)
+    assert isinstance(answer, Refusal)
     assert "upgrade both" in answer.text
     writer.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.artifact import Head, ModelSpec, Stage, StageInput, write_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.model import TablePlan
 from hopline.live.orders import levels_of, writer_orders
 from tests.engine import zoo

@@ -20,7 +20,8 @@ from hopline.graph.live.changes import Changes
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.view import LiveView
 from hopline.live.link import WriterLink
-from hopline.live.process import COMMAND, READY, Orders
+from hopline.live.process import ENTRY, READY, Orders
+from hopline.process.child import command
 from tests.graph.live.keepers import SOURCE, Kept, base_graph, numbered, numbers_in
 
 
@@ -34,14 +35,14 @@ class Writer:
     async def start(cls, orders: Orders) -> Writer:
         pass_fds = (orders.memory_fd,) if orders.memory_fd >= 0 else ()
         process = await asyncio.create_subprocess_exec(
-            *COMMAND,
+            *command(ENTRY),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=pass_fds,
         )
         assert process.stdin is not None
-        process.stdin.write(orders.line())
+        process.stdin.write(msgspec.json.encode(orders) + b"\n")
         return cls(process)
 
     async def ready(self) -> str:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.observe.logs import JsonFormatter, configure_logs
 from hopline.transports.failure import as_hopline_error
 

@@ -18,7 +18,7 @@ from torch_geometric import nn as pyg
 
 import hopline
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ArtifactError, ConfigError, PackagingError
 from hopline.packaging import compile as compiling
 from hopline.runtimes.placement import Placement, place_models, placed

@@ -155,8 +155,9 @@ def test_oracle_equals_pyg_and_rows_are_bit_equal(sage):
 def test_progress_names_every_step(sage):
     steps = sage[3]
     finished = [step for step, done in steps if done == 1.0]
-    stages = ["stage 0 of node", "stage 1 of node", "stage 2 of node"]
-    assert finished == ["module", "trace", *stages, "parity", "compare"]
+    stages = ["writing stage 0 of node", "writing stage 1 of node", "writing stage 2 of node"]
+    assert finished == [job.MODULE, job.TRACE, *stages, job.PARITY, job.COMPARE]
+    assert [step for step, done in steps if done == 0.0] == finished
 
 
 def test_a_changed_file_is_noticed_when_read(sage, tmp_path):

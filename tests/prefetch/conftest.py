@@ -111,7 +111,7 @@ def running(command: str, settings: dict[str, Any]) -> Iterator[Process]:
     reader.start()
     try:
         process.ready = popen.stdout.readline()
-        assert "is ready at" in process.ready, f"{command} did not start: {process.log}"
+        assert " at " in process.ready, f"{command} did not start: {process.log}"
         yield process
     finally:
         if popen.poll() is None:

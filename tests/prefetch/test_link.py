@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.near import Brought
 from hopline.observe.metrics import Metrics
@@ -18,6 +18,7 @@ from hopline.prefetch import link as link_module
 from hopline.prefetch import process, wire
 from hopline.prefetch.link import PrefetchLink
 from hopline.prefetch.server import PrefetchServer, Tally
+from hopline.process.wire import Refusal
 from hopline.rollout.sidecar import Told, Wanted
 from hopline.sampling.keyed import NO_CUT
 from hopline.service import Service
@@ -236,7 +237,7 @@ async def test_a_worker_of_another_server_is_refused(ends, identity, why):
     reader, writer = await asyncio.open_unix_connection(ends.path)
     writer.write(wire.frame(wire.Hello(wire.PROTOCOL, identity, 0)))
     answer = await wire.receive(reader, wire.from_prefetcher)
-    assert isinstance(answer, wire.Refusal)
+    assert isinstance(answer, Refusal)
     assert why in answer.text
     writer.close()
 

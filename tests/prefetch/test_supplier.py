@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from hopline.arena import Arena
 from hopline.engine.answer import Supply
 from hopline.engine.source import Absent
 from hopline.features.base import FeatureGroup
@@ -14,6 +13,7 @@ from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, RowCache
 from hopline.features.memory import MemoryStore
 from hopline.features.near import NearRows
+from hopline.memory.arena import Arena
 from hopline.rollout.sidecar import Told
 from hopline.rollout.supplier import Supplier
 from hopline.testing.faulty_store import FaultyStore

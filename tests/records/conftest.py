@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.rollout.served import Ran
 from hopline.service import Service
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult

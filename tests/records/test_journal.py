@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.records.convert import convert
 from hopline.records.entry import Entry, EntryWriter

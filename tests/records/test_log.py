@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.records.log import PredictionLog

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.observe.scrape import Scrape
 from hopline.records.access import AccessLog
 from hopline.records.tracing import TraceRecorder

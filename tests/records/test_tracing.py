@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.observe.scrape import Scrape

@@ -6,7 +6,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hopline.arena import create_shared
+from hopline.memory.arena import create_shared
 from hopline.service import Service
 from tests.rollout import fleet_rig as rig
 

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
 from hopline.rollout.loader import Loader
 from hopline.service import Service
@@ -71,7 +71,7 @@ def copy_version(models, version, name):
 
 def spoil(served, fault):
     """Make a loaded version fail, or answer other things ("errors", "shifted")."""
-    run = served.batcher._run
+    run = served.queue._run
 
     def spoilt(batch):
         if fault == "errors":
@@ -86,7 +86,7 @@ def spoil(served, fault):
             for outcome in run(batch)
         ]
 
-    served.batcher._run = spoilt
+    served.queue._run = spoilt
     return served
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ArtifactCorrupted, RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.load import Load
+from hopline.scheduling.work import Work
+from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
 
 MODEL = "m"
@@ -59,9 +61,11 @@ class Answers:
         self.name, self.version = MODEL, unit_id
         self.queued_rows = 0
 
-    def submit(self, request: ScoreRequest, deliver: Any) -> Any:
-        deliver(ScoreResult(MODEL, self.version, "", {"label": np.zeros(1)}))
-        return SimpleNamespace(cancel=lambda: None)
+    def accept(self, work: Work) -> None:
+        work.finish(ScoreResult(MODEL, self.version, "", {"label": np.zeros(1)}))
+
+    def reject_early(self) -> None:
+        pass
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         return ModelInfo(MODEL, versions, self.version, "READY", "", "node", "int", (), (), (), "")
@@ -162,7 +166,7 @@ class Worker:
             return {""}
         found: set[str] = set()
         for _ in range(count):
-            scorer.submit(ScoreRequest(MODEL, nodes=[1]), lambda result: found.add(result.version))
+            hand_in(scorer, ScoreRequest(MODEL, nodes=[1]), lambda result: found.add(result.version))
         return found
 
     def view(self) -> dict[str, Any]:

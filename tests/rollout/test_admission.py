@@ -15,12 +15,14 @@ with warnings.catch_warnings():
     from torch_geometric.nn import HeteroConv, SAGEConv
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.model import Model
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.observe.metrics import Metrics
 from hopline.packaging import package
-from hopline.rollout.version import ServedVersion
+from hopline.rollout.graph_computer import GraphComputer
+from hopline.rollout.queued import QueuedVersion
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.rollout.test_queued_metrics import LABELS
 
@@ -65,14 +67,20 @@ def model(tmp_path_factory):
     return Model(folder, read_spec(folder), graph)
 
 
+def behind_a_queue(model):
+    config = load_config()
+    metrics = Metrics().model(*LABELS.values())
+    return QueuedVersion(GraphComputer(model, config), config, metrics, ThreadPoolExecutor(1))
+
+
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_a_hundred_cheap_requests_that_come_at_once_are_all_taken(model, is_warm):
-    version = ServedVersion(model, load_config(), Metrics().model(*LABELS.values()), ThreadPoolExecutor(1))
+    version = behind_a_queue(model)
     if is_warm:
         version.warm_up()
     futures = [asyncio.get_running_loop().create_future() for _ in range(100)]
     for node, future in enumerate(futures):
-        version.submit(ScoreRequest("wide", nodes=[node]), future.set_result)
+        hand_in(version, ScoreRequest("wide", nodes=[node]), future.set_result)
     assert all(isinstance(outcome, ScoreResult) for outcome in await asyncio.gather(*futures))
     await version.join()
     if is_warm:
@@ -80,11 +88,11 @@ async def test_a_hundred_cheap_requests_that_come_at_once_are_all_taken(model, i
 
 
 async def test_what_batches_read_is_learned(model):
-    version = ServedVersion(model, load_config(), Metrics().model(*LABELS.values()), ThreadPoolExecutor(1))
+    version = behind_a_queue(model)
     for at in range(30):
         future = asyncio.get_running_loop().create_future()
-        version.submit(ScoreRequest("wide", nodes=[at]), future.set_result)
-        held_s, rows = version.batcher.queued_s, version.queued_rows
+        hand_in(version, ScoreRequest("wide", nodes=[at]), future.set_result)
+        held_s, rows = version.queue.queued_s, version.queued_rows
         await future
     assert rows < 2 * model.guard.rows
     assert held_s < 0.05

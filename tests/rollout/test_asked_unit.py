@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.rollout import changes
 from hopline.rollout.asked_unit import MAX_GROUPS, asked_unit

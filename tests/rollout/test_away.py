@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.answer import Supply
 from hopline.engine.model import load_model
 from hopline.engine.source import Absent
 from hopline.observe.metrics import Metrics
-from hopline.rollout.version import ServedVersion
+from hopline.rollout.graph_computer import GraphComputer
+from hopline.rollout.queued import QueuedVersion
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo
 
@@ -45,9 +47,10 @@ async def test_time_away_is_stage_fetch(model):
     metrics = Metrics().model("plain", "1")
     with ThreadPoolExecutor(1) as pool:
         recorder = SimpleNamespace(record=notes.append)
-        version = ServedVersion(model, load_config(), metrics, pool, recorders=[recorder])
-        version._supplier, version._postpones = rows, True
-        version._fetched_rows = SimpleNamespace(observe=lambda count: None)
+        computer = GraphComputer(model, load_config())
+        version = QueuedVersion(computer, load_config(), metrics, pool, recorders=[recorder])
+        computer._supplier, computer.fetches = rows, True
+        computer._fetched_rows = SimpleNamespace(observe=lambda count: None)
 
         def answer(requests, supplies):
             return [
@@ -57,11 +60,11 @@ async def test_time_away_is_stage_fetch(model):
                 for request, supply in zip(requests, supplies, strict=True)
             ]
 
-        version._answerer.answer_supplied = answer
+        computer.answerer.answer_supplied = answer
         far, near = [asyncio.get_running_loop().create_future() for _ in range(2)]
         began = time.monotonic()
-        version.submit(ScoreRequest("plain", nodes=["far"]), far.set_result)
-        version.submit(ScoreRequest("plain", nodes=["near"]), near.set_result)
+        hand_in(version, ScoreRequest("plain", nodes=["far"]), far.set_result)
+        hand_in(version, ScoreRequest("plain", nodes=["near"]), near.set_result)
         await near
         await asyncio.sleep(0.03)
         assert not far.done()

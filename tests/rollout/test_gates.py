@@ -13,6 +13,7 @@ from hopline.rollout.gates import Gates, exceeds, verdict
 from hopline.rollout.rollout import RolloutRequest, begin, step
 from hopline.rollout.split import Split
 from hopline.rollout.tally import Tally, bucket, merged
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
 
@@ -209,13 +210,13 @@ class Arm:
     def __init__(self, version):
         self.version = version
 
-    def submit(self, request, deliver):
-        deliver(self.version)
+    def accept(self, work):
+        work.finish(self.version)
 
 
 def side(split, key):
     seen = []
-    split.submit(ScoreRequest("m", key=key), seen.append)
+    hand_in(split, ScoreRequest("m", key=key), seen.append)
     return seen[0]
 
 

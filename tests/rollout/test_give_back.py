@@ -6,13 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_version import ProcessVersion
+from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.response_cache import CachedVersion
-from hopline.testing.scripted import FACTORY, ScriptedVersion
+from hopline.testing.scripted import FACTORY, ScriptedComputer
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.rollout.pipeline.rig import Rig, gnn
 
@@ -32,25 +34,28 @@ score = "embed.probabilities"
 """
 
 
-class Gated(ScriptedVersion):
+class Gated(ScriptedComputer):
     """Computes on a thread, when it is let."""
 
-    def __init__(self, limits):
-        config = load_config().replace(compute__inline_cost_us=0.0)
-        super().__init__(
-            "m", "1", "", config, Metrics().model("m", "1"), ThreadPoolExecutor(1), limits=limits
-        )
+    def __init__(self):
+        super().__init__("m", "1")
         self.gate = threading.Event()
 
-    def _run(self, batch):
+    def run(self, batch):
         assert self.gate.wait(10)
-        return super()._run(batch)
+        return super().run(batch)
+
+
+def gated(limits):
+    config = load_config().replace(compute__inline_cost_us=0.0)
+    metrics = Metrics().model("m", "1")
+    return QueuedVersion(Gated(), config, metrics, ThreadPoolExecutor(1), limits=limits)
 
 
 def submit(version, value, **kwargs):
     future = asyncio.get_running_loop().create_future()
     request = ScoreRequest("m", columns={"x": [float(value)]}, **kwargs)
-    return version.submit(request, future.set_result), future
+    return hand_in(version, request, future.set_result), future
 
 
 async def cancel_ten(ask):
@@ -68,22 +73,22 @@ async def cancel_ten(ask):
 @pytest.mark.parametrize("cached", [False, True])
 async def test_a_version_with_a_queue(limit, cached):
     limits = ModelLimits(**TEN[limit], cache_bytes=2**20 if cached else 0)
-    inner = Gated(limits)
-    version = CachedVersion(inner, limits, Metrics()) if cached else inner
+    inner = gated(limits)
+    version = CachedVersion(inner, limits, load_config(), Metrics()) if cached else inner
     running = submit(version, 1)[1]
     await asyncio.sleep(0.01)  # on the thread
     live = await cancel_ten(lambda value: submit(version, value))
-    inner.gate.set()
+    inner.computer.gate.set()
     assert (await running).outputs["y"] == [2.0]
     assert (await live).outputs["y"] == [14.0]
     await version.join()
-    assert inner.seen == [1.0, 7.0]
+    assert inner.computer.seen == [1.0, 7.0]
 
 
 async def test_equal_requests_give_back_with_the_last_who_waits():
     limits = ModelLimits(max_concurrency=2, cache_bytes=2**20)
-    inner = Gated(limits)
-    version = CachedVersion(inner, limits, Metrics())
+    inner = gated(limits)
+    version = CachedVersion(inner, limits, load_config(), Metrics())
     running = submit(version, 1)[1]
     await asyncio.sleep(0.01)
     tickets = [submit(version, 5)[0] for _ in range(10)]  # one computation
@@ -93,20 +98,20 @@ async def test_equal_requests_give_back_with_the_last_who_waits():
         submit(version, 6)
     tickets[-1].cancel()
     live = submit(version, 6)[1]
-    inner.gate.set()
+    inner.computer.gate.set()
     assert isinstance(await running, ScoreResult)
     assert (await live).outputs["y"] == [12.0]
     await version.join()
 
 
 async def test_a_refused_request_keeps_its_token():
-    version = Gated(ModelLimits(max_concurrency=1, rate_per_s=0.001, burst=2))
+    version = gated(ModelLimits(max_concurrency=1, rate_per_s=0.001, burst=2))
     ticket, _ = submit(version, 1)
     with pytest.raises(Overloaded, match="max_concurrency"):
         submit(version, 2)
     ticket.cancel()
     live = submit(version, 3)[1]
-    version.gate.set()
+    version.computer.gate.set()
     assert (await live).outputs["y"] == [6.0]
     await version.join()
 
@@ -133,6 +138,7 @@ async def test_a_pipeline():
     rig.ask(nodes=[1])
     live = await cancel_ten(lambda value: tuple(reversed(rig.ask(nodes=[value]))))
     asked = rig.models["gnn"].asked
-    assert [each.cancelled for each in asked] == [False, *[True] * 30, False]
+    assert rig.models["gnn"].cancelled == asked[1:31]
+    assert [each.ended for each in asked] == [False, *[True] * 30, False]
     rig.models["gnn"].answer()
     assert (await asyncio.wait_for(live, 5)).outputs["score"] == pytest.approx([0.07])

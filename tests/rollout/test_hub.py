@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import SAGEConv
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.answer import Answerer
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
@@ -24,7 +24,9 @@ from hopline.errors import DeadlineExceeded, Overloaded, RequestTooLarge
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
 from hopline.packaging import package
-from hopline.rollout.version import ServedVersion
+from hopline.rollout.graph_computer import GraphComputer
+from hopline.rollout.queued import QueuedVersion
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
 N, HUB_EDGES = 20_000, 1_200_000
@@ -66,21 +68,21 @@ class Running:
         self.model = Model(folder, read_spec(folder), graph)
         self.on_thread = []
         self.thread = ThreadPoolExecutor(1)
-        self.version = ServedVersion(
-            self.model, load_config(overrides=settings), Metrics().model("sage", "1"), self.thread
-        )
-        run = self.version.batcher._run
+        config = load_config(overrides=settings)
+        computer = GraphComputer(self.model, config)
+        self.version = QueuedVersion(computer, config, Metrics().model("sage", "1"), self.thread)
+        run = self.version.queue._run
 
         def noted(batch):
             if threading.current_thread() is not threading.main_thread():
                 self.on_thread.append([item.request.nodes[0] for item in batch])
             return run(batch)
 
-        self.version.batcher._run = noted
+        self.version.queue._run = noted
 
     def ask(self, *nodes, **kwargs):
         future = asyncio.get_running_loop().create_future()
-        self.version.submit(ScoreRequest("sage", nodes=list(nodes), **kwargs), future.set_result)
+        hand_in(self.version, ScoreRequest("sage", nodes=list(nodes), **kwargs), future.set_result)
         return future
 
 
@@ -101,7 +103,7 @@ async def test_a_hub_is_taken_for_what_it_is(folder, graph, answers):
     rig = Running(folder, graph)
     hub = rig.ask(HUB)
     assert rig.version.queued_rows > HUB_EDGES
-    assert rig.version.batcher.queued_s > 0.05
+    assert rig.version.queue.queued_s > 0.05
     plain = rig.ask(PLAIN)
     assert (await hub).outputs["probabilities"].tobytes() == answers(HUB)
     assert (await plain).outputs["probabilities"].tobytes() == answers(PLAIN)
@@ -137,7 +139,7 @@ async def test_who_is_beside_a_hub_leaves_the_batch_and_is_known_the_next_time(f
     again = rig.ask(BESIDE)
     assert rig.version.queued_rows > HUB_EDGES
     assert (await again).outputs["probabilities"].tobytes() == answers(BESIDE)
-    assert rig.version._rows.share < 2  # the others are what they were
+    assert rig.version.computer._rows.share < 2  # the others are what they were
     await rig.version.join()
 
 
@@ -162,7 +164,7 @@ async def test_a_hub_whose_deadline_passes_is_given_up_between_steps(folder, gra
     def late(guard):
         looks.append(guard)
         if len(looks) == 3:
-            for item in rig.version.batcher._running:
+            for item in rig.version.queue._running:
                 item.deadline = 0.0
         look(guard)
 

@@ -5,13 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import HoplineError, NodeNotFound
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.loader import Loader
 from hopline.rollout.process_version import ProcessVersion
 from hopline.rollout.unit import Unit
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo
 
@@ -34,7 +35,7 @@ def config(tmp_path_factory):
 def submit(served, request):
     future = asyncio.get_running_loop().create_future()
     try:
-        served.submit(request, future.set_result)
+        hand_in(served, request, future.set_result)
     except HoplineError as error:
         future.set_result(error)
     return future

@@ -7,26 +7,30 @@ from types import SimpleNamespace
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import Overloaded, RateLimited
 from hopline.observe.metrics import Metrics
-from hopline.rollout import queued
 from hopline.rollout.limits import ModelLimits
+from hopline.rollout.queued import QueuedVersion
 from hopline.scheduling.turnstile import Turnstile
-from hopline.testing.scripted import ScriptedVersion
+from hopline.testing.scripted import ScriptedComputer
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
+
+NOW = time.monotonic
 
 
 def made(limits, turnstile=None, **settings):
-    return ScriptedVersion(
-        "m", "1", "", load_config().replace(**settings), Metrics().model("m", "1"), ThreadPoolExecutor(1),
-        limits=limits, turnstile=turnstile,
+    config, metrics = load_config().replace(**settings), Metrics().model("m", "1")
+    return QueuedVersion(
+        ScriptedComputer("m", "1"), config, metrics, ThreadPoolExecutor(1),
+        limits=limits, turnstile=turnstile, clock=NOW,
     )  # fmt: skip
 
 
 def submit(version, value, **kwargs):
     future = asyncio.get_running_loop().create_future()
-    version.submit(ScoreRequest("m", columns={"x": [float(value)]}, **kwargs), future.set_result)
+    hand_in(version, ScoreRequest("m", columns={"x": [float(value)]}, **kwargs), future.set_result)
     return future
 
 
@@ -35,7 +39,7 @@ def clock(monkeypatch):
     """Stands still unless it is moved; begins at the present, for the sake of deadlines."""
     clock = SimpleNamespace(now=time.monotonic())
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(queued, "time", clock)
+    monkeypatch.setattr("tests.rollout.test_limited.NOW", clock.monotonic)
     return clock
 
 
@@ -54,18 +58,18 @@ async def test_rate_is_refused_with_the_time_of_the_next(clock):
 
 async def test_a_request_is_turned_away_unread_exactly_when_it_would_be_refused(clock):
     version = made(ModelLimits(rate_per_s=10, burst=2, max_concurrency=3))
-    version.turn_away()
+    version.reject_early()
     answers = [submit(version, 1), submit(version, 2)]
     with pytest.raises(RateLimited, match="10 requests a second"):
-        version.turn_away()
+        version.reject_early()
     clock.now += 0.2001
-    version.turn_away()  # takes no token
+    version.reject_early()  # takes no token
     answers.append(submit(version, 3))
     with pytest.raises(Overloaded, match="max_concurrency"):
-        version.turn_away()
+        version.reject_early()
     for answer in answers:
         assert isinstance(await answer, ScoreResult)
-    version.turn_away()
+    version.reject_early()
     assert version.statistics()["inference_stats"]["fail"]["count"] == 2
 
 
@@ -74,7 +78,7 @@ async def test_nothing_is_turned_away_unread_where_somebody_records_what_was_ask
     await submit(version, 1)
     told = []
     version._recorders = [SimpleNamespace(record=told.append)]
-    version.turn_away()
+    version.reject_early()
     with pytest.raises(RateLimited):
         submit(version, 2)
     assert [ran.requests[0].columns["x"] for ran in told] == [[2.0]]
@@ -113,7 +117,7 @@ async def test_a_request_has_its_own_class_or_the_models():
     answers = [submit(version, value, priority=priority) for priority, value in asked]
     for answer in answers:
         await answer
-    assert version.seen == [2, 4, 1, 3, 5]  # normal is what the model says: low
+    assert version.computer.seen == [2, 4, 1, 3, 5]  # normal is what the model says: low
 
 
 async def test_timeout_of_the_model_holds_for_requests_that_name_none():
@@ -127,8 +131,8 @@ async def test_one_turnstile_lets_a_quiet_model_in_between_a_floods_batches():
     gate = Turnstile()
     flooded, quiet = made(ModelLimits(), gate), made(ModelLimits(), gate)
     for version in (flooded, quiet):
-        version.batcher.cost.fixed_us, version.batcher.cost.us_per_row = 0.0, 250.0
-        version.batcher.cost.observe = lambda rows, us: None
+        version.queue.cost.fixed_us, version.queue.cost.us_per_row = 0.0, 250.0
+        version.queue.cost.observe = lambda rows, us: None
         await submit(version, 1)
     flood = [submit(flooded, value) for value in range(100)]
     await asyncio.sleep(0)

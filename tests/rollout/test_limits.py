@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.rollout.limits import ModelLimits, limits_table, read_limits
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import GraphError
 from hopline.rollout.live_graph import open_live_graph
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     ArtifactError,
     BadRequest,
@@ -24,11 +24,13 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.observe.metrics import Metrics
+from hopline.process.backoff import Backoff
 from hopline.rollout import process_keeper
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_memory import anonymous_bytes
 from hopline.rollout.process_version import ProcessVersion
 from hopline.testing.scripted import FACTORY
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
 MIB = 2**20
@@ -60,7 +62,7 @@ class Rig:
             "m", columns={"x": [float(value)]}, attributes=attributes or None, priority=priority,
             deadline=time.monotonic() + timeout_s,
         )  # fmt: skip
-        return self.version.submit(request, future.set_result), future
+        return hand_in(self.version, request, future.set_result), future
 
     async def ask(self, value, timeout_s=20.0, **attributes):
         return await self.submit(value, timeout_s, **attributes)[1]
@@ -136,7 +138,7 @@ async def test_a_killed_process_fails_what_it_had_and_is_started_again():
         os.kill(pid, signal.SIGKILL)
         for outcome in await asyncio.wait_for(asyncio.gather(*asked), 5):
             assert isinstance(outcome, ModelNotReady)
-            assert "its process ended (signal 9) and is being started again" in str(outcome)
+            assert "its process ended (signal 9, SIGKILL) and is being started again" in str(outcome)
             assert outcome.retry_after_s > 0
         info = rig.version.info(("1",))
         assert (info.state, "signal 9" in info.reason) == ("UNAVAILABLE", True)
@@ -166,12 +168,12 @@ async def test_a_crash_leaves_other_models_alone(do, how):
 
 
 async def test_a_process_that_crashes_again_and_again_is_started_ever_later(monkeypatch):
-    monkeypatch.setattr(process_keeper, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(process_keeper, "Backoff", lambda: Backoff(0.02, 10.0))
     async with running() as rig:
         pauses = []
         for _ in range(4):
             pid = rig.version.pid
-            pauses.append(rig.version._keeper.pause_s)
+            pauses.append(rig.version._keeper._backoff.pause_s)
             await rig.ask(1, do="crash")
             await rig.revived(pid)
         assert pauses == [0.02, 0.04, 0.08, 0.16]
@@ -323,14 +325,14 @@ async def test_requests_are_turned_away_unread_when_none_can_be_answered():
     async with running(ModelLimits(isolate=True, rate_per_s=0.01, burst=1)) as rig:
         rig.version._recorders = []
         pid = rig.version.pid
-        rig.version.turn_away()
+        rig.version.reject_early()
         assert await rig.answers(1)
         with pytest.raises(RateLimited):
-            rig.version.turn_away()
+            rig.version.reject_early()
         os.kill(pid, signal.SIGKILL)
         await until(lambda: rig.version.pid != pid)
         with pytest.raises(ModelNotReady, match="signal 9"):
-            rig.version.turn_away()
+            rig.version.reject_early()
         assert rig.version.num_failed == 2
 
 
@@ -338,7 +340,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone():
     async with running() as rig:
         mates = [rig.submit(value)[1] for value in range(3)]
         future = asyncio.get_running_loop().create_future()
-        rig.version.submit(ScoreRequest("m", columns={"x": [object()]}), future.set_result)
+        hand_in(rig.version, ScoreRequest("m", columns={"x": [object()]}), future.set_result)
         mates += [rig.submit(value)[1] for value in range(3)]
         assert isinstance(await future, BadRequest)
         assert all(isinstance(outcome, ScoreResult) for outcome in await asyncio.gather(*mates))
@@ -348,7 +350,7 @@ async def test_large_requests_and_answers_pass():
     async with running() as rig:
         x = np.random.default_rng(0).normal(size=1_000_000)
         future = asyncio.get_running_loop().create_future()
-        rig.version.submit(ScoreRequest("m", columns={"x": x}), future.set_result)
+        hand_in(rig.version, ScoreRequest("m", columns={"x": x}), future.set_result)
         np.testing.assert_array_equal((await future).outputs["y"], 2 * x)
 
 
@@ -388,18 +390,19 @@ async def test_memory_is_measured():
 
 _PARENT = """
 import asyncio, sys
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_version import ProcessVersion
 from hopline.testing.scripted import FACTORY
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
 
 async def main():
     version = ProcessVersion("m", "1", Config(), ModelLimits(isolate=True), Metrics(), factory=FACTORY)
     await version.begin()
     if sys.argv[1] == "busy":
-        version.submit(ScoreRequest("m", columns={"x": [1.0]}, attributes={"do": "hang"}), print)
+        hand_in(version, ScoreRequest("m", columns={"x": [1.0]}, attributes={"do": "hang"}), print)
         await asyncio.sleep(0.2)
     print(version.pid, flush=True)
     await asyncio.sleep(60)

@@ -21,7 +21,7 @@ REQUESTS = [
     ScoreRequest("m", columns={"x": [1.0, None], "y": ["a", "b"], "z": np.array(["c", "d"], object)}),
     ScoreRequest("m", columns={"x": np.array([1, 2], np.float32), "y": np.array(["ä", "bb"])}),
     ScoreRequest("m", attributes={"amount": 3.5, "new": True, "country": "NL"}, key="k", priority="low"),
-    ScoreRequest("m", client="c", traceparent="00-1-2-01"),
+    ScoreRequest("m", client="c", traceparent="00-1-2-01", tags=("nightly",)),
     ScoreRequest(
         "m",
         inline=[
@@ -33,7 +33,7 @@ REQUESTS = [
 
 
 def there_and_back(message, decoder):
-    (view,) = wire.Frames().feed(wire.frame(message))
+    (view,) = wire.frames().feed(wire.frame(message))
     return decoder.decode(view)
 
 
@@ -145,7 +145,7 @@ def test_numpy_ids_of_an_error_arrive_as_numbers():
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50), min_size=1))
 def test_messages_are_whole_however_the_stream_is_cut(payloads, cuts):
     stream = b"".join(len(data).to_bytes(4, "little") + data for data in payloads)
-    frames, found, at, turn = wire.Frames(), [], 0, 0
+    frames, found, at, turn = wire.frames(), [], 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)]
         found += [bytes(view) for view in frames.feed(stream[at : at + size])]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
+from hopline.rollout.computer import Computer
 from hopline.rollout.queued import QueuedVersion
+from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
 LABELS = {"model": "m", "version": "1"}
@@ -25,24 +27,22 @@ def sample(metrics, name, **labels):
     return None
 
 
-class Squares(QueuedVersion):
+class Squaring(Computer):
     """Answers with squares; waits for a gate where it computes on a thread."""
 
-    def __init__(self, metrics, executor, recorders=(), **settings):
-        config = load_config(overrides=settings)
-        super().__init__("m", "1", "", config, metrics.model("m", "1"), executor, recorders)
-        metrics.before_reading(self.bring_in)
+    def __init__(self):
+        super().__init__("m", "1")
         self.gate = threading.Event()
         self.gate.set()
         self.lap = {}
 
-    def _num_seeds(self, request):
+    def num_seeds(self, request):
         return len(request.nodes)
 
-    def _stages(self):
+    def stages(self):
         return dict(self.lap)
 
-    def _run(self, batch):
+    def run(self, batch):
         assert self.gate.wait(5)
         return [
             RuntimeFailure("odd")
@@ -50,6 +50,13 @@ class Squares(QueuedVersion):
             else ScoreResult("m", "1", "", {"x": np.square(item.request.nodes)})
             for item in batch
         ]
+
+
+def squares(metrics, executor, recorders=(), **settings):
+    config = load_config(overrides=settings)
+    version = QueuedVersion(Squaring(), config, metrics.model("m", "1"), executor, recorders)
+    metrics.before_reading(version.bring_in)
+    return version
 
 
 class Notes:
@@ -70,15 +77,15 @@ async def answered(version, *numbers):
     futures = []
     for number in numbers:
         future = asyncio.get_running_loop().create_future()
-        version.submit(ScoreRequest("m", nodes=[number]), future.set_result)
+        hand_in(version, ScoreRequest("m", nodes=[number]), future.set_result)
         futures.append(future)
     return await asyncio.gather(*futures)
 
 
 async def test_stages_of_a_batch_add_up_to_its_time(pool):
     metrics, notes = Metrics(), Notes()
-    version = Squares(metrics, pool, [notes])
-    version.lap = {"sample": 1e-6, "compute": 2e-6}
+    version = squares(metrics, pool, [notes])
+    version.computer.lap = {"sample": 1e-6, "compute": 2e-6}
     for number in range(3):
         await answered(version, number, number)
     for stage, seconds in (("sample", 3e-6), ("compute", 6e-6)):
@@ -96,7 +103,7 @@ async def test_stages_of_a_batch_add_up_to_its_time(pool):
 
 async def test_a_version_without_stages_has_its_whole_time_in_compute(pool):
     metrics, notes = Metrics(), Notes()
-    version = Squares(metrics, pool, [notes])
+    version = squares(metrics, pool, [notes])
     await answered(version, 2)
     assert sample(metrics, "hopline_stage_seconds_count", stage="compute") == 1
     assert sample(metrics, "hopline_stage_seconds_count", stage="post") is None
@@ -106,8 +113,8 @@ async def test_a_version_without_stages_has_its_whole_time_in_compute(pool):
 
 async def test_statistics_divide_the_time_of_requests_as_the_protocol_does(pool):
     metrics = Metrics()
-    version = Squares(metrics, pool)
-    version.lap = {"sample": 1e-6, "compute": 2e-6}
+    version = squares(metrics, pool)
+    version.computer.lap = {"sample": 1e-6, "compute": 2e-6}
     await answered(version, 1, 2, 3)
     stats = version.statistics()["inference_stats"]
     assert stats["compute_input"] == {"count": 3, "ns": 3000}
@@ -117,19 +124,19 @@ async def test_statistics_divide_the_time_of_requests_as_the_protocol_does(pool)
 
 async def test_depth_and_age_of_the_queue_are_told_while_requests_wait(pool):
     metrics = Metrics()
-    version = Squares(metrics, pool, **{"compute.inline_cost_us": 0})
+    version = squares(metrics, pool, **{"compute.inline_cost_us": 0})
     assert sample(metrics, "hopline_queue_age_seconds") == 0
-    version.gate.clear()
+    version.computer.gate.clear()
     first = asyncio.ensure_future(answered(version, 1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert version.batcher._busy
+    assert version.queue._busy
     others = asyncio.ensure_future(answered(version, 2, 3, 4))
     await asyncio.sleep(0.02)
     assert sample(metrics, "hopline_queue_requests") == 3
     assert sample(metrics, "hopline_queue_rows") == 3
     assert 0.015 < sample(metrics, "hopline_queue_age_seconds") < 5
-    version.gate.set()
+    version.computer.gate.set()
     await asyncio.gather(first, others)
     assert sample(metrics, "hopline_queue_requests") == 0
     assert sample(metrics, "hopline_queue_age_seconds") == 0
@@ -137,11 +144,11 @@ async def test_depth_and_age_of_the_queue_are_told_while_requests_wait(pool):
 
 async def test_a_released_version_leaves_no_gauge_that_holds_it(pool):
     metrics = Metrics()
-    version = Squares(metrics, pool)
+    version = squares(metrics, pool)
     model = metrics.model("m", "1")
     await version.release()
     assert model.queue_age.read is None
-    later = Squares(metrics, pool)
+    later = squares(metrics, pool)
     await version.release()  # once more, and late: the gauge is another one's now
     assert model.queue_requests.read is not None
     await later.release()
@@ -163,7 +170,7 @@ async def test_age_is_that_of_the_worst_worker_and_depth_that_of_all(tmp_path):
 async def test_processor_time_of_batches_is_counted_and_priced(pool, where):
     metrics = Metrics()
     settings = {"cost.cpu_hour": 3.6, "cost.currency": "EUR", "compute.inline_cost_us": where}
-    version = Squares(metrics, pool, **settings)
+    version = squares(metrics, pool, **settings)
     seconds = iter(np.arange(0, 1000, 0.5).tolist())
     with pytest.MonkeyPatch.context() as patch:
         # each look at the thread's clock is half a second after the last one
@@ -178,7 +185,7 @@ async def test_processor_time_of_batches_is_counted_and_priced(pool, where):
 
 async def test_no_price_no_cost(pool):
     metrics = Metrics()
-    version = Squares(metrics, pool)
+    version = squares(metrics, pool)
     await answered(version, 1)
     assert sample(metrics, "hopline_cpu_seconds_total") > 0
     assert "hopline_cost_total{" not in metrics.render().decode()

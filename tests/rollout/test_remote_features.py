@@ -8,8 +8,7 @@ from types import TracebackType
 import numpy as np
 import pytest
 
-from hopline.arena import create_shared
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.source import RowsAbsent
 from hopline.errors import (
     ConfigError,
@@ -20,6 +19,7 @@ from hopline.errors import (
 )
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
+from hopline.memory.arena import create_shared
 from hopline.rollout import prewarm
 from hopline.rollout import sources as wiring
 from hopline.service import Service

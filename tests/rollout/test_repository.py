@@ -9,7 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from hopline.config import Config, load_config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.errors import (
     ArtifactCorrupted,
     ArtifactError,
@@ -20,7 +22,7 @@ from hopline.errors import (
 )
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.remote_repository import FsspecRepository
-from hopline.rollout.repository import configured_repository, open_repository
+from hopline.rollout.repositories import configured_repository, open_repository
 from tests.rollout import versions
 from tests.rollout.versions import FILES, version
 

@@ -8,9 +8,9 @@ import boto3
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ArtifactCorrupted, RepositoryUnavailable
-from hopline.rollout.repository import open_repository
+from hopline.rollout.repositories import open_repository
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo

@@ -127,6 +127,7 @@ NOT_CONTENT = {
     "version": "a cache belongs to one version of one model",
     "deadline": "how long the caller waits",
     "request_id": "names the request in logs",
+    "tags": "labels for the prediction log",
     "attributes": "chose the version",
     "key": "chose the version",
     "priority": "the place in the queue",

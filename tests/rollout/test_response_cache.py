@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     ConfigError,
@@ -24,12 +25,13 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.response_cache import CachedVersion
 from hopline.service import Service
+from hopline.testing.served import hand_in
 from hopline.types import InlineNode, ModelInfo, ScoreRequest, ScoreResult
 from tests.engine import zoo
 
 
 class Inner:
-    """A `Served` whose outcomes the test gives: `taken` are (request, deliver, ticket)."""
+    """A `Served` whose outcomes the test gives: `taken` is what it accepted."""
 
     name, version, graph_version = "m", "1", "g"
     queued_rows = 7
@@ -42,25 +44,23 @@ class Inner:
         self.at_once = False
         self.closed = ""
 
-    def submit(self, request, deliver):
+    def accept(self, work):
         if self.closed:
             raise Unavailable(self.closed)
         if self.refuse is not None:
             raise self.refuse
+        self.taken.append(work)
+        work.holder = self
         if self.at_once:
-            deliver(answer(request))
-        self.taken.append((request, deliver))
-        inner = self
+            self.give()
 
-        class Ticket:
-            def cancel(self):
-                inner.cancelled.append(request)
-
-        return Ticket()
+    def withdraw(self, work):
+        work.end()
+        self.cancelled.append(work.request)
 
     def give(self, place=-1, outcome=None):
-        request, deliver = self.taken[place]
-        deliver(answer(request) if outcome is None else outcome)
+        work = self.taken[place]
+        work.finish(answer(work.request) if outcome is None else outcome)
 
     def info(self, versions):
         return ModelInfo(self.name, versions, "1", "READY", "", self.kind, "int", (), (), (), "g")
@@ -95,7 +95,7 @@ class Rig:
         self.ran = []
         limits = ModelLimits(cache_bytes=cache_bytes, cache_ttl_s=ttl_s, timeout_ms=timeout_ms)
         self.cached = CachedVersion(
-            self.inner, limits, self.metrics, [self] if recorded else [], lambda: self.now
+            self.inner, limits, Config(), self.metrics, [self] if recorded else [], lambda: self.now
         )
 
     def record(self, ran):
@@ -104,7 +104,7 @@ class Rig:
     def ask(self, nodes=(1,), **more):
         """Submit; the list that its outcome comes into, and the ticket."""
         outcomes = []
-        ticket = self.cached.submit(ScoreRequest("m", list(nodes), **more), outcomes.append)
+        ticket = hand_in(self.cached, ScoreRequest("m", list(nodes), **more), outcomes.append)
         return outcomes, ticket
 
     def metric(self, name, labels='model="m",version="1"'):
@@ -278,7 +278,7 @@ async def test_what_happens_to_the_first_for_its_own_sake_is_not_the_others_fate
     rig.inner.give(outcome=own)
     assert first == [own]
     assert (second, third) == ([], [])
-    handed_on = rig.inner.taken[-1][0]
+    handed_on = rig.inner.taken[-1].request
     assert (handed_on.request_id, handed_on.deadline) == ("second", rig.now + 9)
     rig.inner.give()
     assert logits(second) == logits(third) == [[1.0]]
@@ -309,7 +309,8 @@ async def test_a_short_deadline_is_kept_beside_a_long_one():
     long, _ = rig.ask()
     told = asyncio.get_running_loop().create_future()
     short = []
-    rig.cached.submit(
+    hand_in(
+        rig.cached,
         ScoreRequest("m", [1], deadline=rig.now + 0.01),
         lambda outcome: (short.append(outcome), told.set_result(None)),
     )
@@ -340,7 +341,7 @@ async def test_a_receiver_that_fails_costs_the_others_nothing(caplog):
     def fail(_outcome):
         raise ValueError("my own fault")
 
-    rig.cached.submit(ScoreRequest("m", [1]), fail)
+    hand_in(rig.cached, ScoreRequest("m", [1]), fail)
     other, _ = rig.ask()
     rig.inner.give()
     assert len(other) == 1
@@ -355,7 +356,7 @@ async def test_a_receiver_may_cancel_others_and_ask_again():
         others[0][1].cancel()
         again.append(rig.ask())
 
-    rig.cached.submit(ScoreRequest("m", [1]), deliver)
+    hand_in(rig.cached, ScoreRequest("m", [1]), deliver)
     others.append(rig.ask())
     rig.inner.give()
     assert others[0][0] == []
@@ -401,13 +402,13 @@ def test_whatever_happens_each_request_has_one_outcome_of_its_own_content(action
             elif action == "give":
                 waiting = [
                     place
-                    for place, (request, _) in enumerate(rig.inner.taken)
-                    if place not in open_inside and not any(request is each for each in rig.inner.cancelled)
+                    for place, work in enumerate(rig.inner.taken)
+                    if place not in open_inside and not work.ended
                 ]
                 if values[0] < len(waiting):
                     place = waiting[values[0]]
                     open_inside.append(place)
-                    request = rig.inner.taken[place][0]
+                    request = rig.inner.taken[place].request
                     outcome = answer(request, degraded=("stale",)) if values[1] == "degraded" else None
                     rig.inner.give(place, kinds.get(values[1], outcome))
             elif action == "wait":
@@ -416,8 +417,8 @@ def test_whatever_happens_each_request_has_one_outcome_of_its_own_content(action
                 rig.inner.refuse = values[0]
         rig.inner.refuse = None
         for _ in range(100):
-            for place, (request, _) in enumerate(rig.inner.taken):
-                if place not in open_inside and not any(request is each for each in rig.inner.cancelled):
+            for place, work in enumerate(rig.inner.taken):
+                if place not in open_inside and not work.ended:
                     open_inside.append(place)
                     rig.inner.give(place)
                     break
@@ -513,7 +514,7 @@ async def test_it_is_what_it_holds():
 
 def test_pipelines_keep_no_answers():
     with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline keeps no answers"):
-        CachedVersion(Inner("pipeline"), ModelLimits(cache_bytes=1), Metrics())
+        CachedVersion(Inner("pipeline"), ModelLimits(cache_bytes=1), Config(), Metrics())
 
 
 # Against real models
@@ -614,7 +615,7 @@ async def test_a_hit_costs_microseconds(recorded):
     request, outcomes = ScoreRequest("m", [1]), []
 
     def hit():
-        rig.cached.submit(request, outcomes.append)
+        hand_in(rig.cached, request, outcomes.append)
 
     assert min(timeit.repeat(hit, number=2000, repeat=7)) / 2000 < 10e-6
     assert len(outcomes) == 14_000

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
 from hopline.service import Service

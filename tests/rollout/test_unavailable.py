@@ -7,7 +7,6 @@ import httpx
 import msgspec
 import pytest
 
-from hopline.arena import create_shared
 from hopline.artifact import ModelSpec
 from hopline.errors import (
     ArtifactCorrupted,
@@ -16,6 +15,7 @@ from hopline.errors import (
     RepositoryUnavailable,
     RuntimeFailure,
 )
+from hopline.memory.arena import create_shared
 from hopline.rollout.loader import Loader
 from hopline.rollout.model_inputs import SharedInputs
 from hopline.service import Service

@@ -4,35 +4,34 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFailure, Unavailable
+from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import HIGH, LOW, NORMAL, BatchPolicy, CostModel
 from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest
 
 INF = float("inf")
 LOOP, THREAD = 1e9, -1.0  # inline_cost_us: everything on the loop, everything on a thread
 
 
-@dataclass(eq=False)
-class Asked:
-    value: object
-    future: asyncio.Future
-    rows: int = 1
-    num_bytes: int = 1
-    deadline: float = INF
-    lane: int = NORMAL
-    enqueued: float = 0.0
-    ended: bool = False
+class Asked(Work, eq=False, gc=False):
+    value: object = None
+    future: object = None
 
-    def deliver(self, outcome):
+
+def asked(value, future, rows=1, num_bytes=1):
+    def deliver(outcome):
         if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
+            future.set_exception(outcome)
         else:
-            self.future.set_result(outcome)
+            future.set_result(outcome)
+
+    return Asked(ScoreRequest("m"), deliver, rows=rows, num_bytes=num_bytes, value=value, future=future)
 
 
 class Record:
@@ -55,7 +54,7 @@ class Record:
 class Rig:
     """A batcher whose engine squares numbers; raises what it is told to raise."""
 
-    def __init__(self, where, **policy):
+    def __init__(self, where, max_concurrency=0, **policy):
         bounds = {"max_rows": 1000, "max_bytes": 10**9, "queue_delay_s": 0.0, "max_queue_us": 1e12}
         self.pool = ThreadPoolExecutor(1)
         self.record = Record()
@@ -64,6 +63,7 @@ class Rig:
         self.gate = threading.Event()
         self.gate.set()
         self.fixed_clock = None
+        self.admission = Admission(Deadlines(INF, INF), max_open=max_concurrency)
         self.batcher = Batcher(
             self.run,
             BatchPolicy(**{**bounds, **policy}, inline_cost_us=where),
@@ -80,14 +80,20 @@ class Rig:
             raise ZeroDivisionError("a bug")
         return [BadRequest("odd one out") if item.value == "bad" else item.value**2 for item in batch]
 
-    def ask(self, value, **kwargs):
-        item = Asked(value, asyncio.get_running_loop().create_future(), **kwargs)
-        self.batcher.submit(item)
+    def ask(self, value, deadline=INF, lane=NORMAL, **kwargs):
+        item = asked(value, asyncio.get_running_loop().create_future(), **kwargs)
+        self.admission.admit(item)
+        item.deadline, item.lane = deadline, lane
+        try:
+            self.batcher.put(item)
+        except Overloaded:
+            item.end()
+            raise
         self.items.append(item)
         return item.future
 
     def withdraw(self, future):
-        self.batcher.withdraw(next(item for item in self.items if item.future is future))
+        next(item for item in self.items if item.future is future).cancel()
         future.cancel()
 
     async def settle(self):
@@ -261,11 +267,11 @@ async def test_queue_delay_ends_when_the_batch_is_full():
     await rig.settle()
 
 
-async def test_closed_batcher_refuses_new_requests_and_finishes_old_ones():
+async def test_a_closed_admission_refuses_new_requests_and_old_ones_finish():
     rig = Rig(THREAD)
     rig.gate.clear()
     admitted = [rig.ask(i) for i in range(3)]
-    rig.batcher.close("the server is shutting down")
+    rig.admission.closed = "the server is shutting down"
     with pytest.raises(Unavailable, match="shutting down"):
         rig.ask(7)
     rig.gate.set()
@@ -394,7 +400,7 @@ async def test_concurrency_counts_what_has_no_outcome(where):
     with pytest.raises(BadRequest):
         await second
     assert await asyncio.gather(rig.ask(4), rig.ask(5)) == [16, 25]
-    assert rig.batcher.num_open == 0
+    assert rig.admission.num_open == 0
     await rig.settle()
 
 

@@ -5,15 +5,18 @@ import itertools
 from collections import deque
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded
+from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.item import LargerThanPredicted
 from hopline.scheduling.policy import HIGH, LOW, NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.work import LargerThanPredicted, Work
+from hopline.types import ScoreRequest
 from tests.scheduling.test_batcher import THREAD, Rig
 
 US_PER_ROW = 10.0
@@ -163,20 +166,20 @@ class Held:
             self.finish()
 
 
-class Asked:
-    num_bytes = 1
-    enqueued = 0.0
-    ended = False
+class Asked(Work, eq=False, gc=False):
+    what: str = ""
+    outcomes: list = msgspec.field(default_factory=list)
+    is_cancelled: bool = False
 
-    def __init__(self, what, rows, deadline, lane):
-        self.what, self.rows, self.deadline, self.lane = what, rows, deadline, lane
-        self.outcomes = []
-        self.is_cancelled = False
 
-    def deliver(self, outcome):
-        assert not self.is_cancelled
-        self.outcomes.append(outcome)
-        assert len(self.outcomes) == 1
+def asked(what, rows):
+    def deliver(outcome):
+        assert not item.is_cancelled
+        item.outcomes.append(outcome)
+        assert len(item.outcomes) == 1
+
+    item = Asked(ScoreRequest("m"), deliver, rows=rows, num_bytes=1, what=what)
+    return item
 
 
 class Ledger(RuleBasedStateMachine):
@@ -188,9 +191,10 @@ class Ledger(RuleBasedStateMachine):
         self.now = 100.0
         self.executor = Held()
         self.items, self.away = [], []
+        self.admission = Admission(Deadlines(1e9, 1e9), max_open=12, clock=lambda: self.now)
         self.batcher = Batcher(
             self.run,
-            BatchPolicy(20, 10**9, 0.0, 400.0, THREAD, max_queue_rows=60, max_concurrency=12),
+            BatchPolicy(20, 10**9, 0.0, 400.0, THREAD, max_queue_rows=60),
             cost(),
             self.executor,
             self,
@@ -247,11 +251,18 @@ class Ledger(RuleBasedStateMachine):
         lane=st.sampled_from([HIGH, NORMAL, LOW]),
     )
     def submit(self, what, rows, patience, lane):
-        item = Asked(what, rows, self.now + patience, lane)
+        item = asked(what, rows)
         before = self.taken()
+
+        def put():
+            self.admission.admit(item)
+            item.deadline, item.lane = self.now + patience, lane
+            self.batcher.put(item)
+
         try:
-            self.on_loop(self.batcher.submit, item)
+            self.on_loop(put)
         except Overloaded:
+            item.end()
             assert self.taken() == before  # a refusal takes nothing, and moves nobody
         else:
             self.items.append(item)
@@ -261,7 +272,7 @@ class Ledger(RuleBasedStateMachine):
     def cancel(self, at):
         item = self.items[at % len(self.items)]
         item.is_cancelled = item.is_cancelled or not item.ended
-        self.on_loop(self.batcher.withdraw, item)
+        self.on_loop(item.cancel)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
     def wait(self, seconds):
@@ -279,14 +290,14 @@ class Ledger(RuleBasedStateMachine):
         self.on_loop(self.batcher.resume, self.away.pop())
 
     def taken(self):
-        return self.batcher._queued_us, self.batcher._queued_rows, self.batcher.num_open
+        return self.batcher._queued_us, self.batcher._queued_rows, self.admission.num_open
 
     @invariant()
     def what_is_taken_is_what_live_requests_hold(self):
         batcher = self.batcher
         open_ = [item for item in self.items if not item.ended]
         waiting = list(itertools.chain.from_iterable(lane.items() for lane in batcher._lanes))
-        assert batcher.num_open == len(open_)
+        assert self.admission.num_open == len(open_)
         assert batcher._queued_us == sum(us for _, us in waiting)
         assert batcher._queued_rows == sum(item.rows for item, _ in waiting)
         assert all(us > 0 for _, us in waiting)

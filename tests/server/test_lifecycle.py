@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.server import Server
 from hopline.testing.service import FakeService
 from tests.servers import running, spawn
@@ -180,3 +180,28 @@ async def test_the_service_is_asked_whether_refusals_shall_wait() -> None:
             assert (answer.status_code, Pressed.num_asked) == (503, expected)
     server.stop()
     assert await serving == 0
+
+
+def test_a_ready_server_says_which_version_of_each_model_answers() -> None:
+    process = spawn(server__grpc_port=-1)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    served = FakeService(Config())
+    named = ", ".join(
+        f"{name} version {served.describe(name).version}" for name in served.model_names()[:5]
+    )
+    assert f": serving {named}" in line
+    assert line.split(" at ")[1].startswith("http://127.0.0.1:")
+
+
+def test_many_models_are_counted() -> None:
+    server = Server(Config(), "", lambda server: None)
+    server._service = FakeService(Config())
+    info = server._service.describe(server._service.model_names()[0])
+    server._service._models = {f"m{number}": info for number in range(9)}
+    assert server.serving().count(" version ") == 5
+    assert server.serving().endswith(" and 4 more models")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.jobs.stream.links import OwnWriter
 from tests.server.start_rig import Started, until
 
@@ -20,8 +21,8 @@ async def test_a_server_that_waits_for_its_graph_ends_when_told(
     folder: Path, start: Callable[..., Started]
 ) -> None:
     async with OwnWriter(Config().replace(graph__path=folder / "graph", live__spare_edges=100)) as own:
-        assert own._process is not None
-        own._process.send_signal(signal.SIGSTOP)  # it holds the folder and answers nobody
+        assert own._child is not None
+        os.kill(own._child.pid, signal.SIGSTOP)  # it holds the folder and answers nobody
         try:
             server = start(_WAITS, server__workers=2)
             await until(lambda: "standing by" in server.text)
@@ -30,7 +31,7 @@ async def test_a_server_that_waits_for_its_graph_ends_when_told(
             assert await asyncio.to_thread(server.ended) == 0
             assert time.monotonic() - began < 15  # less than two, where nothing else runs
         finally:
-            own._process.send_signal(signal.SIGCONT)
+            os.kill(own._child.pid, signal.SIGCONT)
 
 
 async def test_a_writer_that_fails_ends_a_server_whose_workers_wait_for_it(

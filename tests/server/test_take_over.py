@@ -11,7 +11,7 @@ from typing import Any
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.graph.live.lock import read_owner
 from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
 from hopline.testing.broker_servers import RedisServer, broker_server
@@ -112,13 +112,13 @@ async def test_a_stream_whose_successor_never_comes_writes_again(folder: Path) -
     config = stream_settings(folder)
     writer = SocketWriter(folder / "graph.live" / "writer.sock")
     async with OwnWriter(config, alone_s=0.5) as own:
-        first = own._process
+        first = own._child
         assert first is not None
         writer.start()
         await writer.standing()
         await writer.apply([numbered(0, 10)])
         await writer._link.step_aside()
-        await until(lambda: own._process is not first)
+        await until(lambda: own._child is not first)
         async with asyncio.timeout(30):
             (applied,) = await _again(writer, 12)
         assert applied.num_applied == 2
@@ -134,8 +134,8 @@ async def _again(writer: SocketWriter, count: int) -> Any:
 async def test_two_streams_have_one_writer(folder: Path) -> None:
     config = stream_settings(folder)
     async with OwnWriter(config), OwnWriter(config) as second:
-        assert second._process is not None
-        assert await asyncio.wait_for(second._process.wait(), 30) == 4
+        assert second._child is not None
+        assert await asyncio.wait_for(second._child.wait(), 30) == 4
 
 
 async def test_another_servers_writer_stays_and_is_named(

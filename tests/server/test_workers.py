@@ -43,7 +43,7 @@ def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
             assert score(server) == 200
         wait_until(lambda: len(children(server)) == 2 and before[0] not in children(server))
         wait_until(lambda: server.metric(line) == 40)  # the dead worker's count is not lost
-        assert any("exit code -9" in text for text in server.log)
+        assert any("signal 9, SIGKILL" in text for text in server.log)
         server.process.terminate()
         assert server.process.wait(20) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in before)
@@ -91,8 +91,8 @@ def test_workers_get_one_memory_for_their_tables(tmp_path: Path) -> None:
 
     code = """
 import sys
-from hopline.config import Config
-from hopline.server import run
+from hopline.config.schema import Config
+from hopline.serve import run
 config = Config().replace(server__http_port=0, server__grpc_port=-1, server__workers=2)
 sys.exit(run(config, service="tests.server.descriptors:Reads"))
 """
@@ -100,7 +100,7 @@ sys.exit(run(config, service="tests.server.descriptors:Reads"))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout is not None
-        assert "is ready at" in process.stdout.readline()
+        assert ", 2 workers: serving " in process.stdout.readline()
     finally:
         process.terminate()
         process.wait(20)

@@ -255,7 +255,7 @@ def test_wrong_settings_are_named(places, settings, error):
 
 
 def test_defaults_are_those_of_the_server(places):
-    from hopline.config import Config
+    from hopline.config.schema import Config
 
     server = Config()
     mine = read_settings({"HOPLINE__MODELS__REPOSITORY": str(places)})

@@ -273,9 +273,8 @@ def test_paces_are_those_of_the_workbook_for_thirty_days():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give the URL"),
-        (["http://x", "--prometheus", "http://y"], "one of them"),
-        (["http://x", "--rules", "-"], "measures nothing"),
+        (["--url", "http://x", "--prometheus", "http://y"], "one of them"),
+        (["--url", "http://x", "--rules", "-"], "measures nothing"),
     ],
 )
 def test_what_to_measure_must_be_said_once(file, arguments, message):
@@ -284,5 +283,5 @@ def test_what_to_measure_must_be_said_once(file, arguments, message):
 
 
 def test_a_server_that_is_not_there_is_named(file):
-    for arguments in (["http://127.0.0.1:1"], ["--prometheus", "http://127.0.0.1:1"]):
+    for arguments in (["--url", "http://127.0.0.1:1"], ["--prometheus", "http://127.0.0.1:1"]):
         assert "127.0.0.1:1" in str(run("--file", file, *arguments).exception)

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from hopline.config import Config, load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp

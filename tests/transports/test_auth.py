@@ -15,7 +15,7 @@ import jwt
 import pytest
 
 from hopline import AsyncClient, Client
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, PermissionDenied, RateLimited, Unauthenticated
 from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import Grant, KeyEntry

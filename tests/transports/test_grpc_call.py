@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import _MAX_UNSENT_BYTES
 from hopline.transports.proto import message
 from tests.transports.grpc_rig import grpc_server
 from tests.transports.http2_rig import Client, Served
 
-Code = grpc.StatusCode
+Code = StatusCode
 
 
 def framed(data: bytes, flag: int = 0) -> bytes:
@@ -39,9 +40,9 @@ def raw(client: Client, path: str, data: bytes, **headers: str) -> Any:
     return client.answers[number]
 
 
-def failed(answer: Any, code: grpc.StatusCode) -> str:
+def failed(answer: Any, code: StatusCode) -> str:
     """The text of a status that is given without an answer."""
-    assert answer.status == code.value[0]
+    assert answer.status == code
     assert answer.ended
     assert not answer.data
     text: str = answer.text
@@ -184,6 +185,44 @@ def test_a_request_that_does_not_come_to_its_end_is_given_up() -> None:
     assert not client.answers[stream].headers  # streams last
 
 
+async def test_a_message_of_a_stream_that_does_not_come_to_its_end_is_given_up() -> None:
+    """Else a few streams could hold all the memory for large requests, for as long as they like."""
+    served = Served(read_timeout_s=5.0)
+    client = Client(served)
+    data = framed(b"x" * 1_000)
+    slow, busy = (client.call("/t/Each", end=False) for _ in range(2))
+    client.send(slow, data + data[:500])
+    now = 0.0
+    while not client.answers[slow].ended and now < 20:
+        now += 1
+        client.send(busy, data[500:] + data[:500] if now > 1 else data[:500])  # always one that has begun
+        client.exchange()
+        served.endpoint.tick(now)
+        client.exchange()
+    assert 5 < now < 8
+    assert client.answers[slow].messages == [b"x" * 1_000]
+    assert client.answers[slow].status == Code.DEADLINE_EXCEEDED.value[0]
+    assert "within 5.0 s" in client.answers[slow].text
+    assert not client.answers[busy].ended
+    assert len(client.answers[busy].messages) == now - 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "headers", "code"),
+    [(1, {}, Code.INTERNAL), (9, {}, Code.INTERNAL), (1, {"grpc_encoding": "snappy"}, Code.UNIMPLEMENTED)],
+)
+async def test_a_stream_ends_at_a_message_that_cannot_be_unpacked(
+    flag: int, headers: dict[str, str], code: grpc.StatusCode
+) -> None:
+    good = infer_request([7]).SerializeToString()
+    data = framed(good) + framed(good, flag) + framed(good)
+    answer = raw(
+        _over(GrpcApp(FakeService(load_config()))), f"/{INFERENCE}/ModelStreamInfer", data, **headers
+    )
+    assert len(answer.messages) == 1
+    assert answer.status == code.value[0]
+
+
 def test_an_answer_that_is_not_taken_is_given_up() -> None:
     served = Served(read_timeout_s=5.0)
     client = Client(served)
@@ -289,7 +328,7 @@ async def test_a_stream_that_breaks_the_rules_withdraws_its_requests_and_is_forg
     await asyncio.sleep(0)
     client.send(number, b"\0" + (2 << 20).to_bytes(4, "big"))
     client.exchange()
-    assert client.answers[number].status == Code.RESOURCE_EXHAUSTED.value[0]
+    assert client.answers[number].status == Code.RESOURCE_EXHAUSTED
     assert not app._streams
     await asyncio.sleep(0)
     assert app._service.num_cancelled == 1

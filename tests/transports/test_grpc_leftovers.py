@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp

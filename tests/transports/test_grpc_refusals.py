@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.proto import message
 from tests.transports.grpc_rig import grpc_server

@@ -161,6 +161,16 @@ def test_contents_beside_raw_contents_are_refused_each_time() -> None:
             reader.tensors(outer(request))
 
 
+@pytest.mark.parametrize("own", [[], [7]])
+def test_contents_of_another_type_are_refused(own: list[int]) -> None:
+    request = message("inference.ModelInferRequest")()
+    item = request.inputs.add(name="a", datatype="INT64", shape=[1])
+    item.contents.int64_contents.extend(own)
+    item.contents.int_contents.append(8)
+    with pytest.raises(BadRequest, match="has int_contents, which would not be read"):
+        RequestReader().tensors(outer(request))
+
+
 def test_a_caller_who_never_asks_alike_is_served_and_takes_no_more_memory() -> None:
     reader = RequestReader()
     requests = [

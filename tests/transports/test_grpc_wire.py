@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http2_frames import (

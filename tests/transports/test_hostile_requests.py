@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.compression import decompress
 from hopline.transports.grpc import GrpcApp

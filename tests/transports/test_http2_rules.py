@@ -7,8 +7,8 @@ import struct
 import h2.settings
 import hpack
 import pytest
-from grpc import StatusCode
 
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.http2_frames import MOST, ErrorCode, frame, window_update
 from hopline.transports.http2_head import HeadReader
 from tests.transports.http2_rig import Client, Served, frames_of

@@ -177,6 +177,19 @@ async def test_idle_and_slow_connections_are_closed(host: Host) -> None:
     assert await idle.closed()
 
 
+async def test_empty_lines_keep_no_connection_open(host: Host) -> None:
+    quiet, busy = await host.connect(), await host.connect()
+    step = 0.4 * host.endpoint.keep_alive_timeout_s
+    for number in range(5):
+        quiet.send(b"\r\n")
+        busy.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await busy.answer())[0] == 200
+        host.endpoint.tick(number * step)
+    assert await quiet.closed()
+    busy.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await busy.answer())[0] == 200
+
+
 async def test_waiting_requests_are_not_idle(host: Host) -> None:
     connection = await host.connect()
     connection.send(post(b'{"nodes":[1],"as_of":100}', b"slow"))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import RateLimited
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
@@ -19,8 +19,8 @@ from tests.transports.http_rig import SCORE, SLOW, Host, eventually, gone, post
 class Limited(FakeService):
     """Takes nothing for "sage"; says so before a request is read."""
 
-    def turn_away(self, model: str) -> None:
-        """As `Service.turn_away`."""
+    def reject_early(self, model: str) -> None:
+        """As `Service.reject_early`."""
         if model == "sage":
             raise RateLimited("this model takes nothing", retry_after_s=1.0)
 

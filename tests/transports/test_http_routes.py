@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.pages import index_page
 from tests.servers import RunningServer
@@ -130,6 +130,7 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
     ready = httpx.post(url, json={"ready": True}).json()
     assert len(ready) == len(everything) - 2
     assert httpx.post(url, content=b"[").status_code == 400
+    assert httpx.post(url, content=b'{"ready":true,"ready":false}').status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,12 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
         ),
         (b'{"inputs":[],"colour":1}', None, "unknown field `colour`"),
         (b'{"inputs":[],"parameters":{"colour":1}}', None, "unknown parameter 'colour'"),
+        (b'{"inputs":[],"parameters":{"binary_data_output":"no"}}', None, "must be true or false"),
+        (
+            b'{"inputs":[],"outputs":[{"name":"label","parameters":{"binary_data":0}}]}',
+            None,
+            "must be true or false",
+        ),
         (b'{"inputs":[', None, "not valid JSON"),
         (
             b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1],'

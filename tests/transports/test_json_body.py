@@ -58,6 +58,8 @@ def test_the_content_type_counts_for_its_charset_only(
     [
         '{"nodes":[1],"nodes":[2]}',
         '{"nodes" : [1], "nodes" : [2]}',
+        '{"nodes"\n:[1],"nodes"\n:[2]}',
+        '{"nodes"  :[1],"n\\u006fdes"\t:[2]}',
         '{"outputs":["label"],"nodes":[1],"as_of":5,"as_of":null}',
         '{"rows":[{"a":1,"b":2},{"a":1,"a":2,"b":3}]}',
         '{"columns":{"a":[1],"a":[2]}}',
@@ -88,11 +90,25 @@ def test_a_name_in_values_or_in_other_objects_is_no_repetition(body: dict[str, A
         f'{{"inputs":[{INPUT}],"inputs":[]}}',
         f'{{"inputs":[{INPUT[:-1]},"data":[7]}}]}}',
         f'{{"inputs":[{INPUT}],"outputs":[],"outputs":[]}}',
+        f'{{"inputs":[{INPUT}],"\\u0069nputs":[]}}',
+        f'{{"inputs":[{INPUT[:-1]},"name":"node_ids"}}]}}',
+        f'{{"inputs":[{INPUT[:-1]},"parameters":{{"binary_data":true,"binary_data":false}}}}]}}',
+        f'{{"inputs":[{INPUT}],"parameters":{{"on_missing":"null","on_missing":"error"}}}}',
+        f'{{"inputs":[{INPUT}],"outputs":[{{"name":"label","name":"logits"}}]}}',
+        f'{{"inputs":[{INPUT}],"id":"1","id":"2"}}',
     ],
 )
 def test_a_name_that_comes_twice_in_an_inference_request_is_refused(body: str) -> None:
     with pytest.raises(BadRequest, match="comes twice in one object"):
         decode_infer(body.encode(), None)
+
+
+def test_colons_in_values_of_an_inference_request_are_no_repetition() -> None:
+    text = json.dumps(
+        {"inputs": [{"name": "a", "datatype": "BYTES", "shape": [2], "data": ['": ', '" :":']}]}
+    )
+    (tensor,) = decode_infer(text.encode(), None)[1]
+    assert tensor.ids() == ['": ', '" :":']
 
 
 def test_null_is_as_good_as_absent() -> None:

@@ -25,7 +25,7 @@ from hopline.transports import http_bodies, oip_json, score_json
 from hopline.transports.compression import decompress
 from hopline.transports.http_bodies import check_json, check_score
 from hopline.transports.http_errors import error_response
-from hopline.transports.lifecycle import change_parameters, checked_name
+from hopline.transports.lifecycle import change_parameters, checked_path
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.share import sent_bytes
 from hopline.transports.tensors import decode_json, decode_raw, tensor_head
@@ -309,5 +309,5 @@ def test_names_that_no_file_can_have_are_refused(name: str) -> None:
         with pytest.raises(BadRequest, match="a name is printable"):
             change_parameters("load", dict(parameters))
     with pytest.raises(BadRequest, match="model is "):
-        checked_name("model", name)
-    assert checked_name("graph", "s3://bucket/a b/é") == "s3://bucket/a b/é"
+        checked_path("model", name)
+    assert checked_path("graph", "s3://bucket/a b/é") == "s3://bucket/a b/é"

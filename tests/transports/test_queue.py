@@ -13,7 +13,7 @@ import pytest
 
 from hopline.brokers.base import REPLY_TO, Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.testing.broker_servers import KafkaServer, NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import collect, until
@@ -264,6 +264,17 @@ async def test_a_large_request_is_answered_and_its_long_id_is_none(redis):
     async with desk_at(redis) as desk:
         body = b'{"model": "sage", "nodes": [3]}' + b" " * 100_000
         await desk.send(body, request_id="x" * 10_000)
+        async with answering(desk):
+            (answer,) = await desk.read("results", 1)
+        assert answer.headers[REQUEST_ID].startswith("redis/requests-")
+        assert ERROR not in answer.headers
+
+
+@pytest.mark.parametrize("own", ["\udcff\udcfe", "a\nb", "\x1b[31m", "a\u2028b"])
+async def test_an_id_that_no_log_could_take_is_none(redis, own):
+    """Bytes that are no text kept all lines of a batch out of the logs."""
+    async with desk_at(redis) as desk:
+        await desk.send({"model": "sage", "nodes": [3]}, request_id=own)
         async with answering(desk):
             (answer,) = await desk.read("results", 1)
         assert answer.headers[REQUEST_ID].startswith("redis/requests-")

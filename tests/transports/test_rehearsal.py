@@ -43,8 +43,8 @@ async def test_rehearsals_go_all_the_way_and_leave_no_trace(root):
     try:
         batches = []
         for served in service._all():
-            run = served.batcher._run
-            served.batcher._run = lambda batch, run=run: batches.append(len(batch)) or run(batch)
+            run = served.queue._run
+            served.queue._run = lambda batch, run=run: batches.append(len(batch)) or run(batch)
         before = counted(service)
         with service.rehearsing() as examples:
             assert len(examples) >= 20

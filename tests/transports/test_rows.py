@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
+from hopline.request_fields import FIELDS
 from hopline.transports.oip import request_from_tensors
-from hopline.transports.rows import attributes_of, priority_of
+from hopline.transports.rows import option_of, priority_of
 from hopline.transports.tensors import decode_raw, tensor_from_array
+
+ATTRIBUTES = next(field for field in FIELDS if field.name == "attributes")
 
 
 @pytest.mark.parametrize(
@@ -34,14 +37,18 @@ def test_other_priorities_are_refused(value: object) -> None:
 
 
 def test_attributes_are_an_object_of_scalars() -> None:
-    assert attributes_of('{"tier": "gold", "age": 7, "vip": true}') == {
+    assert option_of(ATTRIBUTES, '{"tier": "gold", "age": 7, "vip": true}') == {
         "tier": "gold",
         "age": 7,
         "vip": True,
     }
     for text in ("[1]", '{"a": [1]}', "{", 7, "\ud800"):
         with pytest.raises(BadRequest, match="attributes must be a JSON object"):
-            attributes_of(text)
+            option_of(ATTRIBUTES, text)
+    assert option_of(ATTRIBUTES, '{"a": "x\\": y"}') == {"a": 'x": y'}
+    for text in ('{"a":1,"a":2}', '{"a":1,"\\u0061" :2}', f'{{"b":"{"x" * 200_000}","a":1,"a":2}}'):
+        with pytest.raises(BadRequest, match="'a' comes twice in one object"):
+            option_of(ATTRIBUTES, text)
 
 
 def _read(*tensors: Any, **parameters: Any) -> Any:
@@ -55,6 +62,13 @@ def test_tensors_of_other_names_are_columns() -> None:
     assert request.columns["category"] == ["a", "é"]
     assert (request.key, request.priority, len(request.nodes)) == ("k", "high", 0)
     assert _read(tensor_from_array("node_ids", np.array([1]))).columns is None
+
+
+@pytest.mark.parametrize("value", [True, "1_0", "inf", float("inf"), -1, "soon", 10**400])
+@pytest.mark.parametrize("name", ["timeout", "timeout_ms"])
+def test_a_time_limit_that_is_none_is_refused(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' must be a positive number"):
+        _read(tensor_from_array("amount", np.ones(1)), **{name: value})
 
 
 def test_columns_of_a_wrong_form_are_refused() -> None:

@@ -63,6 +63,15 @@ def test_inline_nodes_name_edge_types_or_leave_them() -> None:
     assert second.id == "new"
 
 
+@pytest.mark.parametrize("field", ["neighbors", "edge_weight", "edge_attr"])
+def test_an_edge_type_without_a_name_stands_alone(field: str) -> None:
+    """It is the node type's only edge type, whose name may not stand beside it with another list."""
+    values = {"neighbors": "[4]", "edge_weight": "[1]", "edge_attr": "[[1]]"}[field]
+    body = f'{{"inline":[{{"features":[1],"{field}":{{"":{values},"a__r__b":{values}}}}}]}}'
+    with pytest.raises(BadRequest, match="edges of the type '' beside others"):
+        score_request("m", None, decode_score(body.encode()), None, "")
+
+
 def test_rows_and_columns_say_the_same() -> None:
     by_rows = decode_score(b'{"rows":[{"a":1.5,"b":"x"},{"b":null,"a":2}],"key":"k","priority":"high"}')
     request = score_request("m", None, by_rows, None, "")
@@ -96,7 +105,7 @@ def test_the_earlier_time_limit_counts() -> None:
     assert deadline_after(None, None, 5.0) is None
     assert deadline_after(100.0, None, 5.0) == 5.1
     assert deadline_after(100.0, b"50", 5.0) == 5.05
-    for header in (b"soon", b"-1", b"nan", b"0"):
+    for header in (b"soon", b"-1", b"nan", b"0", b"inf", b"1e400", b"1_000", b"9" * 400):
         with pytest.raises(BadRequest, match="timeout-ms"):
             deadline_after(None, header, 0.0)
 

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.http import HttpApp

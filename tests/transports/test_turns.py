@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean
 
 #: Of every broker.
 COMMON = (

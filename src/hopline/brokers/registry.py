@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from hopline.brokers.address import scheme_of, shown
 from hopline.brokers.base import Queue, Sink, Source
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean
 
 #: Packages add schemes of their own under this name: scheme = "module:attr", a `Broker`.
 ENTRY_POINTS = "hopline.brokers"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import httpx
+import httpx2
 
 from hopline.client import wire
 from hopline.client.exchange import Exchange
@@ -51,7 +51,7 @@ class AsyncClient:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx.AsyncClient(base_url=wire.address(url), verify=verify, headers=headers)
+        self._http = httpx2.AsyncClient(base_url=wire.address(url), verify=verify, headers=headers)
 
     async def score(
         self,
@@ -151,8 +151,8 @@ class AsyncClient:
         while True:
             try:
                 response = await self._http.request(method, path, **exchange.arguments())
-            except httpx.TransportError as error:
-                wait_s: float | None = exchange.broken(error)
+            except httpx2.TransportError as error:
+                wait_s: float | None = exchange.broken(error, self._http.base_url)
             else:
                 wait_s = exchange.answered(response)
             if wait_s is None:

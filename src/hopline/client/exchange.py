@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 
 from hopline.client.wire import encode, read_error
 from hopline.errors import DeadlineExceeded, Overloaded, Unavailable
@@ -51,10 +52,10 @@ class Exchange:
         self._wait_s = _FIRST_WAIT_S
 
     def arguments(self) -> dict[str, Any]:
-        """What httpx's `request` takes, the time that is left included."""
+        """What httpx2's `request` takes, the time that is left included."""
         left = self._remaining()
         headers = {}
-        if left is not None:
+        if left is not None and math.isfinite(left):
             # The server stops working on what nobody waits for any more.
             headers["timeout-ms"] = f"{left * 1000:.3f}"
         content = None
@@ -63,18 +64,20 @@ class Exchange:
             content = encode(self._body)
         return {"headers": headers, "content": content, "timeout": left}
 
-    def broken(self, error: httpx.TransportError) -> float:
-        """After a failed attempt: seconds to wait before the next one.
+    def broken(self, error: httpx2.TransportError, server: httpx2.URL) -> float:
+        """After a failed attempt at `server`: seconds to wait before the next one.
 
         Raises:
             DeadlineExceeded: the time is up.
             Unavailable: no attempt is left.
         """
-        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+        if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s") from error
-        return self._next_wait(Unavailable(f"the server cannot be reached: {error}"), None)
+        return self._next_wait(
+            Unavailable(f"the server at {_origin(server)} cannot be reached: {error}"), None
+        )
 
-    def answered(self, response: httpx.Response) -> float | None:
+    def answered(self, response: httpx2.Response) -> float | None:
         """After an answer: None when it is good, else seconds to wait before the next attempt.
 
         Raises: HoplineError: the server's error, where it is not one to repeat or no attempt is left.
@@ -105,3 +108,8 @@ class Exchange:
         if left <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s} s")
         return left
+
+
+def _origin(url: httpx2.URL) -> str:
+    """As it was given, without a user and a password."""
+    return f"{url.scheme}://{url.netloc.decode()}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import httpx
+import httpx2
 
 from hopline.client import wire
 from hopline.client.exchange import Exchange
@@ -57,7 +57,7 @@ class Client:
         self._timeout = timeout
         self._retries = retries
         headers = wire.credentials(api_key, token)
-        self._http = httpx.Client(base_url=wire.address(url), verify=verify, headers=headers)
+        self._http = httpx2.Client(base_url=wire.address(url), verify=verify, headers=headers)
 
     def score(
         self,
@@ -178,8 +178,8 @@ class Client:
         while True:
             try:
                 response = self._http.request(method, path, **exchange.arguments())
-            except httpx.TransportError as error:
-                wait_s: float | None = exchange.broken(error)
+            except httpx2.TransportError as error:
+                wait_s: float | None = exchange.broken(error, self._http.base_url)
             else:
                 wait_s = exchange.answered(response)
             if wait_s is None:

@@ -41,6 +41,7 @@ class ScoreOptions(TypedDict, total=False):
         attributes: name -> string, number or truth value, for routing rules.
         key: requests of one key get the same version in an A/B test.
         priority: "high" goes before "normal", and "low" is refused first.
+        tags: labels for the server's prediction log: at most 16, of up to 64 characters.
     """
 
     version: str | None
@@ -52,6 +53,7 @@ class ScoreOptions(TypedDict, total=False):
     attributes: Mapping[str, str | float | bool]
     key: str
     priority: Priority
+    tags: Sequence[str]
 
 
 class _Answer(msgspec.Struct):

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest
 from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import Grant, KeyEntry, read_clients
@@ -86,7 +86,7 @@ def show(file: File = _FILE) -> None:
             entry.priority,
             "\n".join(_key(key) for key in entry.keys) or "–",
         )
-    Console().print(table)
+    Screen().print(whole(table, "client", "keys"))
 
 
 @app.command()

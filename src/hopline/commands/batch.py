@@ -15,10 +15,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
+from hopline.config.setting import read_size
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
-from hopline.settings import read_size
 
 if TYPE_CHECKING:
     from hopline.jobs.batch.report import Report
@@ -132,7 +134,7 @@ def batch(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        show(report, shown(to), Console())
+        show(report, shown(to), Screen())
 
 
 def model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:
@@ -140,7 +142,8 @@ def model_folder(config: Config, model: str, version: str | None) -> tuple[Path,
 
     Raises: ModelNotFound: there is none; the message lists what there is.
     """
-    from hopline.rollout.repository import absent, configured_repository
+    from hopline.rollout.repositories import configured_repository
+    from hopline.rollout.repository import absent
 
     repository = configured_repository(config)
     versions = repository.versions(model)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hopline.config import config_table, load_config, process_env, show_config
+from hopline.commands.screen import Screen, whole
+from hopline.config.reader import config_table, load_config, process_env, show_config
 
 _CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
 
@@ -40,4 +40,4 @@ def show(
         text = escape(str(value))
         shown = f"[bold]{text}[/bold]" if value != row.default else text
         table.add_row(row.path, shown, escape(row.type), escape(row.help))
-    Console().print(table)
+    Screen().print(whole(table, "setting"))

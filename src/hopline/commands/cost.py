@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey
+from hopline.commands.connection import ApiKey, Token, Url
 from hopline.commands.metrics_page import read_metrics
+from hopline.commands.screen import Screen, whole
 from hopline.observe.scrape import Scrape
 
 _CAPTION = (
@@ -73,12 +73,13 @@ def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
 
 
 def cost(
-    url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8700",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    url: Url = None,
     api_key: ApiKey = None,
+    token: Token = None,
 ) -> None:
     """Show what requests cost, by model, since the server started."""
-    scrape = read_metrics(url, api_key)
+    scrape = read_metrics(url, api_key, token)
     models = costs(scrape)
     share = attributed_share(scrape, models)
     if as_json:
@@ -88,8 +89,8 @@ def cost(
         ]
         typer.echo(json.dumps({"models": rows, "attributed_cpu_share": share}))
         return
-    console = Console()
-    console.print(_table(models))
+    console = Screen()
+    console.print(whole(_table(models), "model", "version"))
     used = scrape.total("hopline_process_cpu_seconds_total")
     console.print(f"{share:.0%} of the {used:,.1f} processor seconds that the server used was computing.")
     if models and all(each.cost is None for each in models):

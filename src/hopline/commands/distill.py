@@ -14,8 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hopline.commands.batch import model_folder
+from hopline.commands.screen import Screen
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest, ConfigError, PackagingError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def distill(
     if as_json:
         typer.echo(msgspec.json.encode(done))
     else:
-        show(done, Console())
+        show(done, Screen())
     if not done.written:
         raise PackagingError(
             f"{done.student} is not written: {done.why}. More labels, --hidden or --structure may mend "

@@ -8,14 +8,13 @@ from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from hopline.artifact import read_spec
-from hopline.client.sync import Client
 from hopline.client.wire import read_json
-from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url
+from hopline.commands.connection import ApiKey, Token, Url, open_client
 from hopline.commands.drift_screen import overview, version_screen
+from hopline.commands.screen import Screen
 from hopline.errors import BadRequest
 
 app = typer.Typer(help="Compare what is asked and answered with a reference.", no_args_is_help=True)
@@ -75,7 +74,7 @@ def reference(
     except OSError as error:
         raise BadRequest(f"--out: {out} cannot be written: {error.strerror}") from None
     also = "" if made.is_complete else "; a server adds the answers"
-    Console().print(
+    Screen().print(
         f"{escape(str(out))}: {len(made.entries)} quantities of {made.num_requests} rows, "
         f"from {escape(made.source)}{also}"
     )
@@ -86,16 +85,16 @@ def show(
     model: Annotated[
         str | None, typer.Argument(help="Model to show in full.", show_default="all, in short")
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     rows: Annotated[int, typer.Option(help="Quantities to show, the furthest moved first.", min=1)] = 20,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Show what has moved, and scores by the hour. Exits with 2 where something is at alert."""
     path = "/v1/drift" if model is None else f"/v1/drift/{quote(model, safe='')}"
-    with Client(url, api_key=None if token else api_key, token=token) as client:
+    with open_client(url, api_key, token) as client:
         report = read_json(client.send("GET", path))
-    console = Console()
+    console = Screen()
     if model is None:
         console.print(overview(report))
     for version in report["versions"] if model is not None else ():

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hopline.commands.screen import whole
+
 _STYLES = {"ok": "green", "watch": "yellow", "alert": "bold red"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 10
@@ -34,7 +36,7 @@ def overview(report: Any) -> RenderableType:
             f"{most['excess']:.3f}" if version["most"] else "",
             bar(most["excess"], report["thresholds"]) if version["most"] else "",
         )
-    return table
+    return whole(table, "model", "version")
 
 
 def version_screen(version: Any, thresholds: Any, rows: int) -> RenderableType:
@@ -87,7 +89,7 @@ def _quantities(version: Any, thresholds: Any, rows: int) -> RenderableType:
     hidden = len(version["quantities"]) - rows
     if hidden > 0:
         table.caption = f"{hidden} more have moved less"
-    return table
+    return whole(table, "kind", "name")
 
 
 def _hours(hours: list[Any]) -> RenderableType:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hopline.errors import BadRequest, FeatureGroupNotFound, HoplineError
+from hopline.errors import BadRequest, FeatureGroupNotFound
 from hopline.features.base import DTYPES, FeatureGroup, FeatureStore
 from hopline.features.parquet import read_file
 from hopline.features.registry import open_store
@@ -41,15 +41,14 @@ def load(
     batch: Annotated[int, typer.Option(help="Rows of one write.", min=1)] = 10_000,
 ) -> None:
     """Copy features into a store: the schema first, then the rows."""
-    with _errors():
-        if (graph is None) == (parquet is None):
-            raise BadRequest("name one source: --graph or --parquet")
-        if graph is not None:
-            sources = [_of_graph(Graph.open(graph), name, batch) for name in _types(graph, group)]
-        else:
-            assert parquet is not None
-            sources = [_of_file(parquet, id_column, group, batch)]
-        asyncio.run(_load(store, sources))
+    if (graph is None) == (parquet is None):
+        raise BadRequest("name one source: --graph or --parquet")
+    if graph is not None:
+        sources = [_of_graph(Graph.open(graph), name, batch) for name in _types(graph, group)]
+    else:
+        assert parquet is not None
+        sources = [_of_file(parquet, id_column, group, batch)]
+    asyncio.run(_load(store, sources))
 
 
 @app.command()
@@ -63,8 +62,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
 ) -> None:
     """Compare a store with a graph: the schema, and a sample of the rows. Exits with 1 if they differ."""
-    with _errors():
-        same = asyncio.run(_check(store, Graph.open(graph), _types(graph, group), sample, seed))
+    same = asyncio.run(_check(store, Graph.open(graph), _types(graph, group), sample, seed))
     if not same:
         raise typer.Exit(1)
 
@@ -227,12 +225,3 @@ def _bars() -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         yield bars
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except HoplineError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None

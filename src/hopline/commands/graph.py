@@ -19,12 +19,12 @@ from rich.table import Table
 
 from hopline.commands import graph_live
 from hopline.commands.graph_files import FileOptions, counts, missing
-from hopline.errors import HoplineError
+from hopline.commands.screen import Screen
 from hopline.graph import Graph
 from hopline.graph.codec import is_compressed
 from hopline.graph.edge_times import iso, likely_unit
-from hopline.graph.progress import Progress
 from hopline.graph.text_table import TextFormat
+from hopline.types import Progress
 
 app = typer.Typer(help="Build and inspect graphs, and change live ones.", no_args_is_help=True)
 app.command("events")(graph_live.events)
@@ -144,7 +144,7 @@ def build(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
     """Build a graph from an edge table and node features."""
-    with _errors(), _told(), _bars() as progress:
+    with _told(), _bars() as progress:
         options = FileOptions(
             text=TextFormat(not no_header, delimiter, encoding, comment),
             missing=missing(na or (), fill or ()),
@@ -181,8 +181,7 @@ def info(
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and check its hash.")] = False,
 ) -> None:
     """Say what a graph holds: types, counts, degrees, bytes, version."""
-    with _errors():
-        described = _described(Graph.open(folder, verify=verify))
+    described = _described(Graph.open(folder, verify=verify))
     if as_json:
         typer.echo(json.dumps(described, indent=1))
     else:
@@ -244,7 +243,7 @@ def _time(graph: Graph) -> dict[str, Any] | None:
 
 
 def _show(described: dict[str, Any]) -> None:
-    console = Console()
+    console = Screen()
     console.print(
         f"[bold]{escape(described['path'])}[/bold]  version {described['version']}  "
         f"{described['num_nodes']:,} nodes  {described['num_edges']:,} edges  "
@@ -291,9 +290,9 @@ def _show(described: dict[str, Any]) -> None:
 
 def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
     table = Table(*header, box=None, pad_edge=False)
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
+    for column in table.columns:
         column.no_wrap = True
+    for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
@@ -329,12 +328,3 @@ def _told() -> Iterator[None]:
         logger.removeHandler(handler)
         for text in told:
             typer.echo(f"note: {text}", err=True)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except HoplineError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from hopline.client import Client, EventsOutcome
 from hopline.client.graph import RefusedEvent
-from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url
+from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
 from hopline.commands.event_files import Part, opened, parts
+from hopline.commands.screen import Screen, whole
 from hopline.errors import LogFull, Unavailable
 
 #: Refused events that are shown; all of them go to --refused.
@@ -45,7 +46,7 @@ def events(
     refused: Annotated[
         Path | None, typer.Option(help="Write events that were refused there, with the reason.")
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
@@ -58,7 +59,7 @@ def events(
     out = None if refused is None else refused.open("w")
     name = "stdin" if file == "-" else file
     try:
-        with Client(url, api_key=None if token else api_key, token=token) as client, opened(file) as source:
+        with open_client(url, api_key, token) as client, opened(file) as source:
             size = 0 if file == "-" else Path(file).stat().st_size
             with _bar(size) as advance:
                 for part in parts(source, batch, name):
@@ -78,19 +79,20 @@ def events(
 
 
 def status(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a server's live graph: version, age, counts."""
-    with Client(url, api_key=None if token else api_key, token=token) as client:
+    with open_client(url, api_key, token) as client:
         state = client.graph_state()
     if as_json:
         typer.echo(msgspec.json.encode(state))
         return
-    Console().print(
-        f"[bold]{escape(url)}[/]  version {state.graph_version}  as of {state.age_ms / 1e3:,.1f} s ago  "
+    Screen().print(
+        f"[bold]{escape(server_url(url))}[/]  version {state.graph_version}  "
+        f"as of {state.age_ms / 1e3:,.1f} s ago  "
         f"writer {'up' if state.writer == 'up' else '[red]' + state.writer + '[/]'}",
         highlight=False,
     )
@@ -98,7 +100,7 @@ def status(
     table.columns[1].justify = "right"
     for name, count in itertools.chain(state.nodes.items(), state.edges.items()):
         table.add_row(name, f"{count:,}")
-    Console(markup=False).print(table)
+    Screen(markup=False).print(whole(table, "type"))
 
 
 class _Sums:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from hopline.commands.screen import Screen
 
 
 def import_model(
@@ -32,7 +33,7 @@ def import_model(
     """
     from hopline.packaging.mlflow import import_from_mlflow
 
-    console = Console()
+    console = Screen()
     with console.status(f"importing {reference}"):
         imported = import_from_mlflow(
             reference,

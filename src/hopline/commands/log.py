@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from hopline.commands.screen import Screen, whole
 
 app = typer.Typer(help="Look into a prediction log.", no_args_is_help=True)
 
@@ -65,7 +66,9 @@ def show(
             "" if total is None else f"{total:.2f}",
             ", ".join(entry.degraded),
         )
-    Console(markup=False).print(table)  # ids may have brackets
+    Screen(markup=False).print(
+        whole(table, "time (UTC)", "request", "model", "ms")
+    )  # ids may have brackets
     if reader.num_torn or reader.num_bad:
         typer.echo(f"{reader.num_torn} torn ends, {reader.num_bad} lines that are no entries", err=True)
 

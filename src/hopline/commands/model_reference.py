@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import HoplineError, PackagingError
 from hopline.graph import Graph
-from hopline.settings import did_you_mean
 
 
 def load_module(

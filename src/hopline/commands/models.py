@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url, admin_of
+from hopline.commands.connection import ApiKey, Token, Url, open_admin, server_url
 from hopline.commands.import_mlflow import import_model
+from hopline.commands.screen import Screen, whole
 
 app = typer.Typer(no_args_is_help=True, help="List, load and unload versions of models.")
 
@@ -19,19 +19,19 @@ Model = Annotated[str, typer.Argument(help="Model name.")]
 
 
 @app.command("list")
-def list_models(url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None) -> None:
+def list_models(url: Url = None, api_key: ApiKey = None, token: Token = None) -> None:
     """Show every version of every model with its state."""
-    with admin_of(url, api_key, token) as admin:
+    with open_admin(url, api_key, token) as admin:
         index = admin.index()
         serving = {found["model"]: found["serving"] for found in admin.rollouts()}
-    table = Table(title=url, title_justify="left")
+    table = Table(title=server_url(url), title_justify="left")
     for name in ("model", "version", "state", ""):
         table.add_column(name)
     for row in index:
         serves = "serves" if serving.get(row["name"]) == row["version"] else ""
         colour = "green" if row["state"] == "READY" else "red" if row["reason"] != "not loaded" else "dim"
         table.add_row(row["name"], row["version"], f"[{colour}]{row['state']}[/]", serves or row["reason"])
-    Console().print(table)
+    Screen().print(whole(table, "model", "version", "state"))
 
 
 @app.command()
@@ -42,18 +42,16 @@ def load(
         str, typer.Option(help="Folder of a snapshot there, where it is not the server's own.")
     ] = "",
     serve: Annotated[bool, typer.Option(help="Let it serve at once; else only by its name.")] = True,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Load a version; requests under way finish on the one that they began with."""
-    with admin_of(url, api_key, token) as admin:
+    with open_admin(url, api_key, token) as admin:
         admin.load(model, version, graph=graph, serve=serve)
         found = admin.rollout(model)
     units = ", ".join(unit["id"] for unit in found["units"])
-    Console().print(
-        f"{model}: {found['serving']} serves; loaded are {units}", highlight=False, markup=False
-    )
+    Screen().print(f"{model}: {found['serving']} serves; loaded are {units}", highlight=False, markup=False)
 
 
 @app.command()
@@ -62,12 +60,12 @@ def unload(
     version: Annotated[
         str | None, typer.Option(help="Default: the whole model.", show_default=False)
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Let go of a version, or of a whole model."""
-    with admin_of(url, api_key, token) as admin:
+    with open_admin(url, api_key, token) as admin:
         admin.unload(model, version)
     what = f"{model}/{version}" if version else model
-    Console().print(f"unloaded {what}", highlight=False, markup=False)
+    Screen().print(f"unloaded {what}", highlight=False, markup=False)

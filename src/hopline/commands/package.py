@@ -5,26 +5,26 @@ With `--sklearn` an estimator and a sample of rows do; see `package_table.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
 from hopline.artifact import check_choice
 from hopline.commands.model_reference import import_place, load_module, parse_init
+from hopline.commands.screen import Screen, whole
 from hopline.errors import PackagingError
 from hopline.graph import Graph
-from hopline.graph.progress import Progress
+from hopline.observe.progress import shown
 from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
+
+#: Steps before those of `hopline.package`.
+_IMPORT, _LOAD = "importing PyTorch", "loading the graph and the model"
 
 _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
@@ -169,13 +169,17 @@ def package(
     check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
-    from hopline.packaging import package as package_module
+    notes: list[str] = []
+    with shown(True, f"packaging {name}") as progress:
+        progress(_IMPORT, 0.0)
+        from hopline.packaging import package as package_module
 
-    opened = Graph.open(graph)
-    module = load_module(model, opened, parse_init(init or ()))
-    for note in _weights(module, model, state_dict, state_dict_key, unsafe_pickle):
-        typer.echo(f"note: {note}", err=True)
-    with _bars() as progress:
+        progress(_IMPORT, 1.0)
+        progress(_LOAD, 0.0)
+        opened = Graph.open(graph)
+        module = load_module(model, opened, parse_init(init or ()))
+        notes += _weights(module, model, state_dict, state_dict_key, unsafe_pickle)
+        progress(_LOAD, 1.0)
         report = package_module(
             module,
             opened,
@@ -199,6 +203,8 @@ def package(
             overwrite=overwrite,
             progress=progress,
         )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     _show(report)
 
 
@@ -237,6 +243,7 @@ def _package_table(
             version=version,
             task=cast(Any, task),
             overwrite=overwrite,
+            progress=True,
         )
     )
 
@@ -283,7 +290,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _show(report: PackageReport) -> None:
-    console = Console()
+    console = Screen()
     table = Table("stage", "reads", "columns", "difference", "bytes", box=None, pad_edge=False)
     for column in table.columns[2:]:
         column.justify = "right"
@@ -295,7 +302,7 @@ def _show(report: PackageReport) -> None:
             f"{line.max_abs_diff:.1e}",
             f"{line.num_bytes:,}",
         )
-    console.print(table)
+    console.print(whole(table, "stage"))
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     difference = report.spec.parity["max_abs_diff"]
@@ -303,18 +310,3 @@ def _show(report: PackageReport) -> None:
         f"[bold]{report.path}[/bold]  {report.num_bytes:,} bytes  largest difference from PyG "
         f"{difference:.1e}  {report.seconds:.1f} s"
     )
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """A bar for each step, on stderr so that stdout stays the answer."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(stage: str, done: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=1.0)
-            bars.update(tasks[stage], completed=done)
-
-        yield progress

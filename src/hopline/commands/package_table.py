@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hopline.commands.screen import Screen, whole
 from hopline.errors import PackagingError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def read_sample_file(path: Path) -> Any:
 
 def show(report: TableReport) -> None:
     """The columns, and how well the artifact agrees."""
-    console = Console()
+    console = Screen()
     table = Table("column", "type", "null", "default", "values", box=None, pad_edge=False)
     for column in report.spec.columns:
         default = "" if column.default is None else escape(str(column.default))
@@ -87,7 +87,7 @@ def show(report: TableReport) -> None:
         table.add_row(
             escape(column.name), column.dtype, "yes" if column.nullable else "no", default, values
         )
-    console.print(table)
+    console.print(whole(table, "column"))
     for note in report.notes:
         console.print(f"note: {escape(note)}")
     agreement = report.agreement

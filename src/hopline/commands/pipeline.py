@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey, Token
+from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
+from hopline.commands.screen import Screen, whole
 from hopline.errors import ConfigError, ModelNotFound, PipelineInvalid
 from hopline.rollout.pipeline.check import Describe
 from hopline.rollout.pipeline.drawing import mermaid, tree
@@ -37,9 +37,7 @@ def check(
     repository: Annotated[
         str | None, typer.Option(help="Folder or URL that holds its models.", show_default=False)
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Or: a running server that serves them.", show_default=False)
-    ] = None,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
@@ -48,8 +46,8 @@ def check(
     from hopline.rollout.pipeline.offline import nobody
     from hopline.rollout.pipeline.plan import info_of
 
-    if (repository is None) == (url is None):
-        raise ConfigError("give --repository or --url: what the steps are checked against")
+    if repository is not None and url is not None:
+        raise ConfigError("give --repository or --url, not both: what the steps are checked against")
     spec = read_pipeline(file)
     try:
         describe = _in_repository(repository) if repository is not None else _at(url, api_key, token)
@@ -62,8 +60,8 @@ def check(
     for step in plan.steps:
         outputs = ", ".join(f"{name} {kind}" for name, kind in step.outputs.items())
         table.add_row(step.id, step.kind, outputs)
-    console = Console(markup=False)
-    console.print(table)
+    console = Screen(markup=False)
+    console.print(whole(table, "step", "kind"))
     console.print(_summary(info_of(plan, spec, (spec.version,)), spec), highlight=False)
 
 
@@ -80,16 +78,16 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
 
 def _in_repository(address: str) -> Describe:
     from hopline.rollout.pipeline.offline import Offline
-    from hopline.rollout.repository import open_repository
+    from hopline.rollout.repositories import open_repository
 
     return Offline(open_repository(address)).describe
 
 
 def _at(url: str | None, api_key: str | None, token: str | None) -> Describe:
-    from hopline.client.sync import Client
-
-    with Client(url or "", api_key=None if token else api_key, token=token) as client:
+    with open_client(url, api_key, token) as client:
         served = {info.name: info for info in client.models()}
+
+    url = server_url(url)
 
     def describe(model: str, version: str | None) -> ModelInfo:
         info = served.get(model)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 
 
 def prefetch(

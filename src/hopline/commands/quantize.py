@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hopline.commands.screen import Screen, whole
 from hopline.commands.serve import resolve_config
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def quantize(
     if as_json:
         typer.echo(msgspec.json.encode(done))
     else:
-        show(done, Console())
+        show(done, Screen())
 
 
 def _check_words(to: str, otherwise: str, weight_bits: int | None) -> None:
@@ -154,7 +156,8 @@ def _check_words(to: str, otherwise: str, weight_bits: int | None) -> None:
 
 def _model_folder(config: Config, model: str, version: str | None) -> Path:
     from hopline.rollout.local_repository import LocalRepository
-    from hopline.rollout.repository import absent, configured_repository
+    from hopline.rollout.repositories import configured_repository
+    from hopline.rollout.repository import absent
 
     repository = configured_repository(config)
     if not isinstance(repository, LocalRepository):
@@ -203,7 +206,7 @@ def show(report: QuantizeReport, console: Console) -> None:
         costs = "" if layer.drop is None else f"{layer.drop:.2f}"
         kept = f"{layer.form} {layer.scheme}".strip()
         layers.add_row(layer.name, " x ".join(map(str, layer.shape)), kept, costs, layer.why)
-    console.print(layers, highlight=False)
+    console.print(whole(layers, "layer"), highlight=False)
     console.print()
     accuracy = ("before %", "after %") if report.labels else ("agreement %",)
     buckets = Table("nodes of", "judged", *accuracy, "costs, points", box=None, pad_edge=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey
+from hopline.commands.connection import ApiKey, Token, UrlOrNone, credentials
+from hopline.commands.screen import Screen, whole
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 def replay(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one file of it.")],
-    url: Annotated[
-        str | None, typer.Option(help="Server to ask; else the models are loaded here.", show_default=False)
-    ] = None,
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
         Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
@@ -50,7 +49,9 @@ def replay(
         bool, typer.Option("--require-identical", help="Exit with 1 unless every answer is the same.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    url: UrlOrNone = None,
     api_key: ApiKey = None,
+    token: Token = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
     ] = None,
@@ -68,10 +69,13 @@ def replay(
 
     if url is not None and (graph is not None or repository is not None):
         raise BadRequest("give --url, or --repository and --graph: a running server has models of its own")
+    if url is None and not (graph or repository or config or settings):
+        url = os.environ.get("HOPLINE_URL") or None
     reader = LogReader(log)
     target: Target
     if url is not None:
-        target = ServerTarget(url, api_key)
+        typer.echo(f"asking the server at {url}", err=True)
+        target = ServerTarget(url, *credentials(api_key, token))
     else:
         overrides = {"graph.path": graph, "models.repository": repository}
         resolved = resolve_config(config, overrides, settings or [])
@@ -97,7 +101,7 @@ def replay(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        show(report, Console())
+        show(report, Screen())
     if not report.is_complete:
         typer.echo(f"error: {incomplete(report)}", err=True)
     if not report.is_complete or (require_identical and not report.all_identical):
@@ -118,7 +122,7 @@ def show(report: Report, console: Console) -> None:
         worst = Table("request", "model", "difference", title="Most different", title_justify="left")
         for item in report.worst:
             worst.add_row(item.request_id, f"{item.model}/{item.version}", f"{item.largest:.3g}")
-        console.print(worst)
+        console.print(whole(worst, "request", "model"))
     elif report.is_complete:
         console.print(f"All {report.compared:,} answers are the same, bit for bit.", style="bold green")
     for code, example in sorted(report.examples.items()):

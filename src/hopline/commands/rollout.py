@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hopline.client.admin import Admin
-from hopline.commands.connection import DEFAULT_URL, ApiKey, Token, Url, admin_of
+from hopline.commands.connection import ApiKey, Token, Url, open_admin
+from hopline.commands.screen import Screen
 from hopline.errors import BadRequest
 
 app = typer.Typer(no_args_is_help=True, help="Canary, blue/green, shadow and A/B rollouts of versions.")
@@ -53,7 +54,7 @@ def start(
     ] = 100,
     auto: Annotated[bool, typer.Option(help="Go on by itself; gates always go back by themselves.")] = True,
     watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
@@ -65,11 +66,11 @@ def start(
         options["steps"] = [_number(part, "--steps") for part in steps.split(",")]
     if gate:
         options["gates"] = dict(_gate(item) for item in gate)
-    with admin_of(url, api_key, token) as admin:
+    with open_admin(url, api_key, token) as admin:
         admin.begin_rollout(model, version, kind, **options)
         if watch:
             raise typer.Exit(_watch(admin, model))
-        Console().print(_panel(admin.rollout(model)))
+        Screen().print(_panel(admin.rollout(model)))
 
 
 @app.command()
@@ -78,23 +79,23 @@ def status(
         str | None, typer.Argument(help="Model name; default: all.", show_default=False)
     ] = None,
     watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Show versions, the rollout under way and what both versions do."""
-    with admin_of(url, api_key, token) as admin:
+    with open_admin(url, api_key, token) as admin:
         if watch:
             if model is None:
                 raise BadRequest("name the model to watch")
             raise typer.Exit(_watch(admin, model))
         for found in admin.rollouts() if model is None else [admin.rollout(model)]:
-            Console().print(_panel(found))
+            Screen().print(_panel(found))
 
 
 @app.command()
 def promote(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """Let the candidate serve."""
     _decide(model, "promote", reason, url, api_key, token)
@@ -102,7 +103,7 @@ def promote(
 
 @app.command()
 def rollback(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """Return to the version that served before; it stays loaded for that."""
     _decide(model, "rollback", reason, url, api_key, token)
@@ -110,7 +111,7 @@ def rollback(
 
 @app.command()
 def pause(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """Stay at this step; gates still roll back."""
     _decide(model, "pause", reason, url, api_key, token)
@@ -118,7 +119,7 @@ def pause(
 
 @app.command()
 def resume(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """Go on from this step."""
     _decide(model, "resume", reason, url, api_key, token)
@@ -126,7 +127,7 @@ def resume(
 
 @app.command()
 def advance(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """Go to the next step now."""
     _decide(model, "advance", reason, url, api_key, token)
@@ -134,15 +135,17 @@ def advance(
 
 @app.command()
 def end(
-    model: Model, reason: Reason = "", url: Url = DEFAULT_URL, api_key: ApiKey = None, token: Token = None
+    model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
     """End a shadow or an A/B test; the version that serves stays."""
     _decide(model, "end", reason, url, api_key, token)
 
 
-def _decide(model: str, verb: str, reason: str, url: str, api_key: str | None, token: str | None) -> None:
-    with admin_of(url, api_key, token) as admin:
-        Console().print(_panel(admin.decide(model, verb, reason)))
+def _decide(
+    model: str, verb: str, reason: str, url: str | None, api_key: str | None, token: str | None
+) -> None:
+    with open_admin(url, api_key, token) as admin:
+        Screen().print(_panel(admin.decide(model, verb, reason)))
 
 
 def _watch(admin: Admin, model: str) -> int:
@@ -192,7 +195,7 @@ def _running(rollout: dict[str, Any]) -> list[Any]:
     if "seen" in rollout:
         table = Table(box=None, padding=(0, 2))
         for name in ("", "requests", "errors", "p99 ms", "compared", "differ"):
-            table.add_column(name, justify="right" if name else "left")
+            table.add_column(name, justify="right" if name else "left", no_wrap=not name)
         for side in ("current", "candidate"):
             seen = rollout["seen"][side]
             p99 = "–" if seen["p99_ms"] is None else f"{seen['p99_ms']:.2f}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey, Token
+from hopline.commands.connection import ApiKey, Token, Url, open_client
+from hopline.commands.screen import Screen
 from hopline.errors import BadRequest
 from hopline.graph.id_values import integer_id
 from hopline.types import ScoreResult
@@ -19,7 +19,6 @@ _MAX_COLUMNS = 8
 def score(
     model: Annotated[str, typer.Argument(help="Model name.")],
     nodes: Annotated[list[str], typer.Argument(help="Node ids, or source,destination pairs with --pairs.")],
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8700",
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
     output: Annotated[
         list[str] | None, typer.Option(help="Output to show; repeatable.", show_default=False)
@@ -34,19 +33,16 @@ def score(
     ] = None,
     on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
     timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
+    url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Score nodes and show the answer as a table."""
-    from hopline.client import Client
-
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
     cut = None if as_of is None else _moment(as_of.strip())
     missing = cast(Literal["error", "null"], on_missing)
-    if token is not None:
-        api_key = None  # of the environment
-    with Client(url, timeout=timeout, api_key=api_key, token=token) as client:
+    with open_client(url, api_key, token, timeout_s=timeout) as client:
         # Ids on a command line are text; the model says whether it has numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
         is_int = info is not None and info.id_kind == "int"
@@ -63,7 +59,7 @@ def score(
             result = client.score(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
-    Console(markup=False).print(result_table(nodes, result))  # ids may have brackets
+    Screen(markup=False).print(result_table(nodes, result))  # ids may have brackets
 
 
 def result_table(names: list[str], result: ScoreResult) -> Table:
@@ -72,7 +68,7 @@ def result_table(names: list[str], result: ScoreResult) -> Table:
     if result.degraded:
         title += f", degraded: {', '.join(result.degraded)}"
     table = Table(title=title, title_justify="left")
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     for name in result.outputs:
         table.add_column(name)
     for row, name in enumerate(names):

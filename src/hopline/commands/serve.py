@@ -56,7 +56,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the models of a repository on a graph, over HTTP and gRPC."""
-    from hopline import server
+    from hopline.serve import run
 
     overrides = {
         "graph.path": graph,
@@ -70,4 +70,4 @@ def serve(
         "server.grpc_port": grpc_port,
         "server.workers": workers,
     }
-    raise typer.Exit(server.run(resolve_config(config, overrides, settings or [])))
+    raise typer.Exit(run(resolve_config(config, overrides, settings or [])))

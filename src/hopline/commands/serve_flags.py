@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopline.config import Config, load_config, process_env
+from hopline.config.reader import load_config, process_env
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
 _DEFAULT_FILE = Path("hopline.toml")

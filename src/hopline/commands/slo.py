@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from hopline.commands.connection import ApiKey
+from hopline.commands.connection import ApiKey, Token, Url
 from hopline.commands.metrics_page import read_metrics
+from hopline.commands.screen import Screen, whole
 from hopline.errors import BadRequest
 from hopline.slo.burn import BURN_WINDOWS, Standing, over_window, since_start
 from hopline.slo.objectives import LATENCIES, read_objectives
@@ -21,10 +21,6 @@ from hopline.slo.rules import write_rules
 
 
 def slo(
-    url: Annotated[
-        str | None,
-        typer.Argument(help="Where the server is; measured since it started.", show_default=False),
-    ] = None,
     file: Annotated[Path, typer.Option(help="The objectives.")] = Path("slo.toml"),
     prometheus: Annotated[
         str | None,
@@ -40,31 +36,35 @@ def slo(
             help="Write Prometheus rules of the objectives here, - for stdout.", show_default=False
         ),
     ] = None,
+    url: Url = None,
     api_key: ApiKey = None,
+    token: Token = None,
 ) -> None:
-    """Compare a server with its objectives; exits with 1 when a budget is burnt."""
+    """Compare a server with its objectives; exits with 1 when a budget is burnt.
+
+    Without --prometheus the server's own counters are read, which measure since it started.
+    """
     objectives = read_objectives(file)
     if rules is not None:
         if url is not None or prometheus is not None:
-            raise BadRequest("--rules writes rules and measures nothing; leave the URL out")
+            raise BadRequest("--rules writes rules and measures nothing; leave --url and --prometheus out")
         text = write_rules(objectives)
         if str(rules) == "-":
             typer.echo(text, nl=False)
         else:
             rules.write_text(text)
         return
-    if (url is None) == (prometheus is None):
-        raise BadRequest("give the URL of a server, or --prometheus with that of a Prometheus: one of them")
-    if url is not None:
-        standings = since_start(read_metrics(url, api_key), objectives)
+    if url is not None and prometheus is not None:
+        raise BadRequest("give --url of a server, or --prometheus with that of a Prometheus: one of them")
+    if prometheus is None:
+        standings = since_start(read_metrics(url, api_key, token), objectives)
     else:
-        assert prometheus is not None
         standings = over_window(Prometheus(prometheus), objectives)
     burnt = [each for each in standings if each.is_burnt]
     if as_json:
         typer.echo(json.dumps({"objectives": [_row(each) for each in standings], "burnt": len(burnt)}))
     else:
-        Console().print(_table(standings, with_burn=prometheus is not None))
+        Screen().print(whole(_table(standings, with_burn=prometheus is not None), "model"))
     if burnt:
         raise typer.Exit(1)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hopline.commands.connection import ApiKey
+from hopline.commands.connection import ApiKey, Token, Url, credentials, server_url
 from hopline.commands.serve import resolve_config
-from hopline.config import needed_folder
+from hopline.config.folders import needed_folder
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def stream(
         str,
         typer.Option(help="When nodes that changed are scored: request, immediate or schedule:SECONDS."),
     ] = "request",
-    server: Annotated[str | None, typer.Option(help="Server that scores them.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Model that scores them.", show_default=False)] = None,
     node_type: Annotated[
         str | None, typer.Option(help="Nodes that it scores. Default: the only type.", show_default=False)
@@ -92,7 +91,9 @@ def stream(
         int, typer.Option(help="Port of /metrics and /healthz; 0 picks one, -1 is off.")
     ] = -1,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    url: Url = None,
     api_key: ApiKey = None,
+    token: Token = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
     ] = None,
@@ -115,7 +116,7 @@ def stream(
         source,
         resolved,
         dead_letters,
-        _rescoring(rescore, server, model, node_type, results, api_key),
+        _rescoring(rescore, model, node_type, results, url, api_key, token),
         metrics_host,
         metrics_port,
         quiet,
@@ -142,24 +143,24 @@ def stream(
 
 def _rescoring(
     mode: str,
-    server: str | None,
     model: str | None,
     node_type: str | None,
     results: str | None,
+    url: str | None,
     api_key: str | None,
+    token: str | None,
 ) -> Rescoring | None:
     from hopline.jobs.stream.follow import Rescoring
     from hopline.jobs.stream.rescore import read_mode
 
     kind, every_s = read_mode(mode)
-    given = {"--server": server, "--model": model, "--results": results}
+    given = {"--model": model, "--results": results}
     if kind == "request":
-        if extra := [name for name, value in given.items() if value is not None]:
+        if extra := [name for name, value in (given | {"--url": url}).items() if value is not None]:
             raise BadRequest(f"{', '.join(extra)}: nothing is scored with --rescore request")
         return None
     if missing := [name for name, value in given.items() if value is None]:
         raise BadRequest(f"--rescore {mode} needs {', '.join(missing)} as well")
-    assert server is not None
     assert model is not None
     assert results is not None
-    return Rescoring(every_s, server, model, results, node_type, api_key)
+    return Rescoring(every_s, server_url(url), model, results, node_type, *credentials(api_key, token))

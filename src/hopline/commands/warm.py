@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from hopline.jobs.kernels import Signature
 
 
 def warm(
@@ -19,10 +23,20 @@ def warm(
     The cache lies in NUMBA_CACHE_DIR; else beside the installed package, where that can be written; else in
     the user's cache folder. It holds for this processor type and these versions of Hopline and Numba.
     """
-    from hopline.jobs.kernels import compile_all, signatures
+    from hopline.jobs.kernels import signatures
+
+    compile_kernels(signatures(), as_json=as_json)
+
+
+def compile_kernels(wanted: Sequence[Signature], *, as_json: bool) -> None:
+    """Compile what the cache does not have, and report it.
+
+    Args:
+        as_json: print one JSON object, and no progress.
+    """
+    from hopline.jobs.kernels import compile_all
 
     began = time.perf_counter()
-    wanted = signatures()
     columns = (
         TextColumn("compiling"),
         BarColumn(),

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from hopline.graph import Graph
-from hopline.graph.progress import Progress, silent
 from hopline.sampling import BlockBuffers, Sampler, layer_key
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, Progress, silent
 
 _HIDDEN = 64
 _BATCH = 512

@@ -76,7 +76,7 @@ def serving(
         assert process.stdout is not None
         said: list[str] = []
         for line in process.stdout:
-            found = re.search(r"is ready at (https?://\S+)(?: grpcs?://(\S+))?", line)
+            found = re.search(r": serving .* at (https?://\S+)(?: grpcs?://(\S+))?", line)
             if found:
                 yield Served(found[1], found[2] or "", process, tuple(said))
                 break

@@ -24,8 +24,12 @@ class Step:
         self._bars = bars
         self._task = bars.add_task(name, total=1.0, stage="")
 
+    def wait(self, stage: str) -> None:
+        """Something under way of which no part can be told."""
+        self._bars.update(self._task, total=None, stage=stage)
+
     def progress(self, stage: str, done: float) -> None:
-        """Move the bar; see `hopline.graph.progress.Progress`."""
+        """Move the bar; see `hopline.types.Progress`."""
         self._bars.update(self._task, completed=done, stage=stage)
 
     def say(self, text: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from hopline.demo.process import Served, serving
 from hopline.demo.recipe import MODEL, Outcome, Quality, Recipe, finished, make, packaged_scores
 from hopline.demo.screen import Screen
 from hopline.errors import Unavailable
-from hopline.sockets import reserve
+from hopline.process.listeners import reserve
 
 #: What `--check` asks for. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size,
 #: the features alone 0.95 and 0.2.
@@ -62,7 +64,14 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
             screen.text("Serving until you press Ctrl-C.")
             code = served.process.wait()
         raise Unavailable(f"the server ended by itself, with exit code {code}")
-    screen.text("Stopped.")
+    screen.text("Stopped. To serve it again:")
+    screen.paste(f"{_command()} serve --graph {folder / 'graph'} --repository {folder / 'models'}")
+
+
+def _command() -> str:
+    """What to type for `hopline`: its path, where the shell does not find this installation's."""
+    beside = Path(sys.executable).with_name("hopline")
+    return "hopline" if shutil.which("hopline") == str(beside) else str(beside)
 
 
 def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
@@ -200,10 +209,13 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
 
 @contextlib.contextmanager
 def _served(folder: Path, port: int, grpc_port: int, screen: Screen) -> Iterator[Served]:
-    began = time.perf_counter()
-    with serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port) as served:
-        text = f"{served.url} and gRPC at {served.grpc}, in a process without torch"
-        screen.line("serving", text, seconds=time.perf_counter() - began)
+    with contextlib.ExitStack() as stack:
+        with screen.step("serving") as step:
+            step.wait("starting the server; a first start on a machine compiles kernels")
+            served = stack.enter_context(
+                serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port)
+            )
+            step.say(f"{served.url} and gRPC at {served.grpc}, in a process without torch")
         yield served
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.engine.ego import EgoModel
+from hopline.engine.fallbacks import STALE_ROW, in_order
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
@@ -48,8 +49,6 @@ class Supply(NamedTuple):
 
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
-#: Rungs of an answer with rows that were computed on another snapshot.
-STALE = ("stale_row",)
 
 
 class Answerer:
@@ -108,7 +107,7 @@ class Answerer:
         before = self.row_counts[FOUND]
         (outcome,) = self._answer([request])
         if isinstance(outcome, ScoreResult) and self.row_counts[FOUND] > before:
-            return msgspec.structs.replace(outcome, degraded=STALE)
+            return msgspec.structs.replace(outcome, degraded=(STALE_ROW,))
         return outcome
 
     def _answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
@@ -203,25 +202,25 @@ class Answerer:
                 'refuses a degraded answer; ask again, or with "degraded": "allow"'
             )
         assert isinstance(self.model, Model)
-        rungs: set[str] = set()
+        used: set[str] = set()
         names = request.outputs or self.default_outputs
         least_share = LEAST_SHARE if stands_in(self.model, request, names) else 0.0
-        self.model.supply(supply.overlays, rungs, least_share)
+        self.model.supply(supply.overlays, used, least_share)
         try:
             try:
                 (outcome,) = self.answer([request])
             except RowsAbsent:
-                rungs.clear()
-                taken = by_student(self.model, request, names, supply.overlays, rungs)
+                used.clear()
+                taken = by_student(self.model, request, names, supply.overlays, used)
                 if taken is not None:
                     outcome = self._result(*taken)
                 else:
-                    self.model.supply(supply.overlays, rungs)
+                    self.model.supply(supply.overlays, used)
                     (outcome,) = self.answer([request])
         finally:
             self.model.supply({})
         if isinstance(outcome, ScoreResult):
-            return msgspec.structs.replace(outcome, degraded=tuple(sorted(rungs | {*outcome.degraded})))
+            return msgspec.structs.replace(outcome, degraded=in_order(used | {*outcome.degraded}))
         return outcome
 
     def _answer_plain(self, requests: Sequence[ScoreRequest]) -> list[Outcome] | None:

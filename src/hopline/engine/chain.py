@@ -24,8 +24,8 @@ from hopline.engine.narrow_kernels import Matrix, like_of, matrix_at, parts_of
 from hopline.engine.table import _write, read_rows
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.rows import slots_at
-from hopline.intrinsics import pointer
-from hopline.jit import njit
+from hopline.kernels.intrinsics import pointer
+from hopline.kernels.jit import njit
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT, sample
 from hopline.types import AnyArray, FloatArray, IdArray

@@ -12,8 +12,8 @@ import numpy as np
 from hopline.engine.narrow_kernels import decoder_of, stored_in, value_at
 from hopline.graph.edge_data import has_weights, id_at, weight_at, weight_up_to
 from hopline.graph.extent import extent
-from hopline.intrinsics import LINE_BYTES, prefetch
-from hopline.jit import njit
+from hopline.kernels.intrinsics import LINE_BYTES, prefetch
+from hopline.kernels.jit import njit
 
 #: Rows between asking for a row and reading it, at least; measured flat from 4 to 16 for rows of 8 cache
 #: lines (docs/log.md). Of shorter rows more are asked for, until as many lines are under way.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.chain import Chain
@@ -33,6 +32,7 @@ from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
+from hopline.memory.arena import Arena
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -179,7 +179,7 @@ class Model:
         self.tables = dict(tables or {})
         self.sources = dict(sources or {})
         self._overlays: Overlays = {}
-        self._rungs: set[str] | None = None
+        self._used: set[str] | None = None
         self._least_share = 0.0
         self.student: Student | None = None
         self.watch = LapWatch()
@@ -233,17 +233,17 @@ class Model:
                 names = ["h_src", "h_dst"]
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
-    def supply(self, overlays: Overlays, rungs: set[str] | None = None, least_share: float = 0.0) -> None:
+    def supply(self, overlays: Overlays, used: set[str] | None = None, least_share: float = 0.0) -> None:
         """What the next calls have beside the sources, until this is called again.
 
         Args:
             overlays: rows that were fetched.
-            rungs: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
-                the rungs of the degradation ladder added that this took.
+            used: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
+                the fallbacks added that this used.
             least_share: of the rows; with less it raises `RowsAbsent` all the same.
         """
         self._overlays = overlays
-        self._rungs = rungs
+        self._used = used
         self._least_share = least_share
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
@@ -300,10 +300,10 @@ class Model:
         if plan.reads:
             absent = complete(plan, self._overlays)
             if absent:
-                if self._rungs is None:
+                if self._used is None:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
-                self._rungs |= do_without(plan)
+                self._used |= do_without(plan)
                 if share_there(plan) < self._least_share:
                     self.watch.sampled()
                     raise RowsAbsent(absent)

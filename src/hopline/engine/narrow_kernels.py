@@ -17,7 +17,7 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from hopline.graph.narrow import NarrowMatrix
-from hopline.intrinsics import float_of_bits, float_of_half, pointer
+from hopline.kernels.intrinsics import float_of_bits, float_of_half, pointer
 from hopline.sampling.keyed import frozen
 from hopline.types import AnyArray, FloatArray
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hopline.engine.tasks import default_outputs, labels, output_names
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, FloatArray
 
 __all__ = [

@@ -22,7 +22,7 @@ from hopline.engine.level import Level
 from hopline.engine.view import EdgeView
 from hopline.graph.extent import SINCE
 from hopline.graph.live.view import LiveView
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen

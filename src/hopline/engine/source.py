@@ -1,13 +1,8 @@
 """Feature rows that are not in the process: what the engine asks of them, and what it does without them.
 
 Planning reads what is near (`RowSource`, the shared L1). What that lacks is *absent*: the caller fetches
-it and plans again with the rows in hand (`Overlay`), or has the batch computed without them, on the
-lower rungs of the degradation ladder:
-
-- a row that is too old (`stale_features`);
-- without the neighbours whose rows are absent, where others are left (`smaller_fanout`);
-- by a student that reads a node's own row, where too few rows came (`student`, see student.py);
-- with the mean row, where a node's own row is absent (`mean_features`).
+it and plans again with the rows in hand (`Overlay`), or has the batch computed without them, by the
+fallbacks of `fallbacks.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
+from hopline.kernels.jit import njit
 from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.engine.level import Level
     from hopline.engine.need import Need
     from hopline.engine.plan import Plan
-
-STALE, SMALLER, MEAN = "stale_features", "smaller_fanout", "mean_features"
 
 
 class RowSource(Protocol):
@@ -134,8 +128,8 @@ def complete(plan: Plan, overlays: Overlays) -> dict[str, IdArray]:
 
 
 def do_without(plan: Plan) -> set[str]:
-    """Make a plan computable whose rows are not all there; returns the rungs that it stands on."""
-    rungs: set[str] = set()
+    """Make a plan computable whose rows are not all there; returns the fallbacks that this used."""
+    used: set[str] = set()
     for read in plan.reads:
         if not read.missing.shape[0]:
             continue
@@ -145,7 +139,7 @@ def do_without(plan: Plan) -> set[str]:
         found = np.ones(wanted.shape[0], np.bool_)
         found[absent] = False
         if found.any():
-            rungs.add(STALE)
+            used.add(STALE_FEATURES)
             read.out[read.missing[found]] = rows[found]
             read.missing = read.missing[~found]
         if read.missing.shape[0]:
@@ -154,8 +148,8 @@ def do_without(plan: Plan) -> set[str]:
     for needs in plan.needs if lost else ():
         for need in needs:
             if need.compute.shape[0]:
-                rungs |= _compute_without(need, lost)
-    return rungs
+                used |= _compute_without(need, lost)
+    return used
 
 
 def share_there(plan: Plan) -> float:
@@ -166,22 +160,22 @@ def share_there(plan: Plan) -> float:
 
 
 def _compute_without(need: Need, lost: Mapping[int, RawRead]) -> set[str]:
-    """Drop edges to absent rows; the rungs that this and absent own rows put the need on."""
-    rungs: set[str] = set()
+    """Drop edges to absent rows; the fallbacks that this and absent own rows make."""
+    used: set[str] = set()
     level = need.level
     for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
         read = lost.get(id(below))
         if read is not None:
             left = drop_edges(_lost_rows(read), rows, block.offsets, block.neighbors, block.positions)
             if left < block.num_edges:
-                rungs.add(SMALLER)
+                used.add(SMALLER_FANOUT)
                 block.num_edges = left
     own = lost.get(id(level.own_below))
     if own is not None and _lost_rows(own)[need.own_rows[: need.compute.shape[0]]].any():
-        rungs.add(MEAN)
+        used.add(MEAN_FEATURES)
     if id(level) in lost:  # a `features` input
-        rungs.add(MEAN)
-    return rungs
+        used.add(MEAN_FEATURES)
+    return used
 
 
 def _lost_rows(read: RawRead) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""A student's answer in place of its teacher's: the rung between fewer neighbours and the mean row."""
+"""A student's answer in place of its teacher's: the fallback between fewer neighbours and the mean row."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.engine.fallbacks import MEAN_FEATURES, STALE_FEATURES, STUDENT
 from hopline.engine.outputs import named_outputs
-from hopline.engine.source import MEAN, STALE, Overlays, RowSource
+from hopline.engine.source import Overlays, RowSource
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
 
-#: The label of its answers.
-STUDENT = "student"
 #: What it can answer: its states are not the teacher's embedding.
 OUTPUTS = frozenset({"logits", "probabilities", "label"})
 #: It answers where less than this share of the rows that its teacher reads could be had: with more of them
@@ -36,13 +35,13 @@ def stands_in(model: Model | EgoModel, request: ScoreRequest, names: Sequence[st
 
 
 def by_student(
-    model: Model, request: ScoreRequest, names: Sequence[str], overlays: Overlays, rungs: set[str]
+    model: Model, request: ScoreRequest, names: Sequence[str], overlays: Overlays, used: set[str]
 ) -> tuple[dict[str, AnyArray], NDArray[np.bool_] | None] | None:
     """Outputs of a request's nodes from their own rows.
 
     Args:
         overlays: rows that were fetched for the request.
-        rungs: has those added that the answer stands on.
+        used: has the fallbacks added that the answer uses.
 
     Returns: outputs by name, and which nodes are unknown (None: none); None where not one own row can be
         had.
@@ -54,11 +53,11 @@ def by_student(
     rows, lost, is_stale = own_rows(model.sources[node_type], ids[known], overlays, node_type)
     if lost.shape[0] == rows.shape[0]:
         return None
-    rungs.add(STUDENT)
+    used.add(STUDENT)
     if is_stale:
-        rungs.add(STALE)
+        used.add(STALE_FEATURES)
     if lost.shape[0]:
-        rungs.add(MEAN)
+        used.add(MEAN_FEATURES)
     logits = model.student.logits(rows)
     found = named_outputs(names, model.spec.task, logits, lambda: logits)
     model.watch.computed()

@@ -6,7 +6,7 @@ import numpy as np
 
 from hopline.graph.edge_data import id_at
 from hopline.graph.extent import extent
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.sampling.keyed import mix
 
 _PRIME = np.uint64(0x100000001B3)

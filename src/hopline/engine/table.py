@@ -2,7 +2,7 @@
 
 Keyed sampling makes a row a pure function of (model, snapshot, node), so a kept row is exact and two
 workers that compute the same row write the same bytes. That allows sharing with little ceremony:
-the slots, the tags and SIEVE of `row_cache.py`, without a time. A row that
+the slots, the tags and SIEVE of `memory/row_cache.py`, without a time. A row that
 another worker has kept is not kept again.
 
 On a live graph a row carries a *stamp*, the version that it was computed at, and the graph has *marks*: for
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline import row_cache, sieve
-from hopline.arena import Arena, array_bytes
 from hopline.graph.extent import STILL, Clock
-from hopline.intrinsics import acquire_fence, borrowed, prefetch
-from hopline.jit import njit
+from hopline.kernels.intrinsics import acquire_fence, borrowed, prefetch
+from hopline.kernels.jit import njit
+from hopline.memory import row_cache, sieve
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
 

@@ -76,6 +76,7 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
         if mark != -1:
             raise ValueError(f"no message begins at byte {at}")
         if length == 0:
+            at += 8
             break
         body = at + 8 + length
         if length < 0 or body > len(payload):
@@ -114,6 +115,9 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
                 f"{len(payload)} bytes; send fewer events at once, or uncompressed"
             )
         at, first = body + num_bytes, False
+    if payload[at:].strip(b"\0"):  # blanks are zeros; a reader would stop here and say nothing
+        num_left = len(payload) - at
+        raise Malformed(f"{num_left} bytes follow the end of the stream; send one stream in a body")
 
 
 def _too_many_rows(rows: int, max_rows: int, num_bytes: int) -> str:

@@ -26,7 +26,7 @@ from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.schema import GraphSchema
-from hopline.repeated_names import repeated_name
+from hopline.repeated_names import may_repeat, repeated_name
 from hopline.types import IdArray
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,7 +112,8 @@ class Decoder:
             if wrong is not None:
                 refused.append(wrong)
         numbers = np.arange(first, first + len(read.events), dtype=np.int64)
-        if wire.may_repeat([payload for _, payload in payloads], read.events):
+        text = payloads[0][1] if len(payloads) == 1 else b"".join(payload for _, payload in payloads)
+        if may_repeat(text, wire.num_names(read.events)):
             _refuse_repeated(dict(payloads), read.origin, read.index, numbers, refusals)
         return [
             self._segment(read, slice(begin, begin + _SLICE), numbers, refusals)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
@@ -92,33 +92,14 @@ def read_event(text: bytes) -> Event | str:
     return event
 
 
-_OF_EDGES, _OPTIONAL = ("src", "dst"), ("time", "weight", "attr", "features", "edge_type", "node_type")
-
-
-def may_repeat(payloads: Sequence[bytes], events: Sequence[Event]) -> bool:
-    """Whether some event may have a field twice, told by counting: yes may be wrong.
-
-    Of `op` msgspec refuses a second one.
-
-    Args:
-        events: all that the payloads hold.
-    """
-    text = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-    has_nodes = text.count(b'"node"') > 0
-    for name in (*_OF_EDGES, *(("node",) if has_nodes else ()), *_OPTIONAL):
-        count = text.count(b'"%b"' % name.encode())
-        if count == 0:
-            continue
-        given = len(events)
-        if has_nodes or name in _OPTIONAL:
-            given = sum(getattr(event, name, None) is not None for event in events)
-        if count > given and count > given + _num_nulls(text, name.encode()):
-            return True
-    return False
-
-
-def _num_nulls(text: bytes, name: bytes) -> int:
-    return text.count(b'"%b":null' % name) + text.count(b'"%b": null' % name)
+def num_names(events: Iterable[Event]) -> int:
+    """Names that were read with events, each event's `op` and the names of its vector among them."""
+    count = 0
+    for event in events:
+        values = msgspec.structs.astuple(event)
+        vector = values[-1]
+        count += 1 + len(values) - values.count(None) + (len(vector) if type(vector) is dict else 0)
+    return count
 
 
 def is_list(payload: bytes) -> bool:

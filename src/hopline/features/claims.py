@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.arena import Arena, array_bytes
-from hopline.intrinsics import compare_exchange
-from hopline.jit import njit
+from hopline.kernels.intrinsics import compare_exchange
+from hopline.kernels.jit import njit
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import IdArray
 
 _OWNER_BITS = np.int64(16)

@@ -25,12 +25,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 import numpy as np
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureStoreError, FeatureStoreUnavailable
 from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FetchedRows
 from hopline.features.published import PublishingStore
 from hopline.features.rows import check_group, checked_values, not_found
 from hopline.features.threads import Threads
-from hopline.settings import did_you_mean
 from hopline.types import UNREADABLE, ExternalIds, FloatArray
 
 #: DynamoDB's own limits.

@@ -1,6 +1,6 @@
 """L1: feature rows in memory that all workers of a host and the prefetcher map, read without locks.
 
-It has the slots, the tags and SIEVE of `row_cache.py`, as the state cache has them.
+It has the slots, the tags and SIEVE of `memory/row_cache.py`, as the state cache has them.
 
 What differs: rows grow old. Beside its tag each slot keeps when its row was fetched, and a newer row takes
 the place of an older one: in its slot if that is this process's own, else in a new slot to which the index
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline import row_cache, sieve
-from hopline.arena import Arena, array_bytes
 from hopline.errors import ConfigError
 from hopline.features.claims import MAX_OWNERS, Claims
-from hopline.intrinsics import acquire_fence, borrowed, compare_exchange
-from hopline.jit import njit
+from hopline.kernels.intrinsics import acquire_fence, borrowed, compare_exchange
+from hopline.kernels.jit import njit
+from hopline.memory import row_cache, sieve
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import FloatArray, IdArray
 
 #: What is counted, in the order of the kernels' `counts`: rows asked for by `read`, rows asked for by

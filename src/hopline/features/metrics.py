@@ -112,7 +112,7 @@ class FeatureMetrics:
         self._degraded = _Children(
             registry.counter(
                 "hopline_degraded_answers_total",
-                "Answers below full quality by rung of the degradation ladder.",
+                "Answers below full quality by fallback.",
                 ("model", "reason"),
             )
         )
@@ -135,7 +135,7 @@ class FeatureMetrics:
         self._breakers.of(tier).inc(change)
 
     def degraded(self, model: str, reasons: Iterable[str]) -> None:
-        """Count an answer once for each rung it stands on (`ScoreResult.degraded`)."""
+        """Count an answer once for each fallback that it used (`ScoreResult.degraded`)."""
         for reason in reasons:
             self._degraded.of(model, reason).inc()
 

@@ -29,6 +29,7 @@ from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMisma
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found
+from hopline.files import draft_of, publish_file
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
@@ -164,9 +165,9 @@ class ParquetStore(FeatureStore):
         metadata = {_METADATA: msgspec.json.encode(group)}
         try:
             table = arrow.table({self._id: ids, _COLUMN: lists}).replace_schema_metadata(metadata)
-            hidden = path.with_name(f".{path.name}")
-            _arrow("pyarrow.parquet").write_table(table, hidden)
-            hidden.rename(path)  # readers see whole parts only
+            draft = draft_of(path)
+            _arrow("pyarrow.parquet").write_table(table, draft)
+            publish_file(draft, path, durable=False)
         except (OSError, arrow.ArrowException) as error:
             raise FeatureStoreError(f"{path} cannot be written: {error}") from None
         self._files[group.name] = _Files(group, _parts(folder), (_COLUMN,))

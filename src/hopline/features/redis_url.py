@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean
 
 _PORT = 6379
 _OPTIONS = ("db", "prefix", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ttl_s")

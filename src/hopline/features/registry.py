@@ -6,9 +6,9 @@ import importlib
 from importlib.metadata import entry_points
 from typing import cast
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.features.base import FeatureStore
-from hopline.settings import did_you_mean
 
 #: The setting that a store's URL comes from, unless somebody says otherwise.
 SETTING = "features.store"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.intrinsics import copy_bytes
-from hopline.jit import njit
+from hopline.kernels.intrinsics import copy_bytes
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
 
 Bytes = NDArray[np.uint8]

@@ -16,7 +16,6 @@ from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import (
     EdgeTypeSchema,
     GraphSchema,
@@ -27,7 +26,7 @@ from hopline.graph.schema import (
 )
 from hopline.graph.tables import EdgeTable, EdgeType, Encoded, NodeTable, as_array
 from hopline.graph.undirected import both_directions
-from hopline.types import AnyArray, IdArray
+from hopline.types import AnyArray, IdArray, Progress, silent
 
 MAX_NODES = 2**31 - 1
 _LOG = logging.getLogger("hopline.graph")

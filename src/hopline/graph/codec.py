@@ -28,9 +28,8 @@ from hopline.graph import codec_kernels as kernels
 from hopline.graph import csc
 from hopline.graph.columns import read_only
 from hopline.graph.parts import Adjacency
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EdgeTypeSchema
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray, Progress, silent
 
 _LARGEST_CODE = 255
 #: The code of 0 where weights may be negative: others are as far from it as they are large.

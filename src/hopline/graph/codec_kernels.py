@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.intrinsics import count_ones, load_byte, load_half, load_word, nth_one, prefetch_at
-from hopline.jit import njit
+from hopline.kernels.intrinsics import count_ones, load_byte, load_half, load_word, nth_one, prefetch_at
+from hopline.kernels.jit import njit
 
 #: Numbers of a block, as a power of two. Smaller ones need more heads, larger ones longer searches.
 BLOCK_BITS = 6

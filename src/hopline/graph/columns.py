@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import GraphError
-from hopline.graph.progress import Progress, silent
 from hopline.graph.rounding import Rounding
 from hopline.graph.tables import as_array
-from hopline.types import AnyArray, FloatArray
+from hopline.types import AnyArray, FloatArray, Progress, silent
 
 _CHUNK_BYTES = 32 << 20
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
 _DIGIT_BITS = 10

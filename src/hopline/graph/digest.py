@@ -15,9 +15,8 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema
-from hopline.types import AnyArray
+from hopline.types import AnyArray, Progress, silent
 
 _LEAF_BYTES = 8 << 20
 _DERIVED = ("slots", "cumweight", "weight_sums")

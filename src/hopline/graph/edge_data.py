@@ -23,7 +23,7 @@ from hopline.graph.codec_kernels import (
     sum_of_eight,
     touch_number,
 )
-from hopline.intrinsics import load_byte, load_word, prefetch
+from hopline.kernels.intrinsics import load_byte, load_word, prefetch
 
 #: Edges between the three steps of a packed neighbour.
 _TOUCHED, _ASKED = 32, 32

@@ -15,8 +15,8 @@ from numba import types
 from numba.extending import overload
 
 from hopline.graph.codec_kernels import ask_for_bounds_of, read_bounds
-from hopline.intrinsics import prefetch
-from hopline.jit import njit
+from hopline.kernels.intrinsics import prefetch
+from hopline.kernels.jit import njit
 from hopline.types import IdArray
 
 #: Columns of a record: where the list begins, its length, the version it holds from, the record before.

@@ -16,12 +16,11 @@ from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
 from hopline.graph.cells import FileTable, Missing
 from hopline.graph.columns import matrix
-from hopline.graph.progress import Progress, silent
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable
 from hopline.graph.typed_table import TYPED, TypedTable
-from hopline.types import AnyArray
+from hopline.types import AnyArray, Progress, silent
 
 _TEXT = (".csv", ".tsv", ".txt")
 _ARRAYS = (".npy", ".npz")

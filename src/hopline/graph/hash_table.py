@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hopline.intrinsics import prefetch
-from hopline.jit import njit
+from hopline.kernels.intrinsics import prefetch
+from hopline.kernels.jit import njit
 
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.graph.progress import Progress, silent
-from hopline.types import AnyArray, FloatArray
+from hopline.types import AnyArray, FloatArray, Progress, silent
 
 #: How features can be stored.
 DTYPES = ("float32", "float16", "bfloat16", "int8")

@@ -16,10 +16,9 @@ from hopline.graph import codec, digest, files, pyg, storage, subgraph
 from hopline.graph.build import build, features_of
 from hopline.graph.files import EdgeFile, NodeFile
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, GraphSchema, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
-from hopline.types import IdArray
+from hopline.types import IdArray, Progress, silent
 
 
 class Graph:

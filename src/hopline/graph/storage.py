@@ -14,26 +14,24 @@ shape with graph.json; their contents are only read by `verify`.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from hopline.errors import GraphError
+from hopline.files import draft_of, publish_folder, sync
 from hopline.graph import codec, digest, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
-from hopline.graph.progress import Progress, silent
 from hopline.graph.schema import GraphSchema, check_name, quoted
-from hopline.types import UNREADABLE, AnyArray
+from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative.
@@ -116,7 +114,7 @@ def save(
         what = "a graph; pass overwrite=True to replace it" if (folder / MANIFEST).is_file() else "no graph"
         raise GraphError(f"{folder} exists and is {what}; or choose another folder")
     arrays = arrays_of(nodes, edges)
-    scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    scratch = draft_of(folder)
     try:
         scratch.mkdir(parents=True)
         stored = _write_arrays(scratch, arrays, array_digests, progress)
@@ -132,13 +130,8 @@ def save(
             format=_format_of(schema, edges),
             producer={"numpy": np.__version__},
         )
-        with (scratch / MANIFEST).open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-            _sync(file)
-        for parent, _, _ in os.walk(scratch):
-            _sync_folder(Path(parent))
-        put(scratch, folder)
-        _sync_folder(folder.parent)
+        (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        publish_folder(scratch, folder, durable=True)
     except OSError as error:
         raise GraphError(f"{folder} cannot be written: {error}") from error
     finally:
@@ -316,8 +309,8 @@ def _write_arrays(
             for begin in range(0, len(content), _CHUNK_BYTES):
                 done += file.write(content[begin : begin + _CHUNK_BYTES])
                 progress("writing", done / total)
-            _sync(file)
             stored[name] = StoredArray(array.dtype.str, array.shape, file.tell(), array_digests[name])
+        sync(path)  # now, so that progress counts the disk's time
     return stored
 
 
@@ -360,37 +353,3 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     before = len(b"\x93NUMPY\x01\x00") + 2
     length = -(-(before + len(text) + 1) // 64) * 64 - before
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode("latin-1")
-
-
-def put(scratch: Path, folder: Path) -> None:
-    """Rename `scratch` to `folder`; what was there is in `scratch` afterwards."""
-    if not folder.exists():
-        scratch.rename(folder)
-    elif not _exchange(scratch, folder):
-        # Not this kernel's or file system's: a moment without a graph, never with half of one.
-        old = scratch.with_suffix(".old")
-        folder.rename(old)
-        scratch.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Swap two paths in one step (Linux's renameat2 with RENAME_EXCHANGE); False where it cannot."""
-    renameat2: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,13 +11,13 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from hopline.errors import ConfigError
+from hopline.files import write_atomically
 from hopline.ingress.clients_file import ClientEntry, Globs, Grant, KeyEntry, parse_clients
 
 _HEAD = "# Clients of a Hopline server (auth.clients_file). Keys are kept as their SHA-256.\n"
@@ -108,13 +108,7 @@ def _write(file: Path, text: str, wanted: Mapping[str, ClientEntry]) -> None:
         )
     file = file.resolve()
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-    descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(descriptor)
-    os.chmod(draft, mode)
-    os.replace(draft, file)
+    write_atomically(file, text.encode(), durable=True, mode=mode)
 
 
 def _without(text: str, sha256: str) -> str:

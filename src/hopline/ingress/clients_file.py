@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.ingress.limiter import Rate
 from hopline.ingress.permissions import Permissions, globs_of
-from hopline.settings import did_you_mean
 
 #: The end of what has none, in seconds since the epoch.
 NEVER = math.inf

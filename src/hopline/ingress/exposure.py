@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import socket
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
 from hopline.ingress.client import Client

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from hopline.ingress.limiter import Bucket, LocalBucket, Rate
-from hopline.intrinsics import compare_exchange
-from hopline.jit import njit
+from hopline.kernels.intrinsics import compare_exchange
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)

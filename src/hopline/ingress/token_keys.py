@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from hopline.config import AuthConfig
+from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError
 
 #: Algorithms by what a key is; of a curve there is one.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jwt
 import msgspec
 
-from hopline.config import AuthConfig
+from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.clients_file import Grant
 from hopline.ingress.token_keys import TokenKey, read_keys
@@ -151,8 +151,9 @@ def _grant(claims: Mapping[str, Any]) -> Grant | None:
     globs: dict[str, list[str]] = {"score": [], "read": [], "admin": []}
     for word in words:
         if isinstance(word, str) and word.startswith(_SCOPE):
-            permission, _, glob = word.removeprefix(_SCOPE).partition(":")
-            if permission in globs:
+            permission, colon, glob = word.removeprefix(_SCOPE).partition(":")
+            # An empty glob is of no model: an issuer that fills in names may have had none to fill in.
+            if permission in globs and (glob or not colon):
                 globs[permission].append(glob or "*")
     if not any(globs.values()):
         return None

@@ -2,10 +2,10 @@
 
 The types are in `signatures.txt` beside this file, a line each:
 
-    engine.table  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
+    hopline.engine.table  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
 
 `scripts/record_signatures.py` writes it from the cache that a run of all tests has left. What is not in it
-is compiled when it is first called, as ever.
+is compiled when it is first called, as ever. Packages that build on Hopline have such files of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from numba import types
 
 SIGNATURES = Path(__file__).with_name("signatures.txt")
-_SOURCE = Path(__file__).resolve().parents[1]
 
 _ARRAY = re.compile(r"(readonly )?array\((\w+), (\d)d, ([CFA])\)")
 _TUPLE = re.compile(r"UniTuple\((\w+) x (\d+)\)")
@@ -33,7 +32,7 @@ class Signature(NamedTuple):
     """A kernel and the types of its arguments.
 
     Attributes:
-        module: below `hopline`.
+        module: its full name.
         kernel: its name there.
         types: as Numba writes them.
     """
@@ -71,23 +70,24 @@ def compile_all(
     return counts
 
 
-def kernels() -> Iterator[tuple[str, str, Any]]:
-    """Every kernel that is kept in Numba's cache: module below `hopline`, name, dispatcher."""
-    for path in sorted(_SOURCE.rglob("*.py")):
+def kernels(package: str = "hopline") -> Iterator[tuple[str, str, Any]]:
+    """Every kernel of a package that is kept in Numba's cache: module, name, dispatcher."""
+    source = Path(str(importlib.import_module(package).__file__)).parent
+    for path in sorted(source.rglob("*.py")):
         names = _decorated(path)
         if not names:
             continue
-        module = ".".join(path.relative_to(_SOURCE).with_suffix("").parts)
-        loaded = importlib.import_module(f"hopline.{module}")
+        module = ".".join((package, *path.relative_to(source).with_suffix("").parts))
+        loaded = importlib.import_module(module)
         for name in names:
             dispatcher = getattr(loaded, name)
             if hasattr(getattr(dispatcher, "_cache", None), "_cache_file"):
                 yield module, name, dispatcher
 
 
-def recorded() -> Iterator[Signature]:
-    """What the cache has of the kernels as they are now; types that have no name here are left out."""
-    for module, name, dispatcher in kernels():
+def recorded(package: str = "hopline") -> Iterator[Signature]:
+    """What the cache has of a package's kernels as they are; types that have no name here are left out."""
+    for module, name, dispatcher in kernels(package):
         for key in dispatcher._cache._cache_file._load_index():
             arguments = tuple(map(str, key[0]))
             if all(numba_type(each) is not None for each in arguments):
@@ -111,7 +111,7 @@ def numba_type(text: str) -> Any:
 
 
 def _compiled(module: str, name: str, arguments: tuple[str, ...]) -> str:
-    dispatcher: Any = getattr(importlib.import_module(f"hopline.{module}"), name, None)
+    dispatcher: Any = getattr(importlib.import_module(module), name, None)
     known = [numba_type(each) for each in arguments]
     if not hasattr(dispatcher, "py_func") or None in known:
         return "gone"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import msgspec
 
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
-from hopline.config import Config
+from hopline.config.schema import Config
+from hopline.request_fields import LOGGED
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -96,11 +97,11 @@ class ServerTarget:
     """A running server, over its JSON API: float32 comes through bit for bit.
 
     Args:
-        url, api_key: see `AsyncClient`.
+        url, api_key, token: see `AsyncClient`.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._client = AsyncClient(url, api_key=api_key, timeout=_TIMEOUT_S)
+    def __init__(self, url: str, api_key: str | None = None, token: str | None = None) -> None:
+        self._client = AsyncClient(url, api_key=api_key, token=token, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         """Nothing is done until the first request."""
@@ -133,13 +134,6 @@ class ServerTarget:
 
 
 def _options(request: ScoreRequest) -> ScoreOptions:
-    options: ScoreOptions = {
-        "version": request.version,
-        "outputs": request.outputs,
-        "as_of": request.as_of,
-        "on_missing": request.on_missing,
-        "degraded": request.degraded,
-    }
-    if request.attributes is not None:
-        options["attributes"] = request.attributes
-    return options
+    said = {field.name: getattr(request, field.name) for field in LOGGED}
+    options: Any = {name: value for name, value in said.items() if value not in (None, ())}
+    return cast(ScoreOptions, {"version": request.version, **options})

@@ -7,22 +7,20 @@ with the same event ids, which the writer knows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hopline.errors import WriterUnavailable
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.live import wire
+from hopline.process.link import Link
 
+MessageT = TypeVar("MessageT")
 log = logging.getLogger(__name__)
 
-#: Seconds between attempts to connect: doubled from the first to the last one.
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 1.0
-_HANDSHAKE_S = 2.0
 #: A snapshot of a large graph takes minutes.
 _SNAPSHOT_S = 3600.0
 #: Batches that are encoded, and outcomes that are decoded, within a millisecond.
@@ -49,17 +47,26 @@ class WriterLink:
         timeout_s: float = 30.0,
         quiet: bool = False,
     ) -> None:
-        self._level = logging.DEBUG if quiet else logging.WARNING
         self._path = path
-        self._name = name
+        self._link = Link(
+            path,
+            wire.WIRE,
+            wire.from_writer,
+            wire.Hello(wire.PROTOCOL, name),
+            wire.Welcome,
+            self,
+            log=log,
+            peer="the live graph's writer",
+            level=logging.DEBUG if quiet else logging.WARNING,
+            first_pause_s=0.02,
+            handshake_s=2.0,
+        )
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._writer: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
         self._welcome: wire.Welcome | None = None
         self._next_number = 1
         self._sent: dict[int, asyncio.Future[wire.FromWriter]] = {}
-        self._keeper: asyncio.Task[None] | None = None
-        self._said = ""
 
     @property
     def is_up(self) -> bool:
@@ -68,15 +75,11 @@ class WriterLink:
 
     def start(self) -> None:
         """Connect, now and whenever the connection is lost."""
-        self._keeper = asyncio.ensure_future(self._keep())
+        self._link.start()
 
     async def close(self) -> None:
-        """Let go of the connection."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-            self._keeper = None
+        """Close the connection."""
+        await self._link.close()
 
     async def welcome(self) -> wire.Welcome:
         """Which graph the writer has. Raises: WriterUnavailable: there is none."""
@@ -146,15 +149,13 @@ class WriterLink:
                 await self._up.wait()
         except TimeoutError:
             raise WriterUnavailable(
-                f"the live graph's writer at {self._path} {self._said or 'does not answer'}; nothing was "
-                "sent"
+                f"the live graph's writer at {self._path} {self._link.problem or 'does not answer'}; "
+                "nothing was sent"
             ) from None
         assert self._writer is not None
         return self._writer
 
-    async def _ask(
-        self, number: int, message: bytes, kind: type[wire.MessageT], timeout_s: float
-    ) -> wire.MessageT:
+    async def _ask(self, number: int, message: bytes, kind: type[MessageT], timeout_s: float) -> MessageT:
         writer = await self._connected(timeout_s)
         answer: asyncio.Future[wire.FromWriter] = asyncio.get_running_loop().create_future()
         self._sent[number] = answer
@@ -180,69 +181,32 @@ class WriterLink:
             raise WriterUnavailable(f"the live graph's writer answered {type(found).__name__}")
         return found
 
-    async def _keep(self) -> None:
-        """Be connected, again and again."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                reader, writer = await self._connect()
-            except (OSError, EOFError, TimeoutError, wire.WireError) as error:
-                self._say(f"is not there: {str(error) or type(error).__name__}")
-            else:
-                pause_s = _FIRST_PAUSE_S
-                await self._listen(reader, writer)
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+    # LinkUser
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        async with asyncio.timeout(_HANDSHAKE_S):
-            reader, writer = await asyncio.open_unix_connection(self._path)
-            try:
-                writer.write(wire.frame(wire.Hello(wire.PROTOCOL, self._name)))
-                answer = await wire.receive(reader, wire.from_writer)
-                if isinstance(answer, wire.Refusal):
-                    raise wire.WireError(f"it refuses this client: {answer.text}")
-                if not isinstance(answer, wire.Welcome):
-                    raise wire.WireError(f"it answered {type(answer).__name__} to a hello")
-                self._welcome = answer
-            except BaseException:
-                writer.close()
-                raise
-        return reader, writer
-
-    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take answers until the connection is lost."""
-        self._writer, self._said = writer, ""
+    def connected(self, welcome: wire.Welcome, writer: asyncio.StreamWriter) -> None:
+        """The writer may be asked."""
+        self._welcome, self._writer = welcome, writer
         self._up.set()
-        log.log(min(self._level, logging.INFO), "the live graph's writer at %s answers", self._path)
-        try:
-            while True:
-                message = await wire.receive(reader, wire.from_writer)
-                number = getattr(message, "number", 0)
-                answer = self._sent.pop(number, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
-        except (OSError, EOFError, wire.WireError) as error:
-            self._say(f"is gone ({str(error) or type(error).__name__})")
-        finally:
-            self._up.clear()
-            self._writer = None
-            sent, self._sent = self._sent, {}
-            for answer in sent.values():
-                if not answer.done():
-                    answer.set_exception(
-                        WriterUnavailable(
-                            "the live graph's writer ended before it answered; the change may have been "
-                            "made or not: send it again with the same event ids"
-                        )
-                    )
-            writer.close()
 
-    def _say(self, what: str) -> None:
-        """Log what is new, not what is so still."""
-        if what != self._said:
-            self._said = what
-            log.log(self._level, "the live graph's writer at %s %s", self._path, what)
+    def heard(self, message: wire.FromWriter) -> None:
+        """The writer has answered."""
+        answer = self._sent.pop(getattr(message, "number", 0), None)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def lost(self) -> None:
+        """What was sent may have been done or not."""
+        self._up.clear()
+        self._writer = None
+        sent, self._sent = self._sent, {}
+        for answer in sent.values():
+            if not answer.done():
+                answer.set_exception(
+                    WriterUnavailable(
+                        "the live graph's writer ended before it answered; the change may have been "
+                        "made or not: send it again with the same event ids"
+                    )
+                )
 
 
 def _apply(number: int, batches: Sequence[Changes]) -> bytes:

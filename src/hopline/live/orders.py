@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hopline.artifact import ModelSpec, read_artifact
-from hopline.config import Config, live_folder, live_socket, needed_folder
+from hopline.config.folders import live_folder, live_socket, needed_folder
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 
 #: Levels of marks where no model is known beforehand: enough for three layers.
@@ -18,7 +19,7 @@ _LEVELS = 4
 
 
 def writer_orders(
-    config: Config, run_by: str, *, yields: bool = False, memory_fd: int = -1, ready: int = -1
+    config: Config, run_by: str, *, yields: bool = False, memory_fd: int = -1
 ) -> dict[str, Any]:
     """What the writer of the live graph is told; see `live.process.Orders`.
 
@@ -26,7 +27,6 @@ def writer_orders(
         run_by: the command of this process, for those who find the folder taken.
         yields: whether it steps aside for a server's writer.
         memory_fd: of the memory that workers read, -1 for memory of its own.
-        ready: descriptor on which it says that it is, -1 for none.
     """
     live = config.live
     return {
@@ -37,7 +37,6 @@ def writer_orders(
         "yields": yields,
         "stand_by_s": live.stand_by_s,
         "memory_fd": memory_fd,
-        "ready": ready,
         "spare_nodes": live.spare_nodes,
         "spare_edges": live.spare_edges,
         "num_levels": live.levels or levels_of(config.models.repository),

@@ -34,10 +34,11 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.live.server import Counts, WriterServer
 from hopline.live.take_over import Relieved, take_over
+from hopline.process.parent import on_parent_end, read_orders, say_ready
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-c", "from hopline.live.process import main; main()")
+ENTRY = "hopline.live.process:main"
 READY = "Hopline's live graph is ready"
 #: Exit code: another process writes the graph, or shall.
 RELIEVED = 4
@@ -92,16 +93,10 @@ class Orders(msgspec.Struct, frozen=True):
     log_level: str = "INFO"
     nice: int = 0
 
-    def line(self) -> bytes:
-        """For the process's stdin."""
-        return msgspec.json.encode(self) + b"\n"
-
 
 def main() -> None:
     """Entry of the process."""
-    # Unbuffered, since the rest of stdin is watched.
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        orders = msgspec.json.decode(stdin.readline(), type=Orders)
+    orders = msgspec.json.decode(read_orders(), type=Orders)
     os.nice(orders.nice)
     logging.basicConfig(
         level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -130,7 +125,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     if watch_stdin:
-        loop.add_reader(0, _on_stdin, stopping)
+        on_parent_end(stopping.set)
     base = await _started(stopping, Graph.open, orders.graph)
     try:
         home = await _taken_over(orders, base, stopping)
@@ -155,8 +150,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         await server.listen(Path(orders.socket))
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
         if orders.ready >= 0:
-            os.write(orders.ready, b"ready\n")
-            os.close(orders.ready)
+            say_ready(orders.ready)
         else:  # a server's own stdout says where the server is, and nothing else
             print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
         await _serve(server, stopping)
@@ -276,10 +270,3 @@ def report(server: WriterServer) -> None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _on_stdin(stopping: asyncio.Event) -> None:
-    """Stdin only ever ends: who started this process is gone."""
-    if not os.read(0, 64):
-        asyncio.get_running_loop().remove_reader(0)
-        stopping.set()

@@ -11,9 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import stat
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +31,8 @@ from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.graph.schema import GraphSchema
 from hopline.live import wire
+from hopline.process.listeners import listen_at
+from hopline.process.wire import Refusal, WireError
 
 log = logging.getLogger(__name__)
 
@@ -179,17 +178,11 @@ class WriterServer:
 
         Raises: ConfigError: the path cannot be a socket, or another writer listens there.
         """
-        _make_way(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
-            before = os.umask(0o177)
-            try:
-                self._listener = await asyncio.start_unix_server(self._talk, path)
-            finally:
-                os.umask(before)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ConfigError(f"live graph: cannot listen at {path}: {error}") from None
+        self._listener = await listen_at(path, self._talk, "live graph", "writer")
         self._path = path
         self._loop_task = asyncio.ensure_future(self._work())
 
@@ -266,12 +259,11 @@ class WriterServer:
             async with asyncio.timeout(5):
                 hello = await wire.receive(reader, wire.from_client)
             if not isinstance(hello, wire.Hello):
-                raise wire.WireError("the first message is no hello")
+                raise WireError("the first message is no hello")
             name = hello.name
-            if hello.protocol != wire.PROTOCOL:
-                text = f"it speaks version {hello.protocol}, the writer {wire.PROTOCOL}: upgrade both"
+            if text := wire.WIRE.refusal(hello.protocol, "it", "the writer"):
                 log.warning("%s was refused: %s", name, text)
-                writer.write(wire.frame(wire.Refusal(text)))
+                writer.write(wire.frame(Refusal(text)))
                 return
             writer.write(self._welcome)
             follows = hello.name.startswith(FOLLOWS)
@@ -281,7 +273,7 @@ class WriterServer:
                 await self._hear(await wire.receive(reader, wire.from_client), writer)
         except (EOFError, OSError, TimeoutError):
             pass  # the client has ended; what it sent is applied
-        except wire.WireError as error:
+        except WireError as error:
             log.error("the connection of %s is cut: %s", name, error)
         except asyncio.CancelledError:  # the drain: answers are still to come
             return
@@ -293,7 +285,7 @@ class WriterServer:
 
     async def _hear(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, wire.Hello):
-            raise wire.WireError("a second hello")
+            raise WireError("a second hello")
         if isinstance(message, wire.Ask):
             try:
                 answer = await self._answer(message)
@@ -301,7 +293,7 @@ class WriterServer:
                 answer = wire.failed(message.number, error)
             writer.write(wire.frame(answer))
             if message.what == "step_aside" and isinstance(answer, wire.Status):
-                log.warning("another writer takes over: finishing what was taken")
+                log.info("another writer takes over: finishing what was taken")
                 self.relieved.set()
             return
         try:
@@ -428,22 +420,3 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
             finally:
                 writer.close()
             await writer.wait_closed()
-
-
-def _make_way(path: Path) -> None:
-    """Remove the socket that a dead writer left."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"live graph: {path} is there and is no socket; name another path")
-    except OSError:
-        return
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(1)
-        try:
-            caller.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise ConfigError(f"live graph: another writer listens at {path}")

@@ -64,7 +64,7 @@ async def take_over(
         owner = read_owner(folder / LOCK)
         if not said:
             said = conflict
-            log.warning("standing by: %s", said)
+            log.info("standing by: %s", said)
         if yields:
             if not owner.yields or await _answers(owner):
                 raise Relieved(f"{conflict}; changes are sent to that")
@@ -76,7 +76,7 @@ async def take_over(
             ask_at = clock() + _ASK_EVERY_S
         if f"{owner}: {answer}" != said:
             said = f"{owner}: {answer}"
-            log.warning("standing by for %s", said)
+            log.info("standing by for %s", said)
         patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
         if stand_by_s and not yields and clock() - began >= patience_s:
             raise Conflict(

@@ -1,7 +1,5 @@
 """What the writer of a live graph and those who send it changes say over a Unix socket.
 
-    u32 length, little-endian │ msgpack of one message; batches and outcomes as in graph/live/codec.py
-
     client                              writer
       Hello ───────────────────────────►
             ◄─────────────────────────── Welcome, or Refusal and the end
@@ -13,12 +11,12 @@
             ◄─────────────────────────── Status(4): it ends, and gives the folder back; or Failed(4)
             ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
 
-Both ends are of one Hopline: `PROTOCOL` is compared, not negotiated.
+The framing is that of `process/wire.py`; batches and outcomes are as in graph/live/codec.py. `PROTOCOL` is
+compared.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -27,15 +25,9 @@ import numpy as np
 from hopline import errors
 from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
-from hopline.types import UNREADABLE
+from hopline.process.wire import Refusal, Wire, WireError
 
 PROTOCOL = 2
-#: The longest message that is read, in bytes.
-MAX_MESSAGE_BYTES = 256 * 2**20
-
-
-class WireError(Exception):
-    """The other end said what no Hopline of this version says."""
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -59,12 +51,6 @@ class Welcome(msgspec.Struct, tag="welcome"):
 
     lineage: str
     graph_schema: GraphSchema
-
-
-class Refusal(msgspec.Struct, tag="refusal"):
-    """It may not, and why; the connection ends."""
-
-    text: str
 
 
 class Apply(msgspec.Struct, tag="apply"):
@@ -148,7 +134,8 @@ FromClient = Hello | Apply | Ask
 FromWriter = Welcome | Refusal | Outcomes | Status | Affected | Failed
 MessageT = TypeVar("MessageT")
 
-_encoder = msgspec.msgpack.Encoder()
+WIRE = Wire(PROTOCOL, max_message_bytes=256 * 2**20)
+receive = WIRE.receive
 from_client = msgspec.msgpack.Decoder(FromClient)
 from_writer = msgspec.msgpack.Decoder(FromWriter)
 
@@ -156,32 +143,12 @@ from_writer = msgspec.msgpack.Decoder(FromWriter)
 def frame(message: FromClient | FromWriter) -> bytes:
     """A message as it is sent.
 
-    Raises: RequestTooLarge: nobody would read it.
-    """
-    data = bytearray(4)
-    _encoder.encode_into(message, data, 4)
-    if len(data) - 4 > MAX_MESSAGE_BYTES:
-        raise errors.RequestTooLarge(
-            f"a message of {len(data) - 4} bytes; the writer reads {MAX_MESSAGE_BYTES}: send less at once"
-        )
-    data[:4] = (len(data) - 4).to_bytes(4, "little")
-    return bytes(data)
-
-
-async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
-    """The next message.
-
-    Raises:
-        EOFError: the connection has ended.
-        WireError: it is too long, or not a message.
+    Raises: RequestTooLarge: the other end would not read it.
     """
     try:
-        length = int.from_bytes(await reader.readexactly(4), "little")
-        if length > MAX_MESSAGE_BYTES:
-            raise WireError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read")
-        return decoder.decode(await reader.readexactly(length))
-    except UNREADABLE as error:
-        raise WireError(str(error)) from None
+        return WIRE.frame(message)
+    except OverflowError as error:
+        raise errors.RequestTooLarge(f"{error} by the writer: send less at once") from None
 
 
 def failed(number: int, error: errors.HoplineError) -> Failed:

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from hopline.config import LogConfig
+from hopline.config.schema import LogConfig
 
 #: What a line says of the request that it is about, where it is about one: `extra={"request_id": ...}`.
 _ABOUT = ("request_id", "model", "version")

@@ -9,7 +9,6 @@ predecessor's file. prometheus_client's own multi-process mode costs an mmap wri
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,8 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from hopline.config import CostConfig
+from hopline.config.schema import CostConfig
+from hopline.files import write_atomically
 from hopline.observe.exposition import Sample, render_family
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -347,10 +347,7 @@ class Metrics:
             for family in self._families.values()
             for labels, child in list(family.children.items())
         ]
-        file = self._file(self._slot)
-        draft = file.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(saved))
-        os.replace(draft, file)
+        write_atomically(self._file(self._slot), msgspec.json.encode(saved), durable=False)
 
     def render(self) -> bytes:
         """The Prometheus text of all workers."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopline.errors import PackagingError
+from hopline.files import publish_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -68,7 +69,7 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
         folder.chmod(0o755)
         yield NewVersion(folder, path)
         _refuse(path, overwrite)
-        _replace(folder, path)
+        publish_folder(folder, path, durable=False)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for place in made:  # innermost first; one that holds something stays
@@ -94,19 +95,3 @@ def _draft(path: Path) -> Path:
 def _refuse(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise PackagingError(f"{path} exists; choose another version, or pass overwrite=True")
-
-
-def _replace(folder: Path, path: Path) -> None:
-    if not path.exists():
-        folder.rename(path)
-        return
-    # A folder that has files cannot be renamed over: the old one steps aside, and comes back on failure.
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent)) / path.name
-    path.rename(old)
-    try:
-        folder.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hopline.arena import Arena
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
@@ -31,6 +30,7 @@ from hopline.engine.model import Model, TablePlan, load_model
 from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
 from hopline.graph import Graph
+from hopline.memory.arena import Arena
 from hopline.packaging.export import quiet
 from hopline.packaging.parity import TOLERANCE
 from hopline.packaging.probe import Probe

@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from hopline.artifact import Head, ModelSpec, Stage
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.graph.progress import Progress
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.arguments import Binding
@@ -45,12 +44,20 @@ from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import SLOTS_FILE, write_whole
-from hopline.types import AnyArray, IdArray
+from hopline.types import AnyArray, IdArray, Progress
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
 
 log = logging.getLogger("hopline.packaging")
+
+#: Steps, as people read them while they wait; the stages in between have names of their own.
+MODULE = "running the model on a part of the graph"
+TRACE = "tracing the model"
+PARITY = "comparing the stages with the model"
+WHOLE = "exporting the whole model"
+COMPILE = "compiling the model"
+COMPARE = "comparing what is served with the model"
 
 #: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
 _MOST_ROWS = 2_000_000
@@ -102,7 +109,7 @@ class Job:
             PackagingError: it fails, its columns do not fit the task, or it ends in another activation.
             NotServable: its answers are random, or depend on the order of edges or the number of nodes.
         """
-        self.progress("module", 0.0)
+        self.progress(MODULE, 0.0)
         self.check = CheckGraph.of(self.graph, check_nodes)
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         hops = num_hops(self.fanouts)
@@ -146,7 +153,7 @@ class Job:
         self.are_probabilities = answers_probabilities(
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
-        self.progress("module", 1.0)
+        self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
         """Raises: PackagingError: the module answers NaN for every real node (for some, a note says so)."""
@@ -239,7 +246,7 @@ class Job:
         Raises:
             ParityError: they differ.
         """
-        self.progress("compare", 0.0)
+        self.progress(COMPARE, 0.0)
         served = gate.judge(folder, spec, self.answered(spec.runtime), self._unseen(spec))
         self.figures["logits"] = max(served.values())
         figures: dict[str, object] = {
@@ -250,7 +257,7 @@ class Job:
             "check_nodes": {key: len(rows) for key, rows in self.probe.check.features.items()},
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
         }
-        self.progress("compare", 1.0)
+        self.progress(COMPARE, 1.0)
         return msgspec.structs.replace(spec, parity=figures)
 
     def explained(self, reason: PackagingError, *, of_stages: bool = False) -> PackagingError:
@@ -287,7 +294,7 @@ class Job:
         """
         self.figures.clear()
         self.whole_because = reason
-        self.progress("whole", 0.0)
+        self.progress(WHOLE, 0.0)
         # torch.export takes sizes of 0 and 1 for constants
         sizes = [len(edges.indices) for edges in self.check.edges.values()]
         sizes += map(len, self.check.features.values())
@@ -299,7 +306,7 @@ class Job:
             )  # fmt: skip
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
             spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
-            self.progress("whole", 1.0)
+            self.progress(WHOLE, 1.0)
             spec = self.judge(folder, spec)
         except PackagingError as error:
             raise self.explained(error) from error
@@ -327,7 +334,7 @@ class Job:
         if spec.whole_file is None:
             self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
             return
-        self.progress("compile", 0.0)
+        self.progress(COMPILE, 0.0)
         slots = msgspec.json.decode((folder / SLOTS_FILE).read_bytes())["slots"]
         try:
             record = compile_whole(
@@ -341,7 +348,7 @@ class Job:
                 f"compiled for torch {record.torch} on {record.machine.triple} in {record.seconds:.0f} s, "
                 f"within {record.max_abs_diff:.1e} of the eager program on graphs of {record.shapes} shapes"
             )
-        self.progress("compile", 1.0)
+        self.progress(COMPILE, 1.0)
 
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:
         """Write the stages and the head, and check them.
@@ -349,7 +356,7 @@ class Job:
         Raises:
             NotSplittable, ParityError, PackagingError: as `package`.
         """
-        self.progress("trace", 0.0)
+        self.progress(TRACE, 0.0)
         slots = self.binding.slots(self.check)
         traced = trace(self.model, self.binding, self.targets, slots)
         analyse(traced, self.binding, slots)
@@ -360,7 +367,7 @@ class Job:
             )
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
-        self.progress("trace", 1.0)
+        self.progress(TRACE, 1.0)
         splitter = Splitter(traced, lower(traced, self.binding), finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
@@ -420,7 +427,7 @@ class Job:
             references[plan.level][plan.node_type] = parity.reference_state(traced, plan.values)
         levels: list[dict[str, Stage]] = [{} for _ in range(spec.num_layers + 1)]
         for plan in plans:
-            step = f"stage {plan.level} of {plan.node_type}"
+            step = f"writing stage {plan.level} of {plan.node_type}"
             self.progress(step, 0.0)
             stage = Stage(plan.state_dim, None, plan.inputs)
             if plan.module is not None:
@@ -458,9 +465,9 @@ class Job:
 
     def _check(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """Compare each stage with the traced program, to name the first that differs."""
-        self.progress("parity", 0.0)
+        self.progress(PARITY, 0.0)
         _, self.figures = parity.check_stages(folder, spec, plans, traced, self.check)
-        self.progress("parity", 1.0)
+        self.progress(PARITY, 1.0)
         return spec
 
 

@@ -276,8 +276,8 @@ def _looks_further(
                 "it reads more than a node's in-neighbours: edges that leave the node "
                 "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
                 "the whole graph. The server follows edges from destination to source only: add the "
-                "reverse edges to the graph (undirected=True or an edge type of their own) and have "
-                "the model read those"
+                "reverse edges to the graph (undirected=True, or an edge type of their own; `hopline graph "
+                "build --undirected`) and have the model read those"
             )
     if right > hops:
         return (

@@ -81,7 +81,7 @@ def import_from_mlflow(
             how = "packaged"
             estimator, sample = logged
             report = package_table(
-                estimator, sample, Path(scratch) / ".packaged", name=name, version=version
+                estimator, sample, Path(scratch) / ".packaged", name=name, version=version, progress=False
             )
             folder, notes = report.path, report.notes
         path = _copy(folder, Path(repository), name, version, registered.origin, overwrite)

@@ -18,7 +18,7 @@ from torch import nn
 import hopline
 from hopline.artifact import Head, ModelSpec, check_choice, write_spec
 from hopline.errors import NotSplittable, PackagingError, ParityError
-from hopline.graph.progress import Progress, silent
+from hopline.observe.progress import shown
 from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding, bind
 from hopline.packaging.compile import check_compiler
@@ -30,6 +30,7 @@ from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Fanouts, Role, Sampling, check_sampling
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
+from hopline.types import Progress, silent
 
 if TYPE_CHECKING:
     from hopline.graph import Graph
@@ -59,7 +60,7 @@ def package(
     check_nodes: int = 512,
     compile: bool = False,
     overwrite: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool | None = None,
 ) -> PackageReport:
     """Package a trained PyG module for serving.
 
@@ -90,7 +91,8 @@ def package(
         compile: compile a model that is served whole to machine code (10 to 40 s; needs a C++ compiler).
             One that cannot be compiled is packaged all the same, and the report says why.
         overwrite: replace an existing version.
-        progress: told where the work is.
+        progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
+            notebook. A function is called with each step instead.
 
     Returns: where the artifact is, what it holds and how well it agrees.
 
@@ -134,7 +136,7 @@ def package(
         task=task,
         targets=targets,
         fanouts=fanouts,
-        progress=progress,
+        progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
         notes=list(binding.notes),
     )
@@ -152,7 +154,11 @@ def package(
         classes=tuple(classes),
         producer=_producer(),
     )
-    with new_version(Path(repository), name, version, overwrite=overwrite) as place, torch.no_grad():
+    with (
+        shown(progress, f"packaging {name}") as job.progress,
+        new_version(Path(repository), name, version, overwrite=overwrite) as place,
+        torch.no_grad(),
+    ):
         job.ask_module(check_nodes, output, tuple(classes))
         try:
             if runtime == "torch":

@@ -12,9 +12,7 @@ despair, since the store may be slow: a ping tells a slow store from a prefetche
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -23,14 +21,12 @@ from pathlib import Path
 
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
+from hopline.process.link import Link
 from hopline.rollout.sidecar import Told, Wanted
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
 
-#: Seconds between attempts to connect: doubled from the first to the last one.
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
-_HANDSHAKE_S = 1.0
 #: Messages that may be unanswered: what comes then waits, and goes out together.
 _MAX_PENDING = 64
 #: Of a caller's patience: until a ping, and then until the end of hope.
@@ -100,7 +96,19 @@ class PrefetchLink:
         self, path: Path, identity: wire.Identity, worker: int, timeout_s: float, metrics: Metrics
     ) -> None:
         self._path = path
-        self._hello = wire.Hello(wire.PROTOCOL, identity, worker)
+        self._link = Link(
+            path,
+            wire.WIRE,
+            wire.from_prefetcher,
+            wire.Hello(wire.PROTOCOL, identity, worker),
+            wire.Welcome,
+            self,
+            log=log,
+            peer="the prefetcher",
+            consequence="this worker fetches by itself",
+            first_pause_s=0.05,
+            handshake_s=1.0,
+        )
         self._timeout_s = timeout_s
         self._writer: asyncio.StreamWriter | None = None
         self._silent = False
@@ -110,8 +118,6 @@ class PrefetchLink:
         self._boarding: deque[_Ask] = deque()
         self._scheduled: asyncio.Handle | None = None
         self._sent: dict[int, _Sent] = {}
-        self._keeper: asyncio.Task[None] | None = None
-        self._said = ""
         self._outcomes = metrics.counter(
             "hopline_prefetch_requests_total", "Times that rows were asked of the prefetcher.", ("outcome",)
         )
@@ -136,15 +142,11 @@ class PrefetchLink:
 
     def start(self) -> None:
         """Connect, now and whenever the connection is lost."""
-        self._keeper = asyncio.ensure_future(self._keep())
+        self._link.start()
 
     async def close(self) -> None:
-        """Let go of the connection."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-            self._keeper = None
+        """Close the connection."""
+        await self._link.close()
 
     async def bring(
         self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
@@ -212,7 +214,7 @@ class PrefetchLink:
         if self._num_heard != num_heard:
             return
         self._silent = True
-        self._said = ""
+        self._link.problem = ""
         log.warning("the prefetcher at %s is silent; this worker fetches by itself", self._path)
         self._give_up("silent")
 
@@ -230,49 +232,20 @@ class PrefetchLink:
                 self._outcomes(outcome).inc()
                 ask.end(None)
 
-    async def _keep(self) -> None:
-        """Be connected, again and again."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                reader, writer = await self._connect()
-            except (OSError, EOFError, TimeoutError, wire.WireError) as error:
-                self._say(f"is not there: {error or type(error).__name__}")
-            else:
-                pause_s = _FIRST_PAUSE_S
-                await self._listen(reader, writer)
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+    # LinkUser
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        async with asyncio.timeout(_HANDSHAKE_S):
-            reader, writer = await asyncio.open_unix_connection(self._path)
-            try:
-                writer.write(wire.frame(self._hello))
-                answer = await wire.receive(reader, wire.from_prefetcher)
-                if isinstance(answer, wire.Refusal):
-                    raise wire.WireError(f"it refuses this worker: {answer.text}")
-            except BaseException:
-                writer.close()
-                raise
-        return reader, writer
-
-    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take answers until the connection is lost."""
-        self._writer, self._silent, self._said = writer, False, ""
+    def connected(self, welcome: wire.Welcome, writer: asyncio.StreamWriter) -> None:
+        """The prefetcher may be asked."""
+        self._writer, self._silent = writer, False
         self._up.set(1)
-        log.info("the prefetcher at %s answers", self._path)
-        try:
-            while True:
-                self._hear(await wire.receive(reader, wire.from_prefetcher))
-        except (OSError, EOFError, wire.WireError) as error:
-            self._say(f"is gone ({error or type(error).__name__})")
-        finally:
-            self._writer = None
-            self._give_up("lost")
-            writer.close()
 
-    def _hear(self, message: wire.FromPrefetcher) -> None:
+    def lost(self) -> None:
+        """The prefetcher is not asked any more."""
+        self._writer = None
+        self._give_up("lost")
+
+    def heard(self, message: wire.FromPrefetcher) -> None:
+        """The prefetcher lives; it may have answered."""
         self._num_heard += 1
         if self._silent:
             self._silent = False
@@ -290,7 +263,7 @@ class PrefetchLink:
         self._calls.inc(message.num_calls)
         told = None
         if message.problem:
-            self._say(f"cannot help: {message.problem}")
+            self._link.report(f"cannot help: {message.problem}")
         else:
             lacking = {name: wire.unpack(data, 2**62) for name, data in message.lacking.items()}
             told = Told(lacking, message.reason)
@@ -300,12 +273,6 @@ class PrefetchLink:
                 ask.end(told)
         if self._boarding and self._scheduled is None:
             self._depart()
-
-    def _say(self, what: str) -> None:
-        """Log what is new, not what is so still."""
-        if what != self._said:
-            self._said = what
-            log.warning("the prefetcher at %s %s; this worker fetches by itself", self._path, what)
 
 
 def _message(number: int, patience_s: float, asks: list[_Ask]) -> wire.Ask:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hopline.artifact import ModelSpec
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
 from hopline.errors import ConfigError
 from hopline.graph import Graph
 from hopline.observe.metrics import Metrics

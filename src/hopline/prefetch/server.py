@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.errors import ConfigError, HoplineError
+from hopline.errors import HoplineError
 from hopline.features.answer import Reason
 from hopline.features.metrics import FeatureMetrics
 from hopline.features.near import Brought, NearRows
 from hopline.prefetch import wire
 from hopline.prefetch.neighborhood import Neighborhood
+from hopline.process.listeners import listen_at
+from hopline.process.wire import Refusal, WireError
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
@@ -121,16 +120,7 @@ class PrefetchServer:
         Raises:
             ConfigError: the path cannot be a socket, or another prefetcher listens there.
         """
-        _make_way(path)
-        try:
-            # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
-            before = os.umask(0o177)
-            try:
-                self._listener = await asyncio.start_unix_server(self._talk, path)
-            finally:
-                os.umask(before)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"features.prefetcher: cannot listen at {path}: {error}") from None
+        self._listener = await listen_at(path, self._talk, "features.prefetcher", "prefetcher")
         self._path = path
 
     async def drain(self, timeout_s: float) -> None:
@@ -157,7 +147,7 @@ class PrefetchServer:
                 refusal = self._refusal(await wire.receive(reader, wire.from_worker))
             if refusal:
                 log.warning("a worker was refused: %s", refusal)
-                writer.write(wire.frame(wire.Refusal(refusal)))
+                writer.write(wire.frame(Refusal(refusal)))
                 return
             writer.write(wire.frame(wire.Welcome()))
             self._talks[talk] = writer
@@ -171,10 +161,10 @@ class PrefetchServer:
                         tasks.add(answer)
                         answer.add_done_callback(tasks.discard)
                 else:
-                    raise wire.WireError(f"{len(unanswered)} messages unanswered, or a second hello")
+                    raise WireError(f"{len(unanswered)} messages unanswered, or a second hello")
         except (EOFError, OSError, TimeoutError):
             pass  # the worker has ended; what it asked for is fetched to its end
-        except wire.WireError as error:
+        except WireError as error:
             log.error("a worker's connection is cut: %s", error)
         except asyncio.CancelledError:  # the drain
             if unanswered:
@@ -186,9 +176,9 @@ class PrefetchServer:
     def _refusal(self, message: wire.FromWorker) -> str:
         """Why a worker may not ask; "" where it may."""
         if not isinstance(message, wire.Hello):
-            raise wire.WireError("the first message is no hello")
-        if message.protocol != wire.PROTOCOL:
-            return f"it speaks version {message.protocol}, the prefetcher {wire.PROTOCOL}: upgrade both"
+            raise WireError("the first message is no hello")
+        if refusal := wire.WIRE.refusal(message.protocol, "it", "the prefetcher"):
+            return refusal
         if message.identity.graph != self._identity.graph:
             return f"its graph is {message.identity.graph}, the prefetcher's {self._identity.graph}"
         if message.identity.file != self._identity.file:
@@ -199,7 +189,7 @@ class PrefetchServer:
         began = time.perf_counter()
         try:
             done = await self._bring(ask)
-        except wire.WireError as error:
+        except WireError as error:
             done = wire.Done(ask.number, problem=str(error))
         except Exception as error:  # the boundary: the worker waits for an answer
             log.exception("a message could not be answered")
@@ -230,7 +220,7 @@ class PrefetchServer:
         now = time.monotonic()
         for node_type, data in ask.rows.items():
             if node_type not in self._near:
-                raise wire.WireError(f"{node_type!r} has no rows in a store")
+                raise WireError(f"{node_type!r} has no rows in a store")
             ids = self._ids(node_type, data)
             lacking.setdefault(node_type, []).append(ids[self._near[node_type].cache.probe(ids, now)])
         wanted = {
@@ -260,7 +250,7 @@ class PrefetchServer:
             return f"the prefetcher has no model {seeds.model}/{seeds.version}"
         wanted = {node_type: self._ids(node_type, data) for node_type, data in seeds.ids.items()}
         if not neighborhood.seed_types.issuperset(wanted):
-            raise wire.WireError(f"{seeds.model} has no seeds of {', '.join(wanted)}")
+            raise WireError(f"{seeds.model} has no seeds of {', '.join(wanted)}")
         self.counts.seeds += sum(ids.shape[0] for ids in wanted.values())
         try:
             found = neighborhood.lacking(wanted, seeds.as_of)
@@ -272,7 +262,7 @@ class PrefetchServer:
 
     def _ids(self, node_type: str, data: bytes) -> IdArray:
         if node_type not in self._num_nodes:
-            raise wire.WireError(f"no node type {node_type!r}")
+            raise WireError(f"no node type {node_type!r}")
         return wire.unpack(data, self._num_nodes[node_type])
 
     def _gone(self, node_type: str, ids: IdArray, brought: Brought) -> IdArray:
@@ -280,22 +270,3 @@ class PrefetchServer:
         left = np.setdiff1d(ids, brought.ids, assume_unique=True)
         gone: IdArray = left[self._near[node_type].cache.probe(left, time.monotonic())]
         return gone
-
-
-def _make_way(path: Path) -> None:
-    """Remove the socket that a dead prefetcher left."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"features.prefetcher: {path} is there and is no socket; name another path")
-    except OSError:
-        return
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(1)
-        try:
-            caller.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise ConfigError(f"features.prefetcher: another prefetcher listens at {path}")

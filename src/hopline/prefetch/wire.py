@@ -1,7 +1,5 @@
 """What workers and the prefetcher say to each other over a Unix socket.
 
-    u32 length, little-endian │ msgpack of one message; arrays of ids are raw little-endian int64
-
     worker                              prefetcher
       Hello ───────────────────────────►
             ◄─────────────────────────── Welcome, or Refusal and the end
@@ -10,28 +8,20 @@
       Ping ────────────────────────────►  only where an answer is long in coming
             ◄─────────────────────────── Pong
 
-Both ends are of one Hopline: `PROTOCOL` is compared, not negotiated.
+The framing is that of `process/wire.py`; arrays of ids are raw little-endian int64. `PROTOCOL` is compared.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TypeVar
-
 import msgspec
 import numpy as np
 
-from hopline.types import UNREADABLE, IdArray
+from hopline.process.wire import Refusal, Wire, WireError
+from hopline.types import IdArray
 
 PROTOCOL = 1
-#: The longest message that is read, in bytes.
-MAX_MESSAGE_BYTES = 16 * 2**20
 #: Ids in one message, over all its arrays.
 MAX_IDS = 2**20
-
-
-class WireError(Exception):
-    """The other end said what no Hopline of this version says."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -56,12 +46,6 @@ class Hello(msgspec.Struct, tag="hello"):
 
 class Welcome(msgspec.Struct, tag="welcome"):
     """It may ask."""
-
-
-class Refusal(msgspec.Struct, tag="refusal"):
-    """It may not, and why; the connection ends."""
-
-    text: str
 
 
 class Seeds(msgspec.Struct):
@@ -122,35 +106,11 @@ class Pong(msgspec.Struct, tag="pong"):
 
 FromWorker = Hello | Ask | Ping
 FromPrefetcher = Welcome | Refusal | Done | Pong
-MessageT = TypeVar("MessageT")
 
-_encoder = msgspec.msgpack.Encoder()
+WIRE = Wire(PROTOCOL, max_message_bytes=16 * 2**20)
+frame, receive = WIRE.frame, WIRE.receive
 from_worker = msgspec.msgpack.Decoder(FromWorker)
 from_prefetcher = msgspec.msgpack.Decoder(FromPrefetcher)
-
-
-def frame(message: FromWorker | FromPrefetcher) -> bytes:
-    """A message as it is sent."""
-    data = bytearray(4)
-    _encoder.encode_into(message, data, 4)
-    data[:4] = (len(data) - 4).to_bytes(4, "little")
-    return bytes(data)
-
-
-async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
-    """The next message.
-
-    Raises:
-        EOFError: the connection has ended.
-        WireError: it is too long, or not a message.
-    """
-    try:
-        length = int.from_bytes(await reader.readexactly(4), "little")
-        if length > MAX_MESSAGE_BYTES:
-            raise WireError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read")
-        return decoder.decode(await reader.readexactly(length))
-    except UNREADABLE as error:
-        raise WireError(str(error)) from None
 
 
 def pack(ids: IdArray) -> bytes:

@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from hopline.files import publish_file
 from hopline.records.names import DRAFT
 
 #: zlib's fastest level gives up a tenth of the size for a third of the time.
@@ -52,9 +53,7 @@ def convert(source: Path, target: Path) -> bool:
                 from hopline.records.parquet import write_parquet
 
                 write_parquet(source, draft)
-            with draft.open("rb+") as written:
-                os.fsync(written)
-            os.replace(draft, target)
+            publish_file(draft, target, durable=True)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise

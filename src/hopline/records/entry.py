@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
         outputs: output name -> array, one row for each requested item, bit for bit what was answered
             (rows of `missing` mean nothing); {} where the request failed.
         missing: rows that are null because the node is unknown.
-        degraded: rungs of the degradation ladder that the answer stands on.
+        degraded: fallbacks that the answer used.
         latency_ms: "queue" and "total" of the request; "compute", or where they are told apart "sample",
             "compute" and "post", of its batch.
         input_hash: of what was asked; see `records.inputs`.

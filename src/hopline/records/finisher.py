@@ -17,7 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from hopline.config import PredictionLogConfig
+from hopline.config.schema import PredictionLogConfig
+from hopline.files import publish_file, sync
 from hopline.records.names import JOURNAL, PART, log_files
 
 log = logging.getLogger(__name__)
@@ -107,15 +108,11 @@ def _seal(fd: int, path: Path) -> Path:
             return path
         with contextlib.suppress(OSError):  # what cannot be synced is worth its name all the same
             os.fdatasync(fd)
-        os.rename(path, final)
+        publish_file(path, final, durable=False)
     finally:
         os.close(fd)
     with contextlib.suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)
     return final
 
 

@@ -13,7 +13,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ import orjson
 from hopline.errors import BadRequest
 from hopline.graph.id_values import as_int64, typed
 from hopline.records.exact import packed, unpacked
+from hopline.request_fields import LOGGED, default_of
 from hopline.types import AnyArray, InlineNode, ScoreRequest
 
 _HASH_BYTES = 16
@@ -40,8 +41,8 @@ class Inline(msgspec.Struct, omit_defaults=True):
     edge_weight: dict[str, Any] = {}
 
 
-class Inputs(msgspec.Struct, omit_defaults=True):
-    """The inputs of a request, as they are kept; see `types.ScoreRequest`.
+class AskedAbout(msgspec.Struct, omit_defaults=True):
+    """What a request is about, as it is kept; see `types.ScoreRequest`.
 
     Arrays are lists, float32 widened to float64 so that nothing is lost; arrays with NaN are packed.
     """
@@ -50,11 +51,6 @@ class Inputs(msgspec.Struct, omit_defaults=True):
     inline: list[Inline] = []
     pairs: tuple[Any, Any] | None = None
     columns: dict[str, Any] | None = None
-    as_of: int | datetime | None = None
-    outputs: tuple[str, ...] = ()
-    on_missing: Literal["error", "null"] = "error"
-    degraded: Literal["allow", "refuse"] = "allow"
-    attributes: dict[str, Any] | None = None
 
     def request(self, model: str, version: str | None, request_id: str = "") -> ScoreRequest:
         """The same request to a model."""
@@ -65,19 +61,25 @@ class Inputs(msgspec.Struct, omit_defaults=True):
             inline=[_inline_node(node) for node in self.inline],
             pairs=None if pairs is None else (_array(pairs[0]), _array(pairs[1])),
             version=version,
-            outputs=self.outputs,
-            as_of=self.as_of,
-            on_missing=self.on_missing,
             request_id=request_id,
-            degraded=self.degraded,
             columns=None
             if self.columns is None
             else {name: _array(values) for name, values in self.columns.items()},
-            attributes=self.attributes,
+            **{field.name: getattr(self, field.name) for field in LOGGED},
         )
 
 
-def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> Inputs:
+#: `AskedAbout` and what the caller said beside it.
+Inputs: Any = msgspec.defstruct(
+    "Inputs",
+    [(field.name, field.kept_as, default_of(field)) for field in LOGGED],
+    bases=(AskedAbout,),
+    omit_defaults=True,
+    module=__name__,
+)
+
+
+def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> AskedAbout:
     """What to keep of a request; `rest` is called between pieces of work."""
     pairs, columns = request.pairs, request.columns
     inline = []
@@ -92,17 +94,14 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> Inputs:
             )
         )
         rest()
-    return Inputs(
+    inputs: AskedAbout = Inputs(
         _plain(request.nodes),
         inline,
         None if pairs is None else (_plain(pairs[0]), _plain(pairs[1])),
         None if columns is None else {name: _plain(values) for name, values in columns.items()},
-        request.as_of,
-        tuple(request.outputs),
-        request.on_missing,
-        request.degraded,
-        None if request.attributes is None else dict(request.attributes),
+        **{field.name: getattr(request, field.name) for field in LOGGED},
     )
+    return inputs
 
 
 def input_hash(request: ScoreRequest) -> str:

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 
-from hopline.config import PredictionLogConfig
+from hopline.config.schema import PredictionLogConfig
 from hopline.errors import ConfigError
 from hopline.records.finisher import Finisher
 from hopline.records.names import JOURNAL, PART, LogFile, log_files, stem_of

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.records.columns import library

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.rollout.served import Recorder
 

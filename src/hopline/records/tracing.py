@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.records.aside import Aside

@@ -14,6 +14,7 @@ import orjson
 
 from hopline.records.identity import Identity
 from hopline.records.inputs import input_hash
+from hopline.request_fields import LOGGED, default_of, values_of
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -33,6 +34,11 @@ class Head(NamedTuple):
     time: bytes
     identity: bytes
     stages: bytes
+
+
+#: What a caller said beside the nodes, and what the usual one says.
+_said = values_of(LOGGED)
+_NOTHING_SAID = tuple([default_of(field) for field in LOGGED])
 
 
 def identity_json(known: Identity) -> bytes:
@@ -75,11 +81,7 @@ def usual_line(
         or request.inline
         or request.pairs is not None
         or request.columns is not None
-        or request.as_of is not None
-        or request.outputs
-        or request.attributes
-        or request.on_missing == "null"
-        or request.degraded == "refuse"
+        or _said(request) != _NOTHING_SAID
     ):
         return None
     for array in result.outputs.values():

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
+from hopline.files import write_atomically
 from hopline.rollout.state import FirstState
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,8 @@ class Acknowledgements:
         self._mine = failed
         if self._count == 1:
             return
-        file = self._file(self._index)
-        draft = file.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(_Ack(os.getpid(), switched, loaded, dict(self._mine))))
-        os.replace(draft, file)
+        ack = _Ack(os.getpid(), switched, loaded, dict(self._mine))
+        write_atomically(self._file(self._index), msgspec.json.encode(ack), durable=False)
 
     def first(self, make: Callable[[], FirstState]) -> FirstState:
         """What `make` says, or said to the first worker of this server that asked."""
@@ -70,7 +69,7 @@ class Acknowledgements:
         with file.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
-                file.write_bytes(msgspec.json.encode(make()))
+                write_atomically(file, msgspec.json.encode(make()), durable=False)
             return msgspec.json.decode(file.read_bytes(), type=FirstState)
 
     async def of_all(self, generation: int, *, loaded: bool) -> Mapping[str, str]:

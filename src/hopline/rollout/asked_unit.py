@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, quoted
 from hopline.rollout.unit import Unit
 

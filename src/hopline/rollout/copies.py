@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from hopline.aside import make_room
 from hopline.errors import HoplineError
+from hopline.process.cpu_affinity import leave_cpu
 from hopline.rollout.process_wire import pack_copy
 from hopline.rollout.served import Compares, Served
 from hopline.rollout.tally import Tally
+from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Copies that may wait; in this process, those that may be under way and those sent in one turn.
@@ -124,7 +125,7 @@ class NearCopies(Copies):
 
         self._num_running += 1
         try:
-            self._target.submit(copy, deliver)
+            self._target.accept(Work(copy, deliver))
         except HoplineError as error:
             deliver(error)
 
@@ -187,7 +188,7 @@ class DistantCopies(Copies):
         packed = self._packed
         if not packed:  # nothing of it could be sent, and an empty message has no end to tell of
             return
-        make_room()
+        leave_cpu()
         copies = [packed.popleft() for _ in range(min(_TOGETHER, len(packed)))]
         try:
             self._target.compare(copies, self._tolerance, self._compared)

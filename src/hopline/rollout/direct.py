@@ -11,18 +11,15 @@ that reads it, and then goes on as the others do.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hopline.engine.answer import STALE
 from hopline.engine.ego import EgoModel
+from hopline.engine.fallbacks import STALE_ROW
 from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.model import Model
 from hopline.engine.precomputed import FOUND, no_counts
-from hopline.errors import BadRequest, DeadlineExceeded, HoplineError
+from hopline.errors import BadRequest
 from hopline.types import IdArray, ScoreRequest, ScoreResult
 
 #: Nodes of the largest request that is answered so; larger ones are batches by themselves.
@@ -125,7 +122,7 @@ class DirectAnswers:
             self._graph.version,
             rows.outputs(names, key),
             None,
-            STALE if rows.is_stale else (),
+            (STALE_ROW,) if rows.is_stale else (),
             graph_through_ms=0 if self._live is None else self._live.through_ms,
         )
 
@@ -140,78 +137,3 @@ class DirectAnswers:
                 if cold is not None:
                     found.append(cold)
         return found or None
-
-
-class Bringing:
-    """The ticket of a request whose rows a thread reads from the disk.
-
-    Args:
-        cold: what to read.
-        deadline: on time.monotonic()'s clock.
-        executor: has the thread.
-        again: is called on the loop when the rows are there; gives the ticket to go on with, or None.
-        expired: is called instead, with the error, once the deadline has passed.
-        cancelled: is called when the request is withdrawn.
-    """
-
-    def __init__(
-        self,
-        cold: Sequence[Cold],
-        deadline: float,
-        executor: Executor | None,
-        again: Callable[[], Any],
-        expired: Callable[[HoplineError], object],
-        cancelled: Callable[[], object],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._again = again
-        self._expired = expired
-        self._cancelled = cancelled
-        self._is_open = True
-        #: Of the ordinary way, once it goes on there.
-        self._next: Any = None
-        self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
-        self._reading = loop.run_in_executor(executor, _bring_all, cold)
-        self._reading.add_done_callback(self._brought)
-
-    def cancel(self) -> None:
-        """Withdraw the request."""
-        if self._is_open:
-            self._close()
-            self._cancelled()
-        elif self._next is not None:
-            self._next.cancel()
-
-    def _brought(self, done: asyncio.Future[None]) -> None:
-        if self._is_open:
-            self._close()
-            self._next = self._again()
-
-    def _expire(self) -> None:
-        if self._is_open:
-            self._close()
-            self._expired(
-                DeadlineExceeded("the request's deadline passed while its rows were read from the disk")
-            )
-
-    def _close(self) -> None:
-        self._is_open = False
-        self._timer.cancel()
-        self._reading.cancel()  # takes no thread where it has not begun
-
-
-def _bring_all(cold: Sequence[Cold]) -> None:
-    for each in cold:
-        each.bring()
-
-
-class Answered:
-    """The ticket of a request that has its outcome already."""
-
-    __slots__ = ()
-
-    def cancel(self) -> None:
-        """Too late."""
-
-
-ANSWERED: Final = Answered()

@@ -1,4 +1,4 @@
-"""Answers that are kept within a bound of bytes, evicted in the order of SIEVE (see `hopline.sieve`).
+"""Answers that are kept within a bound of bytes, evicted in SIEVE's order (see `hopline.memory.sieve`).
 
 Entries differ in size, so that room for one may take several evictions, and they grow old: an answer that
 has expired is not spared. Knows nothing of requests.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hopline import sieve
+from hopline.memory import sieve
 from hopline.types import AnyArray, ScoreResult
 
 #: What answers from a cache say instead of the times of stages.

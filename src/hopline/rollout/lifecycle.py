@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     Conflict,
@@ -104,6 +104,7 @@ class Lifecycle:
         # Pipelines last: their steps are checked against what is loaded.
         for name in sorted(state.models, key=self._loader.nesting):
             for unit in state.models[name].units:
+                log.info("loading %s/%s", name, unit.id)
                 await self._load_first(name, unit, saved)
             self._fleet.route(name)
         self._check_start()
@@ -276,7 +277,9 @@ class Lifecycle:
                     return state  # a person was faster
                 return changes.settled(state, after)
 
-            log.warning("rollout of %s to %s: %s", after.model, after.candidate, after.events[-1].text)
+            # only going back is something to look at
+            level = logging.WARNING if after.status == "rolled_back" else logging.INFO
+            log.log(level, "rollout of %s to %s: %s", after.model, after.candidate, after.events[-1].text)
             # no worker is waited for: one that still loads must not keep this one from following the state
             await self._state.publish(after.model, change, until="written")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopline.config import Config
+from hopline.config.schema import Config
+from hopline.config.setting import did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
-from hopline.settings import did_you_mean, read_value, setting, type_name
 from hopline.types import Priority
 
 #: Where a key's default stands in hopline.toml.

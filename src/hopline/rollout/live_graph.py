@@ -7,7 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from hopline.config import Config, live_folder, needed_folder
+from hopline.config.folders import live_folder, needed_folder
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, GraphError
 from hopline.graph import Graph
 from hopline.graph.live.home import graph_folder

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from hopline.artifact import ModelSpec, TableSpec, read_artifact
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, TablePlan, load_model
@@ -28,17 +28,19 @@ from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFail
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
-from hopline.rollout.hybrid_version import HybridVersion
+from hopline.rollout.computer import Computer
+from hopline.rollout.graph_computer import GraphComputer
 from hopline.rollout.limits import ModelLimits, read_limits
 from hopline.rollout.load import Load
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.model_inputs import ModelInputs, SharedInputs
+from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.regions import Regions
-from hopline.rollout.repository import Repository, configured_repository
+from hopline.rollout.repositories import configured_repository
+from hopline.rollout.repository import Repository
 from hopline.rollout.served import Recorder, Scorer, Served
 from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit
-from hopline.rollout.version import ServedVersion
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
 from hopline.runtimes.processor import warn_of_overflow
@@ -47,7 +49,7 @@ from hopline.scheduling.turnstile import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopline.rollout.process_nursery import Nursery
+    from hopline.rollout.process_starter import ProcessStarter
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Loader:
         self._share = config.table.memory_bytes
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
-        self._nursery: Nursery | None = None
+        self._starter: ProcessStarter | None = None
 
     def expect(self, num_units: int) -> None:
         """Divide the tables' memory among so many units; later ones get as much as these."""
@@ -225,18 +227,19 @@ class Loader:
         limits = await self._in_thread(self.limits, load.model)
         load.served = served = await self._made(load, folder, limits)
         await self._in_thread(served.warm_up)
-        if isinstance(served, ServedVersion) and isinstance(served.model, EgoModel):
-            await served.warm_up_here()
-        if isinstance(served, ServedVersion):
-            await self._prewarm(served)
-        if isinstance(served, HybridVersion):
-            await self._give_tables(served, folder, self._table_files(limits))
+        if isinstance(served, QueuedVersion) and isinstance(served.computer, GraphComputer):
+            computer = served.computer
+            if isinstance(computer.model, EgoModel):
+                await computer.warm_up_here()
+            await self._prewarm(computer)
+            if files := self._table_files(limits):
+                await self._look_up(served, computer, folder, files)
         load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
     async def close(self) -> None:
         """Close stores, threads and what starts model processes."""
-        if self._nursery is not None:
-            await self._nursery.close()
+        if self._starter is not None:
+            await self._starter.close()
         await self.inputs.close()
         for threads in (self._executor, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -276,23 +279,25 @@ class Loader:
         )  # fmt: skip
 
     def _table(self, load: Load, folder: Path, spec: TableSpec, limits: ModelLimits) -> Served:
-        from hopline.rollout.table_version import TableVersion
+        from hopline.rollout.tabular_computer import TabularComputer
         from hopline.runtimes.table import TableModel
 
-        return TableVersion(
-            TableModel(folder, spec),
+        return self._queued(TabularComputer(TableModel(folder, spec), self.config, load.unit.id), limits)
+
+    def _queued(self, computer: Computer, limits: ModelLimits) -> QueuedVersion:
+        return QueuedVersion(
+            computer,
             self.config,
-            self._metrics.model(load.model, load.unit.id),
+            self._metrics.model(computer.name, computer.version),
             self._executor,
             self._recorders,
-            load.unit.id,
-            limits,
-            self.turnstile,
+            limits=limits,
+            turnstile=self.turnstile,
         )
 
     def _version(
         self, load: Load, folder: Path, spec: ModelSpec, limits: ModelLimits, inputs: ModelInputs
-    ) -> ServedVersion:
+    ) -> QueuedVersion:
         # each model pins versions of a live graph of its own
         graph = inputs.graph.another() if isinstance(inputs.graph, LiveView) else inputs.graph
         try:
@@ -310,7 +315,7 @@ class Loader:
         spec: ModelSpec,
         limits: ModelLimits,
         inputs: ModelInputs,
-    ) -> ServedVersion:
+    ) -> QueuedVersion:
         check_schema(spec, graph)  # before anything reads what the graph may not have
         key = self._region_key(load, spec, graph)
         plan, arena = self._regions.take(
@@ -323,24 +328,14 @@ class Loader:
         loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
-        return (HybridVersion if self._table_files(limits) else ServedVersion)(
-            loaded,
-            self.config,
-            self._metrics.model(load.model, load.unit.id),
-            self._executor,
-            sources,
-            self._recorders,
-            load.unit.id,
-            limits,
-            self.turnstile,
-        )
+        return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id), limits)
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")
-        from hopline.rollout.process_nursery import Nursery
+        from hopline.rollout.process_starter import ProcessStarter
         from hopline.rollout.process_version import ProcessVersion
 
-        self._nursery = self._nursery or Nursery()
+        self._starter = self._starter or ProcessStarter()
         return await ProcessVersion.start(
             load.model,
             load.unit,
@@ -350,7 +345,7 @@ class Loader:
             self._recorders,
             nice=_SHADOW_NICE if load.unit.shadow else 0,
             table_bytes=self._share // self.config.worker.count,
-            nursery=self._nursery,
+            starter=self._starter,
         )
 
     def _region_key(self, load: Load, spec: ModelSpec, graph: Graph | LiveView) -> str:
@@ -368,15 +363,19 @@ class Loader:
             return served
         from hopline.rollout.response_cache import CachedVersion
 
-        return CachedVersion(served, limits, self._metrics, self._recorders)
+        return CachedVersion(served, limits, self.config, self._metrics, self._recorders)
 
     def _table_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
         own = [name.strip() for name in limits.table_file.split(",") if name.strip()]
         return [Path(name).expanduser() for name in own or self.config.table.file]
 
-    async def _give_tables(self, served: HybridVersion, folder: Path, files: list[Path]) -> None:
-        model, settings = served.model, self.config.table
+    async def _look_up(
+        self, served: QueuedVersion, computer: GraphComputer, folder: Path, files: list[Path]
+    ) -> None:
+        from hopline.rollout.lookup import LookUp
+
+        model, settings = computer.model, self.config.table
         rows_total = self._metrics.counter(
             "hopline_table_file_rows_total",
             "Rows asked for of models with a table file, by what became of them.",
@@ -387,19 +386,27 @@ class Loader:
             return tables_of(files, folder, model.spec, model.graph, settings)
 
         tables = await self._in_thread(open_tables)
-        served.use(tables, functools.partial(rows_total, served.name, served.version), self._executor)
-        served.follow(open_tables)
+        served.look_up = LookUp(
+            served,
+            computer,
+            tables,
+            functools.partial(rows_total, served.name, served.version),
+            self._executor,
+            self._recorders,
+            self.config.limits.max_nodes_per_request,
+        )
+        served.look_up.follow(open_tables)
 
-    async def _prewarm(self, served: ServedVersion) -> None:
+    async def _prewarm(self, computer: GraphComputer) -> None:
         settings = self.config.features
         if (
-            isinstance(served.model, Model)
-            and not isinstance(served.model.graph, LiveView)
+            isinstance(computer.model, Model)
+            and not isinstance(computer.model.graph, LiveView)
             and (settings.prewarm_nodes or settings.prewarm_file is not None)
         ):
             from hopline.rollout.prewarm import prewarm
 
-            await prewarm(served, self.config)
+            await prewarm(computer, self.config)
 
 
 def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopline.config import Config, needed_folder
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     ConfigError,

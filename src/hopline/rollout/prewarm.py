@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.errors import HoplineError
 from hopline.features.answer import Reason
+from hopline.rollout.graph_computer import GraphComputer
 from hopline.rollout.listed_nodes import listed_nodes
-from hopline.rollout.version import ServedVersion
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _OF_THE_ROW = {Reason.MISSING.label, Reason.INVALID.label}
 _ROWS_AT_ONCE = 1024
 
 
-async def prewarm(served: ServedVersion, config: Config) -> None:
+async def prewarm(computer: GraphComputer, config: Config) -> None:
     """Compute the most read nodes of a version, which keeps what that passes through.
 
     Neither a store that does not answer nor a row that it lacks is a reason not to start: what is missing
@@ -42,7 +42,7 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
     Raises:
         ConfigError: `features.prewarm_file` cannot be read.
     """
-    model = served.model
+    model = computer.model
     settings = config.features
     if not isinstance(model, Model) or not (settings.prewarm_nodes or settings.prewarm_file):
         return
@@ -56,7 +56,7 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
     why: Counter[str] = Counter()
     for at in range(0, ids.shape[0], _AT_ONCE):
         batch = ids[at : at + _AT_ONCE]
-        lacking = await _compute(served, model, node_type, batch)
+        lacking = await _compute(computer, model, node_type, batch)
         why.update(lacking)
         done += 0 if lacking else batch.shape[0]
         failures = failures + 1 if lacking.keys() - _OF_THE_ROW else 0
@@ -64,11 +64,15 @@ async def prewarm(served: ServedVersion, config: Config) -> None:
             log.warning("prewarming ended at %d of %d nodes: the store does not answer", at, len(ids))
             break
         await asyncio.sleep(0)
-    told = f"; rows that could not be had: {dict(why)}" if why else ""
-    log.info("prewarmed %s with %d nodes in %.2f s%s", served.name, done, time.perf_counter() - began, told)
+    missing = f"; rows that could not be had: {dict(why)}" if why else ""
+    log.info(
+        "prewarmed %s with %d nodes in %.2f s%s", computer.name, done, time.perf_counter() - began, missing
+    )
 
 
-async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdArray) -> Mapping[str, int]:
+async def _compute(
+    computer: GraphComputer, model: Model, node_type: str, ids: IdArray
+) -> Mapping[str, int]:
     """Compute nodes, which keeps their rows; what kept them from being computed, as rows by reason."""
     end = time.monotonic() + _PATIENCE_S
     overlays: dict[str, list[Overlay]] = {}
@@ -78,7 +82,7 @@ async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdA
             model.final_states({node_type: ids})
             return {}
         except RowsAbsent as found:
-            lacking = await _bring(served, found, overlays, end)
+            lacking = await _bring(computer, found, overlays, end)
             if lacking:
                 return lacking
         except HoplineError as error:
@@ -89,14 +93,14 @@ async def _compute(served: ServedVersion, model: Model, node_type: str, ids: IdA
 
 
 async def _bring(
-    served: ServedVersion, found: RowsAbsent, overlays: dict[str, list[Overlay]], end: float
+    computer: GraphComputer, found: RowsAbsent, overlays: dict[str, list[Overlay]], end: float
 ) -> Mapping[str, int]:
     """Fetch what is absent, in pieces; rows that did not come, by reason."""
     why: Counter[str] = Counter()
     for node_type, ids in found.absent.items():
         for at in range(0, ids.shape[0], _ROWS_AT_ONCE):
             absent = Absent({node_type: ids[at : at + _ROWS_AT_ONCE]})
-            why.update(await served.bring(absent, overlays, max(0.0, end - time.monotonic())))
+            why.update(await computer.bring(absent, overlays, max(0.0, end - time.monotonic())))
             if why.keys() - _OF_THE_ROW:
                 return why
     return why

@@ -8,12 +8,13 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-import msgspec
-
 from hopline.errors import BadRequest, HoplineError, ModelNotReady
+from hopline.process.child import exit_reason
+from hopline.process.wire import WireError
 from hopline.rollout import process_wire as wire
-from hopline.rollout.process_nursery import Born, Nursery
-from hopline.types import UNREADABLE, Deliver, ScoreRequest
+from hopline.rollout.process_starter import ProcessStarter, StartedChild
+from hopline.scheduling.work import Work
+from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -21,36 +22,11 @@ log = logging.getLogger(__name__)
 _END_S = 5.0
 
 
-class ProcessRequest(msgspec.Struct, eq=False, gc=False):
-    """A request that a model's process has. To its sender, a `Ticket`.
-
-    Attributes:
-        number: as both ends call it.
-        rows: that it asks for.
-        deadline, enqueued: on time.monotonic()'s clock.
-        ended: whether it has its outcome.
-    """
-
-    request: ScoreRequest
-    deliver: Deliver
-    owner: Owner
-    process: ModelProcess
-    rows: int
-    deadline: float
-    enqueued: float
-    number: int = 0
-    ended: bool = False
-
-    def cancel(self) -> None:
-        """Withdraw the request; nothing is delivered any more."""
-        self.owner.withdraw(self)
-
-
 class Owner(Protocol):
     """Whose process it is. Called on the event loop."""
 
-    def withdraw(self, item: ProcessRequest) -> None:
-        """Nobody waits for it any more."""
+    def withdrawn(self, work: Work) -> None:
+        """A request was cancelled."""
 
     def told(self, process: ModelProcess, tell: wire.Tell) -> None:
         """Requests ended."""
@@ -61,7 +37,7 @@ class Owner(Protocol):
     def compared(self, process: ModelProcess, message: wire.Compared) -> None:
         """Copies were answered."""
 
-    def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
+    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
         """A request could not be sent."""
 
     def lost(self, process: ModelProcess, how: str) -> None:
@@ -86,30 +62,30 @@ class ModelProcess(asyncio.Protocol):
         self._owner = owner
         self.ready: wire.Ready | None = None
         self.is_up = False
-        self.unanswered: dict[int, ProcessRequest] = {}
+        self.unanswered: dict[int, Work] = {}
         self.idle = asyncio.Event()
         self.idle.set()
         self.overdue_since: float | None = None
         self.num_batches = 0
         self.table_hits = self.table_misses = self.cpu_s = 0.0
         self.why = ""
-        self._process: Born | None = None
-        self._frames = wire.Frames()
+        self._process: StartedChild | None = None
+        self._frames = wire.frames()
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self._leaving: asyncio.Task[None] | None = None
         self._next_number = 1
-        self._boarding: list[ProcessRequest] = []
+        self._boarding: list[Work] = []
         self._dropped: list[int] = []
 
     @classmethod
     async def start(
-        cls, nursery: Nursery, orders: Mapping[str, Any], owner: Owner, timeout_s: float
+        cls, starter: ProcessStarter, orders: Mapping[str, Any], owner: Owner, timeout_s: float
     ) -> ModelProcess:
         """Start a process and wait until its model is ready.
 
         Args:
-            nursery: begins it.
+            starter: begins it.
             orders: as `process_main` reads them.
             owner: is told of what happens from then on.
 
@@ -124,7 +100,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 with theirs:
-                    self._process = await nursery.begin(orders, theirs)
+                    self._process = await starter.begin(orders, theirs)
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
                 self.ready = await self._opened
         except BaseException as error:
@@ -146,34 +122,36 @@ class ModelProcess(asyncio.Protocol):
         assert self._process is not None
         return self._process.pid
 
-    def send(self, item: ProcessRequest) -> None:
+    def send(self, work: Work) -> None:
         """Ask; goes out together with what else is asked in this turn of the loop."""
-        item.number, self._next_number = self._next_number, self._next_number + 1
-        self.unanswered[item.number] = item
+        work.number, self._next_number = self._next_number, self._next_number + 1
+        self.unanswered[work.number] = work
+        work.holder = self
         self.idle.clear()
         if not self._boarding and not self._dropped:
             asyncio.get_running_loop().call_soon(self._depart)
-        self._boarding.append(item)
+        self._boarding.append(work)
 
-    def drop(self, item: ProcessRequest) -> None:
-        """Say that nobody waits for a request."""
-        if item.number not in self.unanswered:
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`: the process is told to drop the request."""
+        self._owner.withdrawn(work)
+        if work.number not in self.unanswered:
             return
         if not self._boarding and not self._dropped:
             asyncio.get_running_loop().call_soon(self._depart)
-        self._dropped.append(item.number)
+        self._dropped.append(work.number)
 
     def compare(self, message: wire.Compare) -> None:
         """Send copies; `Owner.compared` follows."""
         assert self._transport is not None
         self._transport.write(wire.frame(message))
 
-    def settle(self, number: int) -> ProcessRequest | None:
+    def settle(self, number: int) -> Work | None:
         """The process has told the end of a request: it is unanswered no more."""
-        item = self.unanswered.pop(number, None)
+        work = self.unanswered.pop(number, None)
         if not self.unanswered:
             self.idle.set()
-        return item
+        return work
 
     def kill(self, why: str) -> None:
         """End it at once; `Owner.lost` follows."""
@@ -186,7 +164,7 @@ class ModelProcess(asyncio.Protocol):
         self.is_up = False
         process = self._process
         assert process is not None
-        process.let_go()
+        process.stop()
         try:
             async with asyncio.timeout(patience_s):
                 await process.wait()
@@ -205,13 +183,13 @@ class ModelProcess(asyncio.Protocol):
             return  # lost meanwhile: `Owner.lost` sees to them
         assert self._transport is not None
         asked = [
-            (item.number, wire.pack_request(item.request, item.deadline))
-            for item in boarding
-            if not item.ended
+            (work.number, wire.pack_request(work.request, work.deadline))
+            for work in boarding
+            if not work.ended
         ]
-        for item in boarding:
-            if item.ended:  # withdrawn before it was sent
-                self.settle(item.number)
+        for work in boarding:
+            if work.ended:  # withdrawn before it was sent
+                self.settle(work.number)
         try:
             if asked:
                 self._transport.write(wire.frame(wire.Ask(asked)))
@@ -243,7 +221,7 @@ class ModelProcess(asyncio.Protocol):
         try:
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))
-        except UNREADABLE as error:
+        except (WireError, *UNREADABLE) as error:
             log.error("process %d says what no model says (%s) and is ended", self.pid, error)
             self.kill("garbled")
 
@@ -270,7 +248,7 @@ class ModelProcess(asyncio.Protocol):
         except TimeoutError:
             self.kill("mute")
             code = await process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = exit_reason(code)
         if not self._opened.done():
             self._opened.set_exception(ModelNotReady(f"its process ended ({how}) before it was ready"))
         elif self.ready is not None:

@@ -12,6 +12,7 @@ from hopline.errors import HoplineError
 from hopline.rollout import process_wire as wire
 from hopline.rollout.served import Served
 from hopline.rollout.tally import Tally
+from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
 #: A copy may take so long.
@@ -47,7 +48,7 @@ class Comparison:
             request = msgspec.structs.replace(request, is_copy=True, deadline=deadline, version=None)
             deliver = partial(self._answered, request, wanted)
             try:
-                served.submit(request, deliver)
+                served.accept(Work(request, deliver))
             except HoplineError as error:
                 deliver(error)
 

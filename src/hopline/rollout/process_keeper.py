@@ -16,17 +16,15 @@ from typing import Any
 
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
+from hopline.process.backoff import Backoff
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
 from hopline.rollout.process_memory import anonymous_bytes
-from hopline.rollout.process_nursery import Nursery
+from hopline.rollout.process_starter import ProcessStarter
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a process is started again: doubled from the first to the last one, and back to the first
-#: once a process has lived for `_STEADY_S`.
-_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
 #: Until a process must be ready.
 _READY_S = 300.0
 #: Between looks at memory and at requests that are overdue.
@@ -43,13 +41,12 @@ class ProcessKeeper:
         limits: of the model.
         metrics: of the server.
         owner: is told what processes say.
-        nursery: begins processes; None for one of its own.
+        starter: begins processes; None for one of its own.
 
     Attributes:
         process: that requests go to; None while there is none.
         reason: why there is none.
         ready: what the last one said of itself.
-        pause_s: before the next one is started, should this one end now.
     """
 
     def __init__(
@@ -58,16 +55,16 @@ class ProcessKeeper:
         limits: ModelLimits,
         metrics: Metrics,
         owner: Owner,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> None:
         self.process: ModelProcess | None = None
         self.ready: wire.Ready | None = None
-        self.pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff()
         self._orders = orders
         self._limits = limits
         self._owner = owner
-        self._nursery = nursery or Nursery()
-        self._is_nursery_own = nursery is None
+        self._starter = starter or ProcessStarter()
+        self._is_starter_own = starter is None
         self._name, self._version = orders["name"], orders["version"]
         self.reason = f"model {self._name!r}: its process has not been started"
         self._restarts = metrics.counter(
@@ -96,8 +93,8 @@ class ProcessKeeper:
         try:
             process = await self._first()
         except BaseException:
-            if self._is_nursery_own:
-                await self._nursery.close()
+            if self._is_starter_own:
+                await self._starter.close()
             raise
         self._adopt(process)
         self._looking = asyncio.ensure_future(self._look())
@@ -119,7 +116,7 @@ class ProcessKeeper:
 
     def retry_after_s(self) -> float:
         """Until another process is likely to be ready."""
-        return self.pause_s + max(1.0, self._start_s)
+        return self._backoff.pause_s + max(1.0, self._start_s)
 
     def lost(self, process: ModelProcess, how: str, *, renew: bool) -> None:
         """A process has ended; another is started if it was the one that served."""
@@ -142,13 +139,13 @@ class ProcessKeeper:
                 await task
         processes, self.process = self.processes(), None
         await asyncio.gather(*(process.end() for process in processes))
-        if self._is_nursery_own:
-            await self._nursery.close()
+        if self._is_starter_own:
+            await self._starter.close()
         self._memory.set(0.0)
 
     async def _started(self) -> ModelProcess:
         began = time.monotonic()
-        process = await ModelProcess.start(self._nursery, self._orders, self._owner, _READY_S)
+        process = await ModelProcess.start(self._starter, self._orders, self._owner, _READY_S)
         self._start_s = time.monotonic() - began
         return process
 
@@ -173,20 +170,19 @@ class ProcessKeeper:
     def _renew(self, reason: str) -> None:
         """Start another process, unless that is going on."""
         if self._renewing is None:
-            if time.monotonic() - self._adopted_at > _STEADY_S:
-                self.pause_s = _FIRST_PAUSE_S
             self._restarts(self._name, self._version, reason).inc()
-            self._renewing = asyncio.ensure_future(self._renewed())
+            pause_s = self._backoff.failed(time.monotonic() - self._adopted_at)
+            self._renewing = asyncio.ensure_future(self._renewed(pause_s))
 
-    async def _renewed(self) -> None:
+    async def _renewed(self, pause_s: float) -> None:
         while True:
-            pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, _LAST_PAUSE_S)
             await asyncio.sleep(pause_s)
             try:
                 process = await self._started()
             except (HoplineError, OSError) as error:
                 log.error("%s/%s: a process could not be started: %s", self._name, self._version, error)
                 self.reason = f"model {self._name!r}: its process could not be started again: {error}"
+                pause_s = self._backoff.failed()
                 continue
             self._renewing = None
             self._adopt(process)

@@ -1,6 +1,6 @@
 """The process of one model: opens it, answers what its server sends, and ends when the server does.
 
-`run` is the whole life; `process_zygote.py` begins it. Stdin is the process's leash: it only ever ends.
+`run` is the whole life; `process_fork_server.py` begins it. Stdin is the stop pipe: it only ever ends.
 
 What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
 `Served`, warm and ready, or an awaitable of that.
@@ -9,7 +9,6 @@ What answers is made by a factory, "module:attribute": called with `Orders`, it 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import inspect
@@ -25,27 +24,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
-import msgspec
-
-from hopline.aside import come_back, keep_aside
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
+from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
+from hopline.process.parent import on_parent_end
+from hopline.process.time_slice import want_slices
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_compare import Comparison
 from hopline.rollout.process_memory import limit_growth, offer_first
 from hopline.rollout.served import Ran, Recorder, Served
-from hopline.time_slice import want_slices
-from hopline.types import ScoreRequest, ScoreResult, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FACTORY = "hopline.rollout.process_main:open_unit"
+DEFAULT_FACTORY = "hopline.rollout.process_unit:open_unit"
 _BEAT_S = 1.0
 #: For a server that does not read.
 _PATIENCE_S = 5.0
-_PR_SET_PDEATHSIG = 1
 _IDLE_NICE = 19
 #: Added while a model is loaded: a tenth of the processor where others want it. RLIMIT_NICE counts from 20.
 _LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
@@ -73,19 +71,6 @@ class Orders:
     recorders: list[Recorder]
 
 
-async def open_unit(orders: Orders) -> Served:
-    """A unit of the repository, as the server itself would open it; `arguments` are the unit's fields."""
-    from hopline.rollout.loader import Loader
-    from hopline.rollout.unit import Unit
-
-    def resolve(name: str, version: str | None) -> Served:
-        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
-
-    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
-    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
-    return load.served
-
-
 def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     """The process's life, from its orders to its end.
 
@@ -102,7 +87,7 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     want_slices(0.0)
     yielding = yield_while_loading()
     # Loading is a burst of work that nobody waits for.
-    processors = keep_aside()
+    processors = pin_to_background_cpus()
     if orders["nice"] >= _IDLE_NICE:
         # Not only less than others get, but nothing while they want anything; and aside for good.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -115,11 +100,6 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     # Threads that still compute are of no use to anybody.
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with_parent() -> None:
-    """Also one that hangs must not outlive its server; the leash's end tells those that do not."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def yield_while_loading() -> bool:
@@ -158,12 +138,12 @@ class ModelHost(asyncio.Protocol):
             self._metrics,
             [self],
         )
-        self._frames = wire.Frames()
+        self._frames = wire.frames()
         self._ending = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._served: Served | None = None
-        #: number -> request and its ticket, while it has no outcome
-        self._open: dict[int, tuple[ScoreRequest, Ticket | None]] = {}
+        #: number -> request, while it has no outcome
+        self._open: dict[int, Work] = {}
         #: identity of a request -> its number, until its outcome is sent
         self._numbers: dict[int, int] = {}
         self._done: list[tuple[int, ScoreRequest, ScoreResult | HoplineError | None]] = []
@@ -176,7 +156,7 @@ class ModelHost(asyncio.Protocol):
     async def serve(self) -> int:
         """The whole life; returns the exit code."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(0, self._on_stdin)
+        on_parent_end(self._ending.set)
         loop.add_signal_handler(signal.SIGTERM, self._ending.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C is the server's business
         await loop.create_unix_connection(lambda: self, sock=socket.socket(fileno=self._socket))
@@ -224,7 +204,7 @@ class ModelHost(asyncio.Protocol):
         if self._yielding:
             end_yielding()
         if self._processors:
-            come_back(self._processors)
+            restore_cpus(self._processors)
         self._served = served  # the first requests may come before this returns
         self._send(wire.Ready(served.graph_version, served.info((served.version,))))
         return served
@@ -245,7 +225,7 @@ class ModelHost(asyncio.Protocol):
             message = wire.from_server.decode(view)
             if isinstance(message, wire.Ask):
                 for number, fields in message.requests:
-                    self._submit(number, wire.unpack_request(fields))
+                    self._accept(number, wire.unpack_request(fields))
             elif isinstance(message, wire.Compare):
                 assert self._served is not None
                 Comparison(self._served, message, self._send, self._took)
@@ -253,20 +233,17 @@ class ModelHost(asyncio.Protocol):
                 for number in message.numbers:
                     self._drop(number)
 
-    def _submit(self, number: int, request: ScoreRequest) -> None:
+    def _accept(self, number: int, request: ScoreRequest) -> None:
         assert self._served is not None
-        self._open[number] = (request, None)
+        work = self._open[number] = Work(request, partial(self._deliver, number))
         self._numbers[id(request)] = number
         try:
-            ticket = self._served.submit(request, partial(self._deliver, number))
+            self._served.accept(work)
         except HoplineError as error:
             self._deliver(number, error)
         except Exception as error:  # the boundary: one request must not end the process
-            log.exception("a request failed in submit")
+            log.exception("a request failed before it was queued")
             self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
-        else:
-            if number in self._open:
-                self._open[number] = (request, ticket)
 
     def _deliver(self, number: int, outcome: ScoreResult | HoplineError | None) -> None:
         known = self._open.pop(number, None)
@@ -274,13 +251,12 @@ class ModelHost(asyncio.Protocol):
             return
         if not self._done:
             asyncio.get_running_loop().call_soon(self._tell)
-        self._done.append((number, known[0], outcome))
+        self._done.append((number, known.request, outcome))
 
     def _drop(self, number: int) -> None:
-        known = self._open.get(number)
-        if known is not None:
-            if known[1] is not None:
-                known[1].cancel()
+        work = self._open.get(number)
+        if work is not None:
+            work.cancel()
             self._deliver(number, None)
 
     # Recorder
@@ -323,20 +299,13 @@ class ModelHost(asyncio.Protocol):
 
     async def _beat(self) -> None:
         table = self._metrics.model(self._orders.name, self._orders.version)
-        bring_in = getattr(self._served, "bring_in", None)
+        assert self._served is not None
         while True:
-            if bring_in is not None:
-                bring_in()
+            self._served.statistics()  # brings what was counted into the metrics
             hits, misses = table.table_hits.value, table.table_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
             # often enough for slow to be told from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
-
-    def _on_stdin(self) -> None:
-        """Stdin only ever ends: the server wants this process to end, or is gone."""
-        if not os.read(0, 64):
-            asyncio.get_running_loop().remove_reader(0)
-            self._ending.set()
 
 
 def _told(

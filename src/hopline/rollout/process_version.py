@@ -1,7 +1,7 @@
 """A version that lives in a process of its own, so that its crash, leak or slow batch is its own affair.
 
                  ┌── refused at once: limits, or no process now
-submit ──────────┤                                 ┌─ answers, and what batches took
+accept ──────────┤                                 ┌─ answers, and what batches took
                  └─► outstanding ─► socket ─► model process
                           │
                           └─ deadlines and cancellation hold here, whatever the process does
@@ -23,27 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     DeadlineExceeded,
     HoplineError,
     ModelNotReady,
     Overloaded,
-    Unavailable,
 )
 from hopline.observe.metrics import Metrics
 from hopline.rollout import process_wire as wire
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.limits import ModelLimits
-from hopline.rollout.process_child import ModelProcess, ProcessRequest
+from hopline.rollout.process_child import ModelProcess
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
-from hopline.rollout.process_nursery import Nursery
-from hopline.rollout.queued import bucket_of, check, lanes_of, take
+from hopline.rollout.process_starter import ProcessStarter
+from hopline.rollout.queued import admission_of
 from hopline.rollout.served import Recorder
 from hopline.rollout.tally import Tally
 from hopline.scheduling.policy import LOW
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo, ScoreResult
 
 if TYPE_CHECKING:
     from hopline.rollout.unit import Unit
@@ -70,7 +70,7 @@ class ProcessVersion(CountedVersion):
         factory: "module:attribute" of what makes the model there; see `process_main`.
         arguments: for the factory; values that JSON has.
         nice: is added to the process's niceness: 19 gets only what others leave.
-        nursery: begins processes; None for one of its own.
+        starter: begins processes; None for one of its own.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessVersion(CountedVersion):
         factory: str = DEFAULT_FACTORY,
         arguments: Mapping[str, Any] | None = None,
         nice: int = 0,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
         self._limits = limits
@@ -98,15 +98,10 @@ class ProcessVersion(CountedVersion):
             "arguments": dict(arguments or {}),
             "nice": nice,
         }
-        self._keeper = ProcessKeeper(orders, limits, metrics, self, nursery)
-        self._lanes = lanes_of(limits)
-        self._bucket = bucket_of(limits, config.worker.count)
+        self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
-        self._default_timeout_s = limits.timeout_ms / 1e3
-        self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._closed = ""
-        self._num_live = self._live_rows = 0
-        self._idle: asyncio.Event | None = None
+        self.admission = admission_of(limits, config, self._max_outstanding)
+        self._live_rows = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
@@ -115,7 +110,7 @@ class ProcessVersion(CountedVersion):
         self._has_stages = False
         self._gauges = (
             (self._metrics.queue_rows, lambda: float(self._live_rows)),
-            (self._metrics.queue_requests, lambda: float(self._num_live)),
+            (self._metrics.queue_requests, lambda: float(self.admission.num_open)),
             (self._metrics.queue_age, self._oldest_wait_s),
         )
 
@@ -131,13 +126,13 @@ class ProcessVersion(CountedVersion):
         *,
         nice: int = 0,
         table_bytes: int | None = None,
-        nursery: Nursery | None = None,
+        starter: ProcessStarter | None = None,
     ) -> ProcessVersion:
         """A unit of the repository in a process of its own, warm and ready.
 
         Args:
             model, unit: which one.
-            config, limits, metrics, recorders, nice, nursery: as for the class.
+            config, limits, metrics, recorders, nice, starter: as for the class.
             table_bytes: for its embedding tables, which it shares with nobody; None takes the server's own
                 setting.
 
@@ -157,7 +152,7 @@ class ProcessVersion(CountedVersion):
             factory=config.worker.model_factory or DEFAULT_FACTORY,
             arguments=arguments,
             nice=nice,
-            nursery=nursery,
+            starter=starter,
         )
         await self.begin()
         return self
@@ -183,39 +178,33 @@ class ProcessVersion(CountedVersion):
 
     # Served
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> ProcessRequest:
-        """Check a request and send it; `deliver` is called with its outcome.
+    def accept(self, work: Work) -> None:
+        """As `Scorer.accept`: sends it to the process.
 
         Raises:
             ModelNotReady: there is no process now; says why, and when to come back.
             RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
         """
         try:
-            now = time.monotonic()
-            process, rows, deadline = self._admitted(request, now)
+            self.admission.admit(work)
+            process = self._process_for(work)
         except HoplineError as error:
+            work.end()
             self.outcome(error.code)
-            self._tell([request], [error], [0.0], 0.0)
+            self._tell([work.request], [error], [0.0], 0.0)
             raise
-        item = ProcessRequest(request, deliver, self, process, rows, deadline, now)
-        self._num_live += 1
-        self._live_rows += rows
-        process.send(item)
-        if deadline < self._timer_at:
-            self._watch_deadline(deadline, now)
-        return item
+        self._live_rows += work.rows
+        process.send(work)
+        if work.deadline < self._timer_at:
+            self._watch_deadline(work.deadline, work.entered)
 
-    def turn_away(self) -> None:
-        """As `QueuedVersion.turn_away`: also while there is no process.
-
-        Raises: ModelNotReady, RateLimited.
-        """
+    def reject_early(self) -> None:
+        """As `Scorer.reject_early`: also while there is no process."""
         if self._recorders:
             return
         try:
             self._present()
-            if self._bucket is not None:
-                check(self._bucket, time.monotonic())
+            self.admission.check()
         except HoplineError as error:
             self.outcome(error.code)
             raise
@@ -244,17 +233,15 @@ class ProcessVersion(CountedVersion):
 
     def close(self, why: str) -> None:
         """Take no more requests; those taken still finish."""
-        self._closed = why
+        self.admission.closed = why
 
     async def join(self) -> None:
         """Wait until every request taken has its outcome."""
-        while self._num_live:
-            self._idle = asyncio.Event()
-            await self._idle.wait()
+        await self.admission.join()
 
     async def release(self) -> None:
         """End the processes."""
-        self._closed = self._closed or "the model is unloaded"
+        self.admission.closed = self.admission.closed or "the model is unloaded"
         await self._keeper.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -263,39 +250,37 @@ class ProcessVersion(CountedVersion):
 
     # Owner of processes
 
-    def withdraw(self, item: ProcessRequest) -> None:
-        """As `Owner.withdraw`."""
-        if not item.ended:
-            self._ended(item, "cancelled")
-            item.process.drop(item)
+    def withdrawn(self, work: Work) -> None:
+        """As `Owner.withdrawn`."""
+        self._ended(work, "cancelled")
 
-    def refused(self, process: ModelProcess, item: ProcessRequest, error: HoplineError) -> None:
+    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
         """As `Owner.refused`."""
-        self._fail(item, error)
+        self._fail(work, error)
 
     def told(self, process: ModelProcess, tell: wire.Tell) -> None:
         """Deal answers out, then count them."""
         now = time.monotonic()
-        ended: dict[int, tuple[ProcessRequest, ScoreResult | HoplineError]] = {}
+        ended: dict[int, tuple[Work, ScoreResult | HoplineError]] = {}
         num_ok = 0
         for number, fields in tell.results:
-            item = process.settle(number)
-            if item is not None and not item.ended:
+            work = process.settle(number)
+            if work is not None and not work.ended:
                 num_ok += 1
                 result = wire.unpack_result(fields)
                 self.graph_version = result.graph_version  # that of a live graph moves on
-                ended[number] = item, result
-                self._ended(item, "")
-                _deliver(item, result)
+                ended[number] = work, result
+                self._ended(work, "")
+                work.tell(result)
         for number, packed in tell.errors:
-            item = process.settle(number)
-            if item is not None and not item.ended and packed is not None:
+            work = process.settle(number)
+            if work is not None and not work.ended and packed is not None:
                 error = wire.unpack_error(packed)
                 if isinstance(error, DeadlineExceeded) and process.overdue_since is None:
                     process.overdue_since = now
-                ended[number] = item, error
-                self._ended(item, error.code)
-                _deliver(item, error)
+                ended[number] = work, error
+                self._ended(work, error.code)
+                work.tell(error)
         if tell.results:
             process.overdue_since = None
         self.outcome("ok", num_ok)
@@ -328,12 +313,12 @@ class ProcessVersion(CountedVersion):
         unanswered = list(process.unanswered.values())
         process.unanswered.clear()
         process.idle.set()
-        self._keeper.lost(process, how, renew=not self._closed)
+        self._keeper.lost(process, how, renew=not self.admission.closed)
         while self._told_of:  # what was sent to it is not compared
             self._told_of.popleft()(Tally())
-        for item in unanswered:
-            if not item.ended:
-                self._fail(item, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
+        for work in unanswered:
+            if not work.ended:
+                self._fail(work, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
 
     # Admission
 
@@ -347,23 +332,13 @@ class ProcessVersion(CountedVersion):
             raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
         return process
 
-    def _admitted(self, request: ScoreRequest, now: float) -> tuple[ModelProcess, int, float]:
-        """The process, rows and deadline of a request that is let in."""
-        if self._closed:
-            raise Unavailable(self._closed)
+    def _process_for(self, work: Work) -> ModelProcess:
+        """The process of a request that was admitted; sets its rows."""
         process = self._present()
-        deadline = request.deadline
-        if deadline is None:
-            deadline = now + self._default_timeout_s
-        elif deadline <= now:
-            raise DeadlineExceeded("the request's deadline had passed when it arrived")
-        else:
-            deadline = min(deadline, now + self._max_timeout_s)
-        num_open, is_low = self._num_live, self._lanes[request.priority] == LOW
-        if num_open >= (self._max_outstanding + 1) // 2 and (is_low or num_open >= self._max_outstanding):
+        num_open = self.admission.num_open - 1
+        if work.lane == LOW and num_open >= (self._max_outstanding + 1) // 2:
             raise Overloaded(
-                f"{num_open} requests wait or run; no more may"
-                f"{' of low priority' if is_low else ''} (max_concurrency)",
+                f"{num_open} requests wait or run; no more may of low priority (max_concurrency)",
                 retry_after_s=0.1,
             )
         if len(process.unanswered) >= self._max_outstanding + _MAX_DROPPED:
@@ -372,39 +347,35 @@ class ProcessVersion(CountedVersion):
                 "it is slow, or hangs",
                 retry_after_s=0.1,
             )
-        rows, most_rows = wire.num_items(request), self._limits.max_queue_rows
+        rows, most_rows = wire.num_items(work.request), self._limits.max_queue_rows
         if most_rows and self._live_rows and self._live_rows + rows > most_rows:
             raise Overloaded(
                 f"{self._live_rows} rows wait or run; {rows} more would pass the limit of "
                 f"{most_rows} (max_queue_rows)",
                 retry_after_s=0.1,
             )
-        if self._bucket is not None:
-            take(self._bucket, now)
-        return process, rows, deadline
+        self.admission.pay()
+        work.rows = rows
+        return process
 
     # Outcomes
 
-    def _ended(self, item: ProcessRequest, code: str) -> None:
-        """A request has its outcome; "" is counted elsewhere."""
-        item.ended = True
-        self._num_live -= 1
-        self._live_rows -= item.rows
+    def _ended(self, work: Work, code: str) -> None:
+        """A request ends; "" is counted elsewhere."""
+        work.end()
+        self._live_rows -= work.rows
         if code:
             self.outcome(code)
-        if not self._num_live and self._idle is not None:
-            self._idle.set()
-            self._idle = None
 
-    def _fail(self, item: ProcessRequest, error: HoplineError) -> None:
-        self._ended(item, error.code)
-        _deliver(item, error)
-        self._tell([item.request], [error], [time.monotonic() - item.enqueued], 0.0)
+    def _fail(self, work: Work, error: HoplineError) -> None:
+        self._ended(work, error.code)
+        work.tell(error)
+        self._tell([work.request], [error], [time.monotonic() - work.entered], 0.0)
 
     def _record(
         self,
         batches: Sequence[wire.Batch],
-        ended: dict[int, tuple[ProcessRequest, ScoreResult | HoplineError]],
+        ended: dict[int, tuple[Work, ScoreResult | HoplineError]],
         now: float,
     ) -> None:
         """Count what ran together, then what came to no batch."""
@@ -413,16 +384,16 @@ class ProcessVersion(CountedVersion):
             if not mine:
                 continue
             # seen from here: the way there and back counts as waiting
-            queue_s = [max(0.0, now - item.enqueued - batch.compute_s) for item, _ in mine]
+            queue_s = [max(0.0, now - work.entered - batch.compute_s) for work, _ in mine]
             self._has_stages = self._has_stages or bool(batch.stages)
             self._note(len(mine), queue_s, batch.compute_s, batch.stages)
-            requests, outcomes = [item.request for item, _ in mine], [outcome for _, outcome in mine]
+            requests, outcomes = [work.request for work, _ in mine], [outcome for _, outcome in mine]
             self._tell(requests, outcomes, queue_s, batch.compute_s, batch.stages)
-        for item, outcome in ended.values():
-            waited_s = now - item.enqueued
+        for work, outcome in ended.values():
+            waited_s = now - work.entered
             if isinstance(outcome, ScoreResult) and not self._has_stages:
                 self._note(1, [0.0], waited_s, {})
-            self._tell([item.request], [outcome], [waited_s], 0.0)
+            self._tell([work.request], [outcome], [waited_s], 0.0)
 
     def _watch_deadline(self, deadline: float, now: float) -> None:
         if self._timer is not None:
@@ -436,26 +407,26 @@ class ProcessVersion(CountedVersion):
         now = time.monotonic()
         later = float("inf")
         for process in self._keeper.processes():
-            for item in list(process.unanswered.values()):
-                if item.ended:
+            for work in list(process.unanswered.values()):
+                if work.ended:
                     continue
-                if item.deadline > now:
-                    later = min(later, item.deadline)
+                if work.deadline > now:
+                    later = min(later, work.deadline)
                     continue
                 if process.overdue_since is None:
                     process.overdue_since = now
                 self._fail(
-                    item, DeadlineExceeded("the request's deadline passed before its answer was ready")
+                    work, DeadlineExceeded("the request's deadline passed before its answer was ready")
                 )
         if later < self._timer_at:
             self._watch_deadline(later, now)
 
     def _oldest_wait_s(self) -> float:
         waiting = (
-            item.enqueued
+            work.entered
             for process in self._keeper.processes()
-            for item in process.unanswered.values()
-            if not item.ended
+            for work in process.unanswered.values()
+            if not work.ended
         )
         oldest = min(waiting, default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
@@ -477,10 +448,3 @@ def _config_inside(config: Config) -> Config:
         worker__rows_fd=-1,
         worker__isolated=True,
     )
-
-
-def _deliver(item: ProcessRequest, outcome: object) -> None:
-    try:
-        item.deliver(outcome)
-    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
-        log.exception("an answer could not be delivered")

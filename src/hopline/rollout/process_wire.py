@@ -1,7 +1,5 @@
 """What a server and the process of one model say to each other over a socket pair.
 
-    u32 length, little-endian │ msgpack of one message
-
     server                              model process
             ◄─────────────────────────── Ready or Failed, once
       Ask [1, 2, 3] ───────────────────►  what came in one turn of the loop
@@ -12,20 +10,22 @@
             ◄─────────────────────────── Beat: so many batches so far, about once a second
       the end of stdin ────────────────►  finish and end
 
-Arrays travel as their bytes, errors as their class and all of their attributes. Both ends are of one
-Hopline, started by one another.
+The framing is that of `process/wire.py`. Arrays travel as their bytes, errors as their class and all of
+their attributes.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import numpy as np
 
 from hopline.errors import HoplineError, RuntimeFailure
+from hopline.process.wire import Wire
+from hopline.request_fields import FIELDS
 from hopline.rollout.tally import Tally
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
@@ -34,7 +34,8 @@ _REQUEST_FIELDS = ScoreRequest.__struct_fields__
 _DEADLINE = _REQUEST_FIELDS.index("deadline")
 _INLINE = _REQUEST_FIELDS.index("inline")
 _PAIRS = _REQUEST_FIELDS.index("pairs")
-_OUTPUTS = _REQUEST_FIELDS.index("outputs")
+#: Fields that MessagePack makes lists of.
+_TUPLES = [_REQUEST_FIELDS.index(field.name) for field in FIELDS if get_origin(field.kept_as) is tuple]
 _DEGRADED = ScoreResult.__struct_fields__.index("degraded")
 
 
@@ -166,45 +167,11 @@ def _array_of(code: int, data: memoryview) -> AnyArray:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _plain = msgspec.msgpack.Decoder(ext_hook=_decode_other)
+#: Of any length: both ends are one server's, and bound what they send by requests and answers.
+WIRE = Wire(protocol=1, enc_hook=_encode_other)
+frame, frames = WIRE.frame, WIRE.frames
 from_model = msgspec.msgpack.Decoder(FromModel, ext_hook=_decode_other)
 from_server = msgspec.msgpack.Decoder(FromServer, ext_hook=_decode_other)
-
-
-def frame(message: FromModel | FromServer) -> bytes:
-    """A message as it is sent.
-
-    Raises:
-        TypeError, ValueError, OverflowError: something in it cannot be sent.
-    """
-    data = bytearray(4)
-    _encoder.encode_into(message, data, 4)
-    data[:4] = (len(data) - 4).to_bytes(4, "little")
-    return bytes(data)
-
-
-class Frames:
-    """Puts messages together from what a socket brings."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The messages that are whole now; each is valid until the next one is asked for."""
-        whole: bytes | bytearray = data
-        if self._data:
-            self._data += data
-            if len(self._data) < 4 + int.from_bytes(self._data[:4], "little"):
-                return
-            whole, self._data = self._data, bytearray()
-        at, view = 0, memoryview(whole)
-        while len(whole) - at >= 4:
-            end = at + 4 + int.from_bytes(view[at : at + 4], "little")
-            if end > len(whole):
-                break
-            yield view[at + 4 : end]
-            at = end
-        if at < len(whole):
-            self._data = bytearray(view[at:])
 
 
 def pack_request(request: ScoreRequest, deadline: float) -> list[Any]:
@@ -220,7 +187,8 @@ def unpack_request(fields: list[Any]) -> ScoreRequest:
         fields[_INLINE] = [InlineNode(**node) for node in fields[_INLINE]]
     if fields[_PAIRS] is not None:
         fields[_PAIRS] = tuple(fields[_PAIRS])
-    fields[_OUTPUTS] = tuple(fields[_OUTPUTS])
+    for place in _TUPLES:
+        fields[place] = tuple(fields[place])
     return ScoreRequest(*fields)
 
 

@@ -1,102 +1,80 @@
-"""A version with a queue of its own: admission, batches, deadlines. Subclasses say what it computes."""
+"""A version with a queue: requests are admitted, batched and given to a computer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
-from hopline.config import Config
-from hopline.errors import DeadlineExceeded, HoplineError, RateLimited
+from hopline.config.schema import Config
+from hopline.errors import HoplineError
 from hopline.observe.metrics import Gauge, ModelMetrics
+from hopline.rollout.computer import Computer, Fetch
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.served import Recorder
+from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
-from hopline.scheduling.policy import LANES, NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
 from hopline.scheduling.rate import TokenBucket
 from hopline.scheduling.turnstile import Turnstile
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
+
+if TYPE_CHECKING:
+    from hopline.engine.ego import EgoModel
+    from hopline.engine.model import Model
+    from hopline.rollout.lookup import LookUp
+
+_Outcomes: TypeAlias = Sequence[ScoreResult | HoplineError | None]
 
 
-class QueuedRequest(msgspec.Struct, eq=False, gc=False):
-    """A request in a version's queue; see `scheduling.item.Item`. To its sender, a `Ticket`."""
+class QueuedVersion(CountedVersion):
+    """A `Served` that gives a computer batches of requests.
 
-    request: ScoreRequest
-    deliver: Deliver
-    batcher: Batcher[Any, ScoreResult]
-    rows: int
-    num_bytes: int
-    deadline: float
-    lane: int = NORMAL
-    num_seeds: int = 1
-    enqueued: float = 0.0
-    ended: bool = False
+    Args:
+        computer: used by nothing else.
+        config: limits, batching and compute settings.
+        metrics: of this model version.
+        executor: runs dear batches.
+        recorders: see `Recorder`; called after every batch.
+        limits: of this model; None takes those of `config`.
+        turnstile: shared by all versions on this event loop, so that none holds it for long; None for a
+            version that is alone there.
+        clock: seconds, monotonic.
 
-    @property
-    def request_id(self) -> str:
-        """For the log."""
-        return self.request.request_id
-
-    def cancel(self) -> None:
-        """Withdraw the request; nothing is delivered any more."""
-        self.batcher.withdraw(self)
-
-
-ItemT = TypeVar("ItemT", bound=QueuedRequest)
-
-
-class QueuedVersion(CountedVersion, Generic[ItemT]):
-    """Args:
-    name, version, graph_version: see `Served`.
-    config: limits, batching and compute settings.
-    metrics: of this model version.
-    executor: runs dear batches.
-    recorders: are told of every batch.
-    row_bytes: of working memory, for each predicted row.
-    limits: of this model; None takes those of `config`.
-    turnstile: shared by all versions on this event loop, so that none holds it for long; None for a version
-        that is alone there.
+    Attributes:
+        computer: as given.
+        queue: of requests that were admitted.
+        look_up: answers requests out of precomputed rows before they are queued; None where there are none.
     """
-
-    _item: ClassVar[type[QueuedRequest]] = QueuedRequest
-    #: Whether requests may leave a batch and come back.
-    _postpones = False
-    #: Whether `_predict` knows more than the number of seeds.
-    _predicts = False
-    #: Predicted rows of a seed.
-    _rows_per_seed = 1.0
 
     def __init__(
         self,
-        name: str,
-        version: str,
-        graph_version: str,
+        computer: Computer,
         config: Config,
         metrics: ModelMetrics,
         executor: Executor,
         recorders: Sequence[Recorder] = (),
         *,
-        row_bytes: int = 64,
         limits: ModelLimits | None = None,
         turnstile: Turnstile | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if limits is None:
             limits = ModelLimits.of(config)
         if config.worker.isolated:
             limits = limits.inside()
-        super().__init__(name, version, graph_version, config, metrics, recorders)
-        self._limits = config.limits
-        self._default_timeout_s = limits.timeout_ms / 1e3
-        self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._row_bytes = row_bytes
-        self._lanes = lanes_of(limits)
-        self._bucket = bucket_of(limits, config.worker.count)
-        self.batcher: Batcher[ItemT, ScoreResult] = Batcher(
-            self._run,
+        super().__init__(
+            computer.name, computer.version, computer.graph_version, config, metrics, recorders
+        )
+        self.computer = computer
+        self._clock = clock
+        self.look_up: LookUp | None = None
+        self.admission = admission_of(limits, config, clock=clock)
+        self.queue = Batcher(
+            computer.run,
             BatchPolicy(
                 max_rows=limits.max_batch_rows,
                 max_bytes=config.batching.max_bytes,
@@ -104,238 +82,236 @@ class QueuedVersion(CountedVersion, Generic[ItemT]):
                 max_queue_us=limits.max_queue_ms * 1e3,
                 max_queue_rows=limits.max_queue_rows,
                 inline_cost_us=config.compute.inline_cost_us,
-                max_concurrency=limits.max_concurrency,
                 slice_us=config.compute.slice_us,
             ),
             CostModel(),
             executor,
             self,
+            clock,
             turnstile=turnstile,
             share_lane=LANES[limits.priority],
-            rows_of=self._rows_of,
+            rows_of=computer.rows_of,
         )
+        self.admission.retry_after_s = self.queue.retry_after_s
+        computer.attach(self.queue)
         self._gauges: tuple[tuple[Gauge, Callable[[], float]], ...] = (
-            (metrics.queue_rows, lambda: self.batcher.queued_rows),
-            (metrics.queue_requests, lambda: self.batcher.num_queued),
-            (metrics.queue_cost, lambda: self.batcher.queued_s),
-            (metrics.queue_age, lambda: self.batcher.oldest_wait_s()),
+            (metrics.queue_rows, lambda: self.queue.queued_rows),
+            (metrics.queue_requests, lambda: self.queue.num_queued),
+            (metrics.queue_cost, lambda: self.queue.queued_s),
+            (metrics.queue_age, lambda: self.queue.oldest_wait_s()),
         )
         for gauge, read in self._gauges:
             gauge.set_function(read)
 
-    # What subclasses say
-
-    def _num_seeds(self, request: ScoreRequest) -> int:
-        """How many rows a request asks for.
-
-        Raises: BadRequest: it can never be answered.
-        """
-        raise NotImplementedError  # abstract
-
-    def _with_cut(self, request: ScoreRequest) -> ScoreRequest:
-        """A request that has `as_of`, with an integer there.
-
-        Raises: BadRequest: it is of another unit than the graph's times.
-        """
-        return request
-
-    def _run(self, batch: list[ItemT]) -> Sequence[ScoreResult | HoplineError | None]:
-        """Compute a batch; see `Batcher`."""
-        raise NotImplementedError  # abstract
-
-    def _predict(self, item: ItemT) -> None:
-        """Set the rows and bytes of a request by what it asks for."""
-
-    def _rows_of(self, batch: Sequence[ItemT]) -> int:
-        """Rows that the batch which has just run read."""
-        return sum([item.rows for item in batch])
-
-    def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """As `Served.info`."""
-        raise NotImplementedError  # abstract
-
-    def warm_up(self) -> None:
-        """As `Served.warm_up`."""
-        raise NotImplementedError  # abstract
-
     # Served
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> ItemT:
-        """Check a request and queue it; `deliver` is called with its outcome.
+    def accept(self, work: Work) -> None:
+        """As `Scorer.accept`.
 
         Raises:
             BadRequest, RequestTooLarge: it can never be answered; nothing was queued.
             RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
         """
+        if self.look_up is None or not self.look_up.takes(work):
+            self.enqueue(work)
+
+    def enqueue(self, work: Work) -> None:
+        """Check a request, admit it and queue it; raises as `accept`."""
+        computer, admission = self.computer, self.admission
         try:
-            if request.as_of is not None:
-                request = self._with_cut(request)
-            num_seeds = self._num_seeds(request)
-            now = time.monotonic()
-            deadline = request.deadline
-            if deadline is None:
-                deadline = now + self._default_timeout_s
-            elif deadline <= now:
-                raise DeadlineExceeded("the request's deadline had passed when it arrived")
+            if work.request.as_of is not None:
+                work.request = computer.with_cut(work.request)
+            work.num_seeds = num_seeds = computer.num_seeds(work.request)
+            if work.admission is None:  # a look-up may have admitted it
+                admission.admit(work)
+            work.rows = rows = int(num_seeds * computer.rows_per_seed)
+            work.num_bytes = rows * computer.row_bytes
+            if computer.predicts:
+                computer.predict(work)
+            if admission.has_rate and not self._is_rehearsing:
+                self._put_paid(work)
             else:
-                deadline = min(deadline, now + self._max_timeout_s)
-            rows = int(num_seeds * self._rows_per_seed)
-            item: Any = self._item(
-                request, deliver, self.batcher, rows, rows * self._row_bytes, deadline,
-                self._lanes[request.priority], num_seeds,
-            )  # fmt: skip
-            if self._predicts:
-                self._predict(item)
-            if self._bucket is not None and not self._is_rehearsing:
-                take(self._bucket, now)
-                self._submit_paid(item, self._bucket)
-            else:
-                self.batcher.submit(item)
+                self.queue.put(work)
         except HoplineError as error:
-            self.outcome(error.code)
-            self._tell([request], [error], [0.0], 0.0)
+            self.refuse(work, error)
             raise
-        return item  # type: ignore[no-any-return]
 
-    def _submit_paid(self, item: ItemT, bucket: TokenBucket) -> None:
-        """Queue a request that took a token, which it gets back where it is refused."""
+    def _put_paid(self, work: Work) -> None:
+        """Queue a request that takes a token, which is given back where the queue refuses it."""
+        self.admission.pay()
         try:
-            self.batcher.submit(item)
+            self.queue.put(work)
         except HoplineError:
-            bucket.put()
+            self.admission.refund()
             raise
 
-    def turn_away(self) -> None:
-        """Refuse the next request unread, where `submit` would refuse it whatever it says.
+    def refuse(self, work: Work, error: HoplineError) -> None:
+        """Count a request that is refused at once; the caller raises the error."""
+        work.end()
+        self.outcome(error.code)
+        self._tell([work.request], [error], [0.0], 0.0)
 
-        Not where recorders are to be told what was asked.
-
-        Raises: RateLimited, Overloaded.
-        """
-        if self._recorders:
+    def reject_early(self) -> None:
+        """As `Scorer.reject_early`; not where recorders get every request, or a look-up may answer."""
+        if self._recorders or self.look_up is not None:
             return
         try:
-            if self._bucket is not None:
-                check(self._bucket, time.monotonic())
-            self.batcher.check_open()
+            self.admission.check()
         except HoplineError as error:
             self.outcome(error.code)
             raise
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """As `Scorer.info`."""
+        return self.computer.info(versions)
+
+    def warm_up(self) -> None:
+        """As `Served.warm_up`."""
+        self.computer.warm_up()
+
+    def examples(self, count: int) -> Sequence[ScoreRequest]:
+        """As `Rehearsed.examples`."""
+        return self.computer.examples(count)
+
+    def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
+        """As `Preprocessing.preprocessed`."""
+        return self.computer.preprocessed(request)
+
+    def graph_model(self) -> Model | EgoModel | None:
+        """As `ReadsGraph.graph_model`."""
+        return self.computer.graph_model()
 
     @property
     def queued_rows(self) -> int:
         """Predicted rows that wait."""
-        return self.batcher.queued_rows
+        return self.queue.queued_rows
 
     def close(self, why: str) -> None:
-        """Take no more requests; those taken still finish."""
-        self.batcher.close(why)
+        """As `Served.close`."""
+        self.admission.closed = why
 
     async def join(self) -> None:
-        """Wait until every request taken has its outcome."""
-        await self.batcher.join()
+        """As `Served.join`; also until no batch computes for callers that have gone."""
+        await self.admission.join()
+        await self.queue.join()
+        if self.look_up is not None:
+            self.look_up.flush()
 
     async def release(self) -> None:
-        """Nothing is held but memory, which neither gauges nor the queue must keep."""
+        """As `Served.release`; neither gauges nor the queue must keep the computer's memory."""
+        if self.look_up is not None:
+            await self.look_up.stop()
         for gauge, read in self._gauges:
             gauge.unset_function(read)
         self._gauges = ()
         self.bring_in()
-        self.batcher.release()
+        self.queue.release()
+        self.computer.release()
+        if self.look_up is not None:
+            self.look_up.release()
+            self.look_up = None
 
-    # Observer of the batcher
+    def bring_in(self) -> None:
+        """The same, and what the computer and the look-up counted."""
+        super().bring_in()
+        self.computer.flush(self._metrics)
+        if self.look_up is not None:
+            self.look_up.count()
+
+    # Observer of the queue
 
     def batch(
-        self,
-        items: Sequence[ItemT],
-        outcomes: Sequence[ScoreResult | HoplineError | None],
-        queue_s: Sequence[float],
-        compute_s: float,
+        self, batch: Sequence[Work], outcomes: _Outcomes, queue_s: Sequence[float], compute_s: float
     ) -> None:
-        """Take note of a batch that ran."""
+        """Count a batch that ran."""
+        computer = self.computer
+        self.graph_version = computer.graph_version
         away_s: Sequence[float] = ()
-        if self._postpones:
-            items, outcomes, queue_s, away_s = self._settled(items, outcomes, queue_s, compute_s)
-        stages = self._stages()
-        self._note(len(items), queue_s, compute_s, stages, away_s)
-        if self._recorders and items:
-            self._tell([item.request for item in items], outcomes, queue_s, compute_s, stages, away_s)
+        if computer.fetches:
+            batch, outcomes, queue_s, away_s = _settled(batch, outcomes, queue_s, compute_s)
+        stages = computer.stages()
+        self._note(len(batch), queue_s, compute_s, stages, away_s)
+        if self._recorders and batch:
+            self._tell([work.request for work in batch], outcomes, queue_s, compute_s, stages, away_s)
 
-    def late(self, item: ItemT, error: HoplineError) -> None:
-        """Take note of a request whose deadline passed, or which gave way to another one."""
+    def late(self, work: Work, error: HoplineError) -> None:
+        """Record a request whose deadline passed, or which gave way to another one."""
         if self._recorders:
-            self._tell([item.request], [error], [time.monotonic() - item.enqueued], 0.0)
+            self._tell([work.request], [error], [self._clock() - work.entered], 0.0)
 
-    def postponed(self, item: ItemT) -> None:
-        """Only versions that wait for something have such items."""
-        raise AssertionError(f"{self.name} postpones nothing")
+    def postponed(self, work: Work) -> None:
+        """Have the rows fetched that a request lacks."""
+        fetch: Fetch = work.fetch
+        fetch.since = self._clock()
+        self.computer.fetch(work, self._resume)
 
-    def larger(self, item: ItemT) -> None:
-        """Remember a request that was larger than predicted; for versions that count rows."""
+    def _resume(self, work: Work) -> None:
+        fetch: Fetch = work.fetch
+        waited_s = self._clock() - fetch.since
+        fetch.away_s += waited_s
+        self._metrics.fetch.observe(waited_s)
+        self.queue.resume(work)
 
-    def _settled(
-        self,
-        items: Sequence[ItemT],
-        outcomes: Sequence[ScoreResult | HoplineError | None],
-        queue_s: Sequence[float],
-        compute_s: float,
-    ) -> tuple[
-        Sequence[ItemT],
-        Sequence[ScoreResult | HoplineError | None],
-        Sequence[float],
-        Sequence[float],
-    ]:
-        """A batch without the requests that left it; what the others waited in the queue and elsewhere."""
-        raise AssertionError(f"{self.name} postpones nothing")
+    def larger(self, work: Work) -> None:
+        """As `Computer.larger`."""
+        self.computer.larger(work)
 
     def _cpu_s(self) -> float:
-        return self.batcher.cpu_s
-
-    def _stages(self) -> dict[str, float]:
-        """Seconds of the last batch by stage; {} where they are not told apart.
-
-        The same stages each time. What is left of the batch's time is its stage "post": answers are split,
-        encoded and sent.
-        """
-        return {}
+        return self.queue.cpu_s
 
 
-def lanes_of(limits: ModelLimits) -> dict[str, int]:
-    """Lane by what requests say: one that says nothing, or normal, has the model's own class."""
-    return {**LANES, "normal": LANES[limits.priority]}
+def _settled(
+    batch: Sequence[Work], outcomes: _Outcomes, queue_s: Sequence[float], compute_s: float
+) -> tuple[Sequence[Work], _Outcomes, Sequence[float], Sequence[float]]:
+    """A batch without the requests that left it for rows: those are counted once, with their answer.
+
+    Returns: the others, and what each waited in the queue and elsewhere.
+    """
+    here, away_s = [], []
+    for at, work in enumerate(batch):
+        fetch: Fetch | None = work.fetch
+        if fetch is None or fetch.absent is None:
+            here.append(at)
+            away_s.append(0.0 if fetch is None else fetch.away_s)
+        else:
+            fetch.away_s += compute_s
+    return (
+        [batch[at] for at in here],
+        [outcomes[at] for at in here],
+        [queue_s[at] - away for at, away in zip(here, away_s, strict=True)],
+        away_s,
+    )
 
 
-def bucket_of(limits: ModelLimits, num_workers: int) -> TokenBucket | None:
+def deadlines_of(limits: ModelLimits, config: Config) -> Deadlines:
+    """The deadlines of one model's requests."""
+    return Deadlines(limits.timeout_ms / 1e3, config.limits.max_timeout_ms / 1e3)
+
+
+def admission_of(
+    limits: ModelLimits,
+    config: Config,
+    max_open: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Admission:
+    """The admission of one model's requests, in one worker.
+
+    Args:
+        max_open: in place of `limits.max_concurrency`.
+        clock: seconds, monotonic.
+    """
+    return Admission(
+        deadlines_of(limits, config),
+        limits.priority,
+        limits.max_concurrency if max_open is None else max_open,
+        _bucket(limits, config.worker.count, clock()),
+        clock,
+    )
+
+
+def _bucket(limits: ModelLimits, num_workers: int, now: float) -> TokenBucket | None:
     """One worker's share of a model's rate; None where there is no limit."""
     if not limits.rate_per_s:
         return None
     burst = limits.burst or limits.rate_per_s
-    return TokenBucket(limits.rate_per_s / num_workers, burst / num_workers, time.monotonic())
-
-
-def take(bucket: TokenBucket, now: float) -> None:
-    """Take a token.
-
-    Raises: RateLimited: there is none; says when there will be.
-    """
-    wait_s = bucket.take(now)
-    if wait_s:
-        raise _limited(bucket, wait_s)
-
-
-def check(bucket: TokenBucket, now: float) -> None:
-    """See whether there is a token.
-
-    Raises: RateLimited: there is none; says when there will be.
-    """
-    wait_s = bucket.wait_s(now)
-    if wait_s:
-        raise _limited(bucket, wait_s)
-
-
-def _limited(bucket: TokenBucket, wait_s: float) -> RateLimited:
-    return RateLimited(
-        f"this model takes {bucket.rate:g} requests a second (rate_per_s); the next one in "
-        f"{max(wait_s, 0.001):.3f} s",
-        retry_after_s=wait_s,
-    )
+    return TokenBucket(limits.rate_per_s / num_workers, burst / num_workers, now)

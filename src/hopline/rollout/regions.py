@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from hopline.arena import Arena
 from hopline.engine.model import TablePlan
+from hopline.memory.arena import Arena
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _ALIGN = 4096

@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hopline.config.setting import did_you_mean
 from hopline.engine.student import MODEL_FILE, SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
 from hopline.rollout.repository import absent
 from hopline.rollout.version_cache import VersionCache
 from hopline.rollout.version_folder import MARKERS, check_name, in_order, is_name, listed_files
-from hopline.settings import did_you_mean
 
 log = logging.getLogger(__name__)
 

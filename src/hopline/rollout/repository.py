@@ -1,18 +1,12 @@
-"""Where versions of models come from: an address, and what is behind it.
+"""What a model repository answers: models, their versions, and files beside the versions.
 
-A folder, or anything that fsspec has a driver for. Calls block (disk, network): make them on a thread.
+Calls block (disk, network): make them on a thread. `repositories.py` opens one.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
-
-from hopline.config import Config
-from hopline.errors import ConfigError
-
-#: Where copies of remote versions are kept, unless `models.cache` says otherwise.
-DEFAULT_CACHE = Path("~/.cache/hopline/models")
 
 
 class Repository(Protocol):
@@ -62,41 +56,6 @@ class Repository(Protocol):
             RepositoryUnavailable: as `fetch`.
         """
         ...
-
-
-def open_repository(address: str | Path, cache: Path | None = None) -> Repository:
-    """The repository at an address. Nothing is connected to yet.
-
-    Args:
-        address: a folder, or a URL: file://, s3://, gs://, http:// …
-        cache: where copies of remote versions are kept; None means `DEFAULT_CACHE`.
-
-    Raises:
-        ConfigError: not a folder, an unknown scheme, or a driver that is not installed (names the package).
-    """
-    if isinstance(address, str) and "://" in address:
-        scheme, _, rest = address.partition("://")
-        if scheme.lower() != "file":
-            from hopline.rollout.remote_repository import FsspecRepository
-
-            return FsspecRepository(address, (cache or DEFAULT_CACHE).expanduser())
-        address = "/" + rest.lstrip("/")
-    from hopline.rollout.local_repository import LocalRepository
-
-    return LocalRepository(Path(address).expanduser())
-
-
-def configured_repository(config: Config) -> Repository:
-    """The repository that the settings name.
-
-    Raises:
-        ConfigError: none is set, or as `open_repository`.
-    """
-    if config.models.repository is None:
-        raise ConfigError(
-            "models.repository: not set; give --repository or set it in hopline.toml (a folder, or a URL)"
-        )
-    return open_repository(config.models.repository, config.models.cache)
 
 
 def absent(repository: Repository, model: str, version: str) -> str:

@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hopline.request_fields import FIELDS, values_of
 from hopline.types import ScoreRequest
 
+#: What a caller said that changes the answer.
+_said = values_of(tuple(field for field in FIELDS if field.changes_answer))
 #: Longer content is kept as its digest.
 _LONGEST = 160
 #: Never begins a MessagePack value, so that no content looks like a digest.
@@ -32,29 +35,9 @@ def content_key(request: ScoreRequest) -> bytes | None:
         nodes = nodes.tolist()
     try:
         if request.pairs is None and not request.inline:
-            key = _encode(
-                (
-                    nodes,
-                    request.columns,
-                    request.outputs,
-                    request.as_of,
-                    request.on_missing,
-                    request.degraded,
-                )
-            )
+            key = _encode((nodes, request.columns, _said(request)))
         else:
-            key = _encode(
-                (
-                    nodes,
-                    request.columns,
-                    request.outputs,
-                    request.as_of,
-                    request.on_missing,
-                    request.degraded,
-                    request.pairs,
-                    request.inline,
-                )
-            )
+            key = _encode((nodes, request.columns, _said(request), request.pairs, request.inline))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
     if len(key) > _LONGEST:

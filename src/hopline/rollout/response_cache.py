@@ -16,26 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.rollout.kept_answers import FROM_CACHE, KeptAnswers
 from hopline.rollout.limits import ModelLimits
+from hopline.rollout.queued import deadlines_of
 from hopline.rollout.request_key import content_key
 from hopline.rollout.served import Ran, Recorder, Served
 from hopline.rollout.single_flight import SingleFlight
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
-
-
-class _Answered:
-    """The ticket of a request that has its outcome already."""
-
-    __slots__ = ()
-
-    def cancel(self) -> None:
-        """Too late."""
-
-
-_ANSWERED = _Answered()
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo, ScoreRequest, ScoreResult
 
 
 class CachedVersion:
@@ -44,6 +35,7 @@ class CachedVersion:
     Args:
         inner: computes.
         limits: `cache_bytes` (above 0), `cache_ttl_s`, `timeout_ms`.
+        config: of the server.
         metrics: of the server.
         recorders: are told of answers that `inner` does not know of; the list may change.
         clock: seconds, monotonic.
@@ -56,6 +48,7 @@ class CachedVersion:
         self,
         inner: Served,
         limits: ModelLimits,
+        config: Config,
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -74,7 +67,7 @@ class CachedVersion:
         self._kept = KeptAnswers(limits.cache_bytes, limits.cache_ttl_s)
         self._entries = self._kept.entries
         self._flights = SingleFlight(
-            inner.submit, limits.timeout_ms / 1e3, self._landed, self._waited, clock
+            inner.accept, deadlines_of(limits, config), self._landed, self._waited, clock
         )
         self._is_open = True
         self._num_hits = self._num_told = self._num_misses = 0
@@ -103,14 +96,16 @@ class CachedVersion:
             [], [], [],
         )  # fmt: skip
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+    def accept(self, work: Work) -> None:
         """Answer from memory, or else wait for an equal request, or else compute.
 
         Raises: HoplineError: refused at once; nothing is delivered.
         """
+        request = work.request
         key = content_key(request)
         if key is None or request.is_copy:  # a copy is there to be computed
-            return self.inner.submit(request, deliver)
+            self.inner.accept(work)
+            return
         entry = self._entries.get(key)
         if entry is not None:
             now = self._clock()
@@ -119,16 +114,20 @@ class CachedVersion:
                 self._num_hits += 1
                 if self._recorders:
                     self._tell(request, entry.result, 0.0)
-                deliver(entry.result)
-                return _ANSWERED
-        if self._is_open:
-            waiter = self._flights.joined(key, request, deliver)
-            if waiter is not None:
-                self._joined.value += 1
-                return waiter
+                work.finish(entry.result)
+                return
+        if self._is_open and self._flights.joins(key, work):
+            self._joined.value += 1
+            return
         self._num_misses += 1
         self._misses.value += 1
-        return self._flights.begin(key, request, deliver)
+        if request.deadline is not None and request.deadline <= self._clock():
+            self.inner.accept(work)  # refuses and counts it
+        else:
+            self._flights.begin(key, work)
+
+    def reject_early(self) -> None:
+        """No request is: an answer from memory takes no place."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """As `Served.info`."""

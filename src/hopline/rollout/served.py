@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hopline.errors import HoplineError
 from hopline.rollout.tally import Tally
-from hopline.types import AnyArray, Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
+
+if TYPE_CHECKING:
+    from hopline.engine.ego import EgoModel
+    from hopline.engine.model import Model
 
 
 class Scorer(Protocol):
@@ -27,11 +32,18 @@ class Scorer(Protocol):
     version: str
     graph_version: str
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
-        """Take a request; `deliver` is called once with its outcome, on the event loop, maybe before this
-        returns, unless the ticket is cancelled.
+    def accept(self, work: Work) -> None:
+        """Take a request; its outcome is delivered once, on the event loop, maybe before this returns,
+        unless it is cancelled.
 
         Raises: HoplineError: refused at once; nothing is delivered.
+        """
+        ...
+
+    def reject_early(self) -> None:
+        """Refuse the next request unread, where `accept` would refuse it whatever it says.
+
+        Raises: RateLimited, Overloaded, ModelNotReady.
         """
         ...
 
@@ -96,6 +108,15 @@ class Preprocessing(Protocol):
 
         Called on a thread beside the event loop: it only reads, and what it reads nobody changes in place.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsGraph(Protocol):
+    """A version that may have a graph model in this process; not all can."""
+
+    def graph_model(self) -> Model | EgoModel | None:
+        """The model; None where there is none. Only to be read."""
         ...
 
 

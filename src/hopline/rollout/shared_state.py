@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, RuntimeFailure
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import Acknowledgements

@@ -1,8 +1,8 @@
-"""Equal requests that are under way at once are computed once; each still has a life of its own.
+"""Equal requests that are under way at once are computed once; each can still be cancelled or expire alone.
 
-The first one, the *leader*, is handed on; the others wait for its answer. Whoever cancels or runs out of
-time leaves alone. What happens to the leader for its own sake (its deadline, being refused) is not
-the others' fate: the most urgent of them is handed on in its place.
+The first one, the *leader*, is computed; the others wait for its answer. What happens to the leader for its
+own sake (its deadline, being refused) does not happen to the others: the most urgent of them is computed in
+its place.
 
 Knows nothing of what is computed. Everything runs on the event loop.
 """
@@ -10,7 +10,6 @@ Knows nothing of what is computed. Everything runs on the event loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,98 +17,74 @@ from typing import Any
 import msgspec
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded
-from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
-
-log = logging.getLogger(__name__)
+from hopline.scheduling.admission import Deadlines
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest, ScoreResult
 
 _RANKS = {"high": 0, "normal": 1, "low": 2}
 #: Outcomes that are the leader's own.
 _OWN = (DeadlineExceeded, Overloaded)
 
 
-class Waiter:
-    """A request under way; to its sender, a `Ticket`."""
-
-    __slots__ = ("began", "deadline", "deliver", "flight", "has_ended", "request", "timer")
-
-    def __init__(
-        self, flight: Flight, request: ScoreRequest, deliver: Deliver, began: float, deadline: float
-    ) -> None:
-        self.flight = flight
-        self.request = request
-        self.deliver = deliver
-        self.began = began
-        self.deadline = deadline
-        self.has_ended = False
-        self.timer: asyncio.TimerHandle | None = None
-
-    def cancel(self) -> None:
-        """Withdraw the request; the others of its flight go on."""
-        if self.end():
-            self.flight.left(self)
-
-    def end(self) -> bool:
-        """Whether this is its end."""
-        if self.has_ended:
-            return False
-        self.has_ended = True
-        if self.timer is not None:
-            self.timer.cancel()
-        return True
-
-
 class Flight:
-    """One computation and who waits for it.
+    """One computation and the requests that wait for it.
 
     Attributes:
         key: of its content.
         began: when the leader was handed on.
         deadline: the leader's.
         rank: the leader's urgency, 0 the most.
+        waiting: request -> the timer of its deadline, where it ends before the leader's.
+        computing: what was handed on in the leader's place.
     """
 
-    __slots__ = ("began", "deadline", "key", "leader", "num_waiting", "rank", "ticket", "waiters", "within")
+    __slots__ = ("began", "computing", "deadline", "key", "leader", "rank", "waiting", "within")
 
-    def __init__(self, within: SingleFlight, key: bytes, rank: int, began: float, deadline: float) -> None:
+    def __init__(self, within: SingleFlight, key: bytes, leader: Work) -> None:
         self.within = within
         self.key = key
-        self.rank = rank
-        self.began = began
-        self.deadline = deadline
-        self.waiters: list[Waiter] = []
-        self.num_waiting = 0
-        self.leader: Waiter | None = None
-        self.ticket: Ticket | None = None
+        self.leader: Work | None = leader
+        self.rank = _RANKS[leader.request.priority]
+        self.began = leader.entered
+        self.deadline = leader.deadline
+        self.waiting: dict[Work, asyncio.TimerHandle | None] = {leader: None}
+        self.computing: Work | None = None
 
     def land(self, outcome: Any) -> None:
         """Take the leader's outcome."""
         self.within.landed(self, outcome)
 
-    def left(self, waiter: Waiter) -> None:
-        """A waiter went by itself."""
-        self.within.left(self, waiter)
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`; the others go on."""
+        self.within.left(self, work)
+
+    def remove(self, work: Work) -> None:
+        """A request waits no longer."""
+        timer = self.waiting.pop(work)
+        if timer is not None:
+            timer.cancel()
 
 
 class SingleFlight:
     """Args:
-    submit: hands a request on; refusals are raised.
-    timeout_s: of requests that name no deadline.
-    landed: is called with (key, answer, when it was begun) of each flight, after everybody has it.
-    ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of those
-        who were not handed on: whoever is knows them already.
+    accept: takes what is to be computed; refusals are raised.
+    deadlines: of requests.
+    landed: is called with (key, answer, when it was begun) of each flight, after all have it.
+    ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of the
+        requests that were not handed on; the others are counted where they are computed.
     clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        submit: Callable[[ScoreRequest, Deliver], Ticket],
-        timeout_s: float,
+        accept: Callable[[Work], None],
+        deadlines: Deadlines,
         landed: Callable[[bytes, ScoreResult, float], object],
         ended: Callable[[ScoreRequest, ScoreResult | HoplineError | None, float], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._submit = submit
-        self._timeout_s = timeout_s
+        self._accept = accept
+        self._deadlines = deadlines
         self._landed = landed
         self._ended = ended
         self._clock = clock
@@ -119,55 +94,50 @@ class SingleFlight:
         """Flights under way that can be joined."""
         return len(self._flights)
 
-    def joined(self, key: bytes, request: ScoreRequest, deliver: Deliver) -> Waiter | None:
+    def joins(self, key: bytes, work: Work) -> bool:
         """Join the flight of this content.
 
-        Returns: None where there is none, or none that is as urgent, or the request is late already.
+        Returns: False where there is none, or none that is as urgent, or the request is late already.
         """
         flight = self._flights.get(key)
-        if flight is None or _RANKS[request.priority] < flight.rank:
-            return None
+        if flight is None or _RANKS[work.request.priority] < flight.rank:
+            return False
         now = self._clock()
-        deadline = now + self._timeout_s if request.deadline is None else request.deadline
-        if deadline <= now:
-            return None
-        waiter = Waiter(flight, request, deliver, now, deadline)
-        flight.waiters.append(waiter)
-        flight.num_waiting += 1
-        self._watch(flight, waiter, now)
-        return waiter
+        try:
+            work.deadline = self._deadlines.of(work.request.deadline, now)
+        except DeadlineExceeded:
+            return False
+        work.entered = now
+        work.holder = flight
+        flight.waiting[work] = None
+        self._watch(flight, work, now)
+        return True
 
-    def begin(self, key: bytes, request: ScoreRequest, deliver: Deliver) -> Waiter:
+    def begin(self, key: bytes, work: Work) -> None:
         """Hand a request on, so that others can join it.
 
         Raises: HoplineError: it was refused.
         """
-        now = self._clock()
-        deadline = now + self._timeout_s if request.deadline is None else request.deadline
-        flight = Flight(self, key, _RANKS[request.priority], now, deadline)
-        waiter = Waiter(flight, request, deliver, now, deadline)
-        flight.leader = waiter
-        flight.waiters.append(waiter)
-        flight.num_waiting = 1
+        work.entered = self._clock()
+        work.deadline = self._deadlines.of(work.request.deadline, work.entered)
+        flight = Flight(self, key, work)
+        work.holder = flight
         self._flights[key] = flight  # one that is less urgent goes on for those who wait for it
         try:
-            ticket = self._submit(request, flight.land)
+            self._compute(flight, work.request)
         except HoplineError:
             self._forget(flight)
+            flight.leader = work.holder = None
             raise
-        if flight.waiters:  # its outcome may have come already
-            flight.ticket = ticket
-        return waiter
 
     def landed(self, flight: Flight, outcome: Any) -> None:
         """Give the leader's outcome to all, or only to the leader where it is its own."""
-        flight.ticket = None
+        flight.computing = None
         leader = flight.leader
-        if isinstance(outcome, _OWN) and leader is not None and len(flight.waiters) > 1:
-            flight.waiters.remove(leader)
-            if leader.end():
-                flight.num_waiting -= 1
-                _deliver(leader, outcome)
+        if isinstance(outcome, _OWN) and any(work is not leader for work in flight.waiting):
+            if leader is not None and leader in flight.waiting:  # it may have been cancelled
+                flight.remove(leader)
+                leader.finish(outcome)
             self._again(flight)
             return
         self._forget(flight)
@@ -175,88 +145,78 @@ class SingleFlight:
         if isinstance(outcome, ScoreResult):
             self._landed(flight.key, outcome, flight.began)
 
-    def left(self, flight: Flight, waiter: Waiter) -> None:
-        """A waiter was cancelled; with the last one the computation is too."""
-        if waiter is not flight.leader:
-            self._ended(waiter.request, None, self._clock() - waiter.began)
-        self._without(flight, waiter)
+    def left(self, flight: Flight, work: Work) -> None:
+        """A request was cancelled; with the last one the computation is too."""
+        work.end()
+        if work is not flight.leader:
+            self._ended(work.request, None, self._clock() - work.entered)
+        self._without(flight, work)
+
+    def _compute(self, flight: Flight, request: ScoreRequest) -> None:
+        computing = Work(request, flight.land)
+        self._accept(computing)
+        if not computing.ended:  # its outcome may have come already
+            flight.computing = computing
 
     def _again(self, flight: Flight) -> None:
         """Hand on one of those who still wait, until one is taken."""
-        while flight.num_waiting:
-            leader = min(flight.waiters, key=lambda waiter: _RANKS[waiter.request.priority])
+        while flight.waiting:
+            leader = min(flight.waiting, key=lambda work: _RANKS[work.request.priority])
             flight.leader = leader
             flight.rank = _RANKS[leader.request.priority]
             flight.began, flight.deadline = self._clock(), leader.deadline
-            if leader.timer is not None:
-                leader.timer.cancel()
-                leader.timer = None
-            for waiter in flight.waiters:
-                if waiter is not leader:
-                    self._watch(flight, waiter, flight.began)
+            timer, flight.waiting[leader] = flight.waiting[leader], None
+            if timer is not None:
+                timer.cancel()
+            for work in flight.waiting:
+                if work is not leader:
+                    self._watch(flight, work, flight.began)
             try:
                 # Its time has been running since it came.
-                ticket = self._submit(
-                    msgspec.structs.replace(leader.request, deadline=leader.deadline), flight.land
-                )
+                self._compute(flight, msgspec.structs.replace(leader.request, deadline=leader.deadline))
             except HoplineError as error:
-                flight.waiters.remove(leader)
-                if leader.end():
-                    flight.num_waiting -= 1
-                    _deliver(leader, error)
+                if leader in flight.waiting:
+                    flight.remove(leader)
+                    leader.finish(error)
                 continue
-            if flight.leader is leader and flight.waiters:
-                flight.ticket = ticket
             return
         self._forget(flight)
-        flight.waiters = []
 
     def _give(self, flight: Flight, outcome: Any) -> None:
-        waiters, flight.waiters, flight.num_waiting = flight.waiters, [], 0
-        now = self._clock() if len(waiters) > 1 else 0.0
-        for waiter in waiters:
-            if waiter.end():
-                _deliver(waiter, outcome)
-                if waiter is not flight.leader:
-                    self._ended(waiter.request, outcome, now - waiter.began)
-        flight.leader = None  # nothing may hold itself: tickets are not looked at by the garbage collector
+        waiting, flight.waiting = flight.waiting, {}
+        leader, flight.leader = flight.leader, None  # nothing may hold itself: `Work` has no collector
+        now = self._clock() if len(waiting) > 1 else 0.0
+        for work, timer in waiting.items():
+            if timer is not None:
+                timer.cancel()
+            if work.finish(outcome) and work is not leader:
+                self._ended(work.request, outcome, now - work.entered)
 
-    def _watch(self, flight: Flight, waiter: Waiter, now: float) -> None:
+    def _watch(self, flight: Flight, work: Work, now: float) -> None:
         """Tell a waiter in time that it is late, where the leader is not late before."""
-        if waiter.timer is None and waiter.deadline < flight.deadline:
-            delay = max(0.0, waiter.deadline - now)
-            waiter.timer = asyncio.get_running_loop().call_later(delay, self._expire, waiter)
+        if flight.waiting[work] is None and work.deadline < flight.deadline:
+            delay = max(0.0, work.deadline - now)
+            timer = asyncio.get_running_loop().call_later(delay, self._expire, flight, work)
+            flight.waiting[work] = timer
 
-    def _expire(self, waiter: Waiter) -> None:
-        if not waiter.end():
-            return
+    def _expire(self, flight: Flight, work: Work) -> None:
         error = DeadlineExceeded("the request's deadline passed before its answer was ready")
-        _deliver(waiter, error)
-        self._ended(waiter.request, error, self._clock() - waiter.began)
-        self._without(waiter.flight, waiter)
+        if work.finish(error):
+            self._ended(work.request, error, self._clock() - work.entered)
+            self._without(flight, work)
 
-    def _without(self, flight: Flight, waiter: Waiter) -> None:
-        """A waiter has ended: with the last one the computation ends too."""
-        if not flight.waiters:  # it landed; this one was cancelled while the others were told
+    def _without(self, flight: Flight, work: Work) -> None:
+        """A request has ended: with the last one the computation ends too."""
+        if work not in flight.waiting:  # it landed; this one was cancelled while the others were told
             return
-        if waiter is not flight.leader:  # the leader stays, to be told apart from the rest
-            flight.waiters.remove(waiter)
-        flight.num_waiting -= 1
-        if not flight.num_waiting:
+        flight.remove(work)
+        if not flight.waiting:
             self._forget(flight)
-            flight.waiters = []
             flight.leader = None
-            if flight.ticket is not None:
-                flight.ticket.cancel()
-                flight.ticket = None
+            computing, flight.computing = flight.computing, None
+            if computing is not None:
+                computing.cancel()
 
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
-
-
-def _deliver(waiter: Waiter, outcome: Any) -> None:
-    try:
-        waiter.deliver(outcome)
-    except Exception:  # the boundary: a receiver's failure must not cost the others their answers
-        log.exception("an answer could not be delivered")

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from hopline.arena import Arena
-from hopline.config import Config
+from hopline.config.schema import Config
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
 from hopline.features.breaker import BreakerPolicy
@@ -28,9 +28,9 @@ from hopline.features.retry import RetryPolicy
 from hopline.features.shared_file import HEADER_BYTES, SharedFile
 from hopline.features.tier import Tier
 from hopline.graph import Graph
+from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.rollout.sidecar import Sidecar
-from hopline.settings import did_you_mean
 from hopline.types import FloatArray
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from zlib import crc32
 from hopline.errors import HoplineError
 from hopline.rollout.copies import Copies
 from hopline.rollout.served import Served
-from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo
 
 #: Steps of a share: a key's place is one of so many.
 _PLACES = 1 << 32
@@ -50,12 +51,17 @@ class Split:
         self._copies = copies
         self._draw = draw
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+    def accept(self, work: Work) -> None:
         """To one of both."""
-        place = crc32(request.key.encode(), self._salt) / _PLACES if request.key else self._draw()
+        key = work.request.key
+        place = crc32(key.encode(), self._salt) / _PLACES if key else self._draw()
         if place >= self._share:
-            return self.current.submit(request, deliver)
-        return _copied(self.candidate, request, deliver, self._copies)
+            self.current.accept(work)
+        else:
+            _copied(self.candidate, work, self._copies)
+
+    def reject_early(self) -> None:
+        """No request is: which version gets it hangs on its key."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """That of the current version."""
@@ -97,10 +103,13 @@ class Mirror:
         self._copies = copies
         self._draw = draw
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
+    def accept(self, work: Work) -> None:
         """To the current version."""
         copies = self._copies if self._share >= 1 or self._draw() < self._share else None
-        return _copied(self.current, request, deliver, copies)
+        _copied(self.current, work, copies)
+
+    def reject_early(self) -> None:
+        """No request is: those that are refused are copied too."""
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """That of the current version."""
@@ -116,16 +125,19 @@ class Mirror:
         self._copies.close()
 
 
-def _copied(served: Served, request: ScoreRequest, deliver: Deliver, copies: Copies | None) -> Ticket:
+def _copied(served: Served, work: Work, copies: Copies | None) -> None:
     if copies is None:
-        return served.submit(request, deliver)
+        served.accept(work)
+        return
+    request, deliver = work.request, work.deliver
 
     def both(outcome: Any) -> None:
         deliver(outcome)
         copies.offer(request, outcome)
 
+    work.deliver = both
     try:
-        return served.submit(request, both)
+        served.accept(work)
     except HoplineError as error:
         copies.offer(request, error)
         raise

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ConfigError, Conflict
+from hopline.files import write_atomically
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.unit import Unit
 from hopline.types import UNREADABLE
@@ -186,17 +187,7 @@ class StateFile:
                     f"what is loaded and rolled out would take {len(body)} bytes in {self._file}, more "
                     f"than {MAX_BYTES}; unload versions that are not needed"
                 )
-            draft = self._file.with_suffix(".draft")
-            with draft.open("wb") as file:
-                file.write(_digest(body) + b"\n" + body)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._file)
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            write_atomically(self._file, _digest(body) + b"\n" + body, durable=True)
             return after
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
-from hopline.config import TableConfig
+from hopline.config.schema import TableConfig
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import has_marks
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hopline.errors import ArtifactError, ConfigError
+from hopline.files import publish_folder, write_atomically
 from hopline.rollout.version_folder import in_order, is_name, verify
 
 
@@ -93,14 +94,7 @@ class VersionCache:
             if path.is_file() and path.read_bytes() == content:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, draft = tempfile.mkstemp(prefix=".", dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                os.replace(draft, path)
-            except OSError:
-                os.unlink(draft)
-                raise
+            write_atomically(path, content, durable=False)
 
     def _place(self, model: str, version: str, digest: str) -> Path:
         return self.folder / "copies" / digest / model / version
@@ -118,7 +112,7 @@ class VersionCache:
             fill(draft)
             verify(draft, shown)
             with _writing(place):
-                draft.rename(place)
+                publish_folder(draft, place, durable=False)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 

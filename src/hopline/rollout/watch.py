@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from hopline.files import write_atomically
 from hopline.observe.psi import Comparison
 from hopline.rollout.copies import Outcome
 from hopline.rollout.rollout import Rollout
@@ -98,7 +99,8 @@ class Watch:
     async def publish(self) -> None:
         """Write the counts where the leader finds them; requests are answered meanwhile."""
         self._published_at = self._clock()
-        await asyncio.to_thread(_write, self._file, msgspec.json.encode(self.tallies))
+        counts = msgspec.json.encode(self.tallies)
+        await asyncio.to_thread(write_atomically, self._file, counts, durable=False)
 
     def withdraw(self) -> None:
         """Remove what was published: the step is over."""
@@ -119,7 +121,7 @@ class Watch:
     def doubt(self, candidate: Tally) -> None:
         """It was slow for the first time in this step: every worker leaves out what came until now."""
         self._doubted = candidate.latency
-        _write(self._doubt_file, msgspec.json.encode(candidate.latency))
+        write_atomically(self._doubt_file, msgspec.json.encode(candidate.latency), durable=False)
 
     def doubted(self) -> list[int] | None:
         """The candidate's latency counts when that was; None: it was not. See gates.py."""
@@ -142,7 +144,9 @@ class Watch:
 
     def forget(self) -> None:
         """Remove the files of every step."""
-        for file in self._folder.glob(f"{self.rollout.id}-*"):
+        for file in self._folder.iterdir():
+            if not file.name.removeprefix(".").startswith(f"{self.rollout.id}-"):
+                continue
             file.unlink(missing_ok=True)
 
     @property
@@ -156,12 +160,6 @@ class Watch:
     @property
     def _step(self) -> str:
         return f"{self.rollout.id}-{self.rollout.step}"
-
-
-def _write(file: Path, counts: bytes) -> None:
-    draft = file.with_suffix(".draft")
-    draft.write_bytes(counts)
-    os.replace(draft, file)
 
 
 def in_numbers(tally: Tally) -> dict[str, object]:

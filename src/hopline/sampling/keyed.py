@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from hopline.errors import ArtifactError
 from hopline.graph.edge_data import finish, first_beyond, follow, touch, weight_at, weight_up_to
 from hopline.graph.extent import NUM_COLUMNS, ask_for_bounds, extent, newest
-from hopline.intrinsics import prefetch
-from hopline.jit import njit
+from hopline.kernels.intrinsics import prefetch
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
 if TYPE_CHECKING:

@@ -5,18 +5,18 @@ loop, since a thread switch would cost more than they do; dear ones run on a thr
 accepting. Either way one batch of a model runs at a time. Where other models share the loop, a turnstile
 says whose batch is next and that it shall be a short one.
 
-A batch may postpone an item that lacks something (its outcome is None): the observer sees to it and puts
-it back with `resume`; its batch-mates do not wait for it.
+A batch may postpone a request that lacks something (its outcome is None): the observer fetches it and puts
+the request back with `resume`; its batch-mates do not wait for it.
 
 A request ends exactly once: with its answer, with an error of its own, by its deadline, by being
 cancelled, or by giving way to a more urgent one in a full queue. None of these touches its batch-mates: the
-batch's answers are computed apart for each item, and when a whole batch fails, its items are tried again
-one by one.
+batch's answers are computed apart for each request, and when a whole batch fails, its requests are tried
+again one by one.
 
 What a request holds of the queue is written beside its place in a lane, and is given back with that place:
 however a request leaves, the queue has room for another one at once.
 
-    submit ──► lane: request -> µs ──┬─► batch ──┬─► outcome
+       put ──► lane: request -> µs ──┬─► batch ──┬─► outcome
                     ▲                │           └─► postponed, or larger than predicted ──┐
                     │                └─► cancelled, expired, gave way                      │
                     └──────────────────────────────────────────────────────────────────────┘
@@ -31,21 +31,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure, Unavailable
-from hopline.scheduling.item import (
+from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure
+from hopline.scheduling.lanes import Lanes, came_first, displaced_by, first_of, next_lane
+from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
+from hopline.scheduling.turnstile import SHARES, Turnstile
+from hopline.scheduling.work import (
     LargerThanPredicted,
-    Nobody,
     Observer,
-    Unanswered,
-    deliver_to,
+    Released,
+    Work,
     predicted_rows,
     refuse_all,
 )
-from hopline.scheduling.lanes import I, Lanes, came_first, first_of, next_lane, who_leaves
-from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
-from hopline.scheduling.turnstile import SHARES, Turnstile
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +55,12 @@ _LONG_S = 0.0005
 #: Times the rows predicted for a batch that it may read before it is split, and a request put back.
 _SURPRISE = 4.0
 
-R = TypeVar("R")
 
-
-class Batcher(Generic[I, R]):
+class Batcher:
     """See the module.
 
     Args:
-        run: computes a batch off or on the loop; returns one outcome for each item, a result, an error or
+        run: computes a batch off or on the loop; returns an outcome for each request: a result, an error or
             None to postpone it. Whatever it raises counts as a failure of the whole batch.
         policy, cost: what to admit, when and where.
         executor: runs dear batches.
@@ -80,7 +77,7 @@ class Batcher(Generic[I, R]):
 
     def __init__(
         self,
-        run: Callable[[list[I]], Sequence[R | HoplineError | None]],
+        run: Callable[[list[Work]], Sequence[Any]],
         policy: BatchPolicy,
         cost: CostModel,
         executor: Executor,
@@ -88,7 +85,7 @@ class Batcher(Generic[I, R]):
         clock: Callable[[], float] = time.monotonic,
         turnstile: Turnstile | None = None,
         share_lane: int = NORMAL,
-        rows_of: Callable[[list[I]], int] = predicted_rows,
+        rows_of: Callable[[list[Work]], int] = predicted_rows,
     ) -> None:
         self._run = run
         self._rows_of = rows_of
@@ -97,27 +94,24 @@ class Batcher(Generic[I, R]):
         # of lanes whose requests may wait for all of it
         self._max_queue_us = policy.max_queue_us
         self._max_queue_rows = policy.max_queue_rows or sys.maxsize
-        self._max_open = policy.max_concurrency or sys.maxsize
         self._executor = executor
         self._observer = observer
         self._clock = clock
         #: By lane: request -> the predicted microseconds that it holds of the queue, in order of arrival.
-        self._lanes: Lanes[I] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._lanes: Lanes = (OrderedDict(), OrderedDict(), OrderedDict())
         self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
-        self._running: list[I] = []
+        self._running: list[Work] = []
         self._queued_rows = self._queued_us = 0
         #: Requests whose rows were counted, not predicted.
-        self._counted: set[I] = set()
-        self._num_open = 0
+        self._counted: set[Work] = set()
         self._num_postponed = 0
-        self._displaced: list[tuple[I, Overloaded]] = []
+        self._displaced: list[tuple[Work, Overloaded]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._untimed, self._time_after = 0, 1
         self._was_split = False
         self.cpu_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
-        self._closed = ""
         self._idle: asyncio.Event | None = None
 
     @property
@@ -141,41 +135,30 @@ class Batcher(Generic[I, R]):
         high, normal, low = self._lanes
         return len(high) + len(normal) + len(low)
 
-    @property
-    def num_open(self) -> int:
-        """Requests that have no outcome yet."""
-        return self._num_open
-
     def oldest_wait_s(self) -> float:
         """Seconds that the oldest of them has waited; 0 where none does."""
         oldest = came_first(self._lanes)
         return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
-    def submit(self, item: I) -> None:
-        """Take a request in.
+    def put(self, work: Work) -> None:
+        """Queue an admitted request.
 
-        Raises:
-            Overloaded: the queue is full; nothing was done.
-            Unavailable: the batcher was closed.
+        Raises: Overloaded: the queue is full; nothing was done.
         """
-        if self._closed:
-            raise Unavailable(self._closed)
-        if self._num_open >= self._max_open:
-            self.check_open()
-        lane, rows = item.lane, item.rows
-        item.enqueued = self._clock()
+        lane, rows = work.lane, work.rows
+        work.entered = self._clock()
         held_us = 1 + int(rows * self.cost.us_per_row)
         us_after, rows_after = self._queued_us + held_us, self._queued_rows + rows
         if us_after > self._max_queue_us or rows_after > self._max_queue_rows or lane == LOW:
             queued = self._queued_us, self._queued_rows
-            for each in who_leaves(self._lanes, self.policy, queued, held_us, item, self._retry_after_s()):
+            for each in displaced_by(self._lanes, self.policy, queued, held_us, work, self.retry_after_s()):
                 self._displace(each)
             us_after, rows_after = self._queued_us + held_us, self._queued_rows + rows
-        self._lanes[lane][item] = held_us
+        self._lanes[lane][work] = held_us
         self._queued_us, self._queued_rows = us_after, rows_after
-        self._num_open += 1
+        work.holder = self
         if self._busy:
-            self._watch_deadline(item.deadline)
+            self._watch_deadline(work.deadline)
         elif self._scheduled is None:
             self._schedule()
         elif self.policy.queue_delay_s > 0:
@@ -183,42 +166,31 @@ class Batcher(Generic[I, R]):
                 self._scheduled.cancel()
                 self._schedule()
             else:
-                self._watch_deadline(item.deadline)
+                self._watch_deadline(work.deadline)
 
-    def check_open(self) -> None:
-        """See whether one more request may wait or run.
-
-        Raises: Overloaded: none may.
-        """
-        if self._num_open >= self._max_open:
-            raise Overloaded(
-                f"{self._num_open} requests wait or run; no more may (max_concurrency)",
-                retry_after_s=self._retry_after_s(),
-            )
-
-    def resume(self, item: I) -> None:
-        """Put a postponed item back, at the end of the queue; it was admitted long ago."""
+    def resume(self, work: Work) -> None:
+        """Put a postponed request back, at the end of the queue; it was admitted long ago."""
         self._num_postponed -= 1
-        if item.ended:
+        if work.ended:
             self._rest()
             return
-        self._enter(item)
+        self._enter(work)
         if self._busy:
-            self._watch_deadline(item.deadline)
+            self._watch_deadline(work.deadline)
         elif self._scheduled is None:
             self._schedule()
 
-    def withdraw(self, item: I) -> None:
-        """Its receiver is gone: nothing is delivered, and it is not computed unless it is already."""
-        if not item.ended:
-            self._end(item, "cancelled")
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`: the request is not computed, unless that has begun."""
+        if not work.ended:
+            self._end(work, "cancelled")
             self._rest()
 
-    def is_counted(self, item: I) -> bool:
+    def is_counted(self, work: Work) -> bool:
         """Whether a request's rows were counted when it was tried, not predicted."""
-        return item in self._counted
+        return work in self._counted
 
-    def larger(self, batch: Sequence[I], rows: int) -> LargerThanPredicted | None:
+    def larger(self, batch: Sequence[Work], rows: int) -> LargerThanPredicted | None:
         """What to raise for a batch that reads so many rows; None: it goes on.
 
         Asked by what computes, between its steps and on its thread. A request that was counted already, or
@@ -226,41 +198,37 @@ class Batcher(Generic[I, R]):
         """
         if len(batch) == 1 and batch[0] in self._counted:
             return None
-        predicted = _SURPRISE * sum([item.rows for item in batch])
+        predicted = _SURPRISE * sum([work.rows for work in batch])
         return LargerThanPredicted(rows) if rows > max(predicted, self.policy.max_rows) else None
 
-    def close(self, why: str) -> None:
-        """Take no more requests; those taken still finish."""
-        self._closed = why
-
-    def _retry_after_s(self) -> float:
+    def retry_after_s(self) -> float:
+        """When there may be room: seconds of what waits, as predicted."""
         return max(0.05, self.cost.predict_us(self._queued_rows) / 1e6)
 
-    def _enter(self, item: I) -> None:
+    def _enter(self, work: Work) -> None:
         """Let an admitted request wait, at the end of its lane, for whatever its rows cost now."""
-        held_us = 1 + int(item.rows * self.cost.us_per_row)
-        self._lanes[item.lane][item] = held_us
-        self._queued_rows += item.rows
+        held_us = 1 + int(work.rows * self.cost.us_per_row)
+        self._lanes[work.lane][work] = held_us
+        self._queued_rows += work.rows
         self._queued_us += held_us
 
-    def _end(self, item: I, code: str) -> None:
+    def _end(self, work: Work, code: str) -> None:
         """A request has its outcome before it ran to its end: give back all that it took."""
-        item.ended = True
-        self._num_open -= 1
-        held_us = self._lanes[item.lane].pop(item, 0)
+        work.end()
+        held_us = self._lanes[work.lane].pop(work, 0)
         if held_us:  # it waited; others run, or are postponed
             self._queued_us -= held_us
-            self._queued_rows -= item.rows
-        self._counted.discard(item)
+            self._queued_rows -= work.rows
+        self._counted.discard(work)
         self._observer.outcome(code)
 
     def release(self) -> None:
-        """Forget who runs batches and who is told; after `close` and, where there is time, `join`.
+        """Forget what runs batches and the observer; where there is time, after `join`.
 
         They hold the batcher, which holds them: what was loaded at start is looked at by no collector, so
         that without this its memory would never come back.
         """
-        self._run, self._observer, self._rows_of = refuse_all, Nobody(), predicted_rows
+        self._run, self._observer, self._rows_of = refuse_all, Released(), predicted_rows
 
     async def join(self) -> None:
         """Wait until nothing waits or runs."""
@@ -268,22 +236,22 @@ class Batcher(Generic[I, R]):
             self._idle = asyncio.Event()
             await self._idle.wait()
 
-    def _displace(self, item: I) -> None:
-        """It leaves the queue, for somebody more urgent; told so in a turn of its own."""
+    def _displace(self, work: Work) -> None:
+        """A request leaves the queue for a more urgent one; its error is delivered in a turn of its own."""
         error = Overloaded(
             "the queue is full, and this request gave way to one of higher priority (max_queue_ms)",
-            retry_after_s=self._retry_after_s(),
+            retry_after_s=self.retry_after_s(),
         )
-        self._end(item, error.code)
-        self._displaced.append((item, error))
+        self._end(work, error.code)
+        self._displaced.append((work, error))
         if len(self._displaced) == 1:
             asyncio.get_running_loop().call_soon(self._tell_displaced)
 
     def _tell_displaced(self) -> None:
         displaced, self._displaced = self._displaced, []
-        for item, error in displaced:
-            deliver_to(item, error)
-            self._observer.late(item, error)
+        for work, error in displaced:
+            work.tell(error)
+            self._observer.late(work, error)
         self._rest()
 
     def _schedule(self) -> None:
@@ -294,30 +262,30 @@ class Batcher(Generic[I, R]):
             delay = self.policy.wait_s(oldest, self._queued_rows, self._clock())
             if delay:
                 self._scheduled = loop.call_later(delay, self._flush)
-                self._watch_deadline(min(item.deadline for lane in self._lanes for item in lane))
+                self._watch_deadline(min(work.deadline for lane in self._lanes for work in lane))
                 return
         if self._turn is not None:
             self._turn.wait()
         self._scheduled = loop.call_soon(self._flush)
 
-    def _take(self, now: float, max_rows: int) -> tuple[list[I], int]:
+    def _take(self, now: float, max_rows: int) -> tuple[list[Work], int]:
         """The next batch, without requests that are late; and its predicted rows."""
-        batch: list[I] = []
+        batch: list[Work] = []
         rows = num_bytes = 0
         max_bytes = self.policy.max_bytes
         high, normal, low = self._lanes
         # most requests are of one lane: no call to find it
         while lane := next_lane(self._lanes) if high or low else normal:
-            item = next(iter(lane))
-            if item.deadline <= now:
-                self._expire(item)
-            elif batch and (rows + item.rows > max_rows or num_bytes + item.num_bytes > max_bytes):
+            work = next(iter(lane))
+            if work.deadline <= now:
+                self._expire(work)
+            elif batch and (rows + work.rows > max_rows or num_bytes + work.num_bytes > max_bytes):
                 break
             else:
                 self._queued_us -= lane.popitem(last=False)[1]
-                rows += item.rows
-                num_bytes += item.num_bytes
-                batch.append(item)
+                rows += work.rows
+                num_bytes += work.num_bytes
+                batch.append(work)
         self._queued_rows -= rows
         return batch, rows
 
@@ -355,13 +323,13 @@ class Batcher(Generic[I, R]):
             return
         self._busy = True
         loop = asyncio.get_running_loop()
-        waiting = (item for lane in self._lanes for item in lane)
-        self._watch_deadline(min(item.deadline for item in (*batch, *waiting)))
-        work = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
-        work.add_done_callback(lambda done: self._finish(batch, now, done.result()))
+        waiting = (work for lane in self._lanes for work in lane)
+        self._watch_deadline(min(work.deadline for work in (*batch, *waiting)))
+        computing = loop.run_in_executor(self._executor, self._timed_outcomes, batch)
+        computing.add_done_callback(lambda done: self._finish(batch, now, done.result()))
 
-    def _outcomes(self, batch: list[I]) -> Sequence[R | Unanswered]:
-        """Run a batch; when it fails as a whole, each item alone. Never raises."""
+    def _outcomes(self, batch: list[Work]) -> Sequence[Any]:
+        """Run a batch; when it fails as a whole, each work alone. Never raises."""
         try:
             return self._run(batch)
         except LargerThanPredicted as found:
@@ -374,14 +342,14 @@ class Batcher(Generic[I, R]):
             if len(batch) == 1:
                 if isinstance(error, HoplineError):
                     return [error]
-                name = getattr(batch[0], "request_id", "")
+                name = batch[0].request_id
                 log.exception("request %s failed in the engine", name, extra={"request_id": name})
                 return [RuntimeFailure(f"the engine failed: {type(error).__name__}: {error}")]
             self._was_split = True
             log.warning("a batch of %d failed (%s); trying its requests one by one", len(batch), error)
-            return [self._outcomes([item])[0] for item in batch]
+            return [self._outcomes([work])[0] for work in batch]
 
-    def _timed_outcomes(self, batch: list[I], stands_for: int = 1) -> Sequence[R | Unanswered]:
+    def _timed_outcomes(self, batch: list[Work], stands_for: int = 1) -> Sequence[Any]:
         """The same, and learn what it cost; it stands for so many batches that were not timed."""
         self._was_split = False
         began = time.thread_time()
@@ -392,7 +360,7 @@ class Batcher(Generic[I, R]):
             self.cost.observe(self._rows_of(batch), used_s * 1e6)
         return outcomes
 
-    def _finish(self, batch: list[I], started: float, outcomes: Sequence[R | Unanswered]) -> float:
+    def _finish(self, batch: list[Work], started: float, outcomes: Sequence[Any]) -> float:
         """Deal the outcomes out; returns the seconds since the batch began."""
         self._busy = False
         self._running = []
@@ -401,34 +369,32 @@ class Batcher(Generic[I, R]):
             self._watch = None
         num_ok = 0
         told = outcomes
-        again: list[I] = []
-        for at, (item, outcome) in enumerate(zip(batch, outcomes, strict=True)):
-            if item.ended:  # it had its outcome, or nobody wants one
+        again: list[Work] = []
+        for at, (work, outcome) in enumerate(zip(batch, outcomes, strict=True)):
+            if work.ended:  # it had its outcome, or nobody wants one
                 if told is outcomes:
                     told = list(outcomes)
                 told[at] = None  # type: ignore[index]
                 continue
             if outcome is None:
                 self._num_postponed += 1
-                self._observer.postponed(item)
+                self._observer.postponed(work)
                 continue
             if not isinstance(outcome, Exception):
                 num_ok += 1
             elif isinstance(outcome, LargerThanPredicted):
-                item.rows = max(item.rows, outcome.rows)
-                self._counted.add(item)
-                again.append(item)
+                work.rows = max(work.rows, outcome.rows)
+                self._counted.add(work)
+                again.append(work)
                 continue
             elif isinstance(outcome, HoplineError):
                 self._observer.outcome(outcome.code)
-            item.ended = True
-            self._num_open -= 1
-            deliver_to(item, outcome)
+            work.finish(outcome)
         self._observer.outcome("ok", num_ok)
         elapsed = self._clock() - started
         if self._counted:
             batch, told = self._go_again(batch, told, again)
-        self._observer.batch(batch, told, [started - item.enqueued for item in batch], elapsed)
+        self._observer.batch(batch, told, [started - work.entered for work in batch], elapsed)
         high, normal, low = self._lanes
         if normal or high or low:
             if self._scheduled is None:
@@ -438,23 +404,23 @@ class Batcher(Generic[I, R]):
         return elapsed
 
     def _go_again(
-        self, batch: list[I], outcomes: Sequence[Any], again: list[I]
-    ) -> tuple[list[I], Sequence[Any]]:
+        self, batch: list[Work], outcomes: Sequence[Any], again: list[Work]
+    ) -> tuple[list[Work], Sequence[Any]]:
         """Put back what is larger than predicted; returns the batch without it."""
-        self._counted.difference_update([item for item in batch if item not in again])
-        for item in again:
-            self._enter(item)
-            self._observer.larger(item)
+        self._counted.difference_update([work for work in batch if work not in again])
+        for work in again:
+            self._enter(work)
+            self._observer.larger(work)
         if not again:
             return batch, outcomes
-        ran = [at for at, item in enumerate(batch) if item not in again]
+        ran = [at for at, work in enumerate(batch) if work not in again]
         return [batch[at] for at in ran], [outcomes[at] for at in ran]
 
-    def _expire(self, item: I) -> None:
-        self._end(item, DeadlineExceeded.code)
+    def _expire(self, work: Work) -> None:
+        self._end(work, DeadlineExceeded.code)
         error = DeadlineExceeded("the request's deadline passed before its answer was ready")
-        deliver_to(item, error)
-        self._observer.late(item, error)
+        work.tell(error)
+        self._observer.late(work, error)
 
     def _rest(self) -> None:
         if self._idle is not None and not self.num_waiting:
@@ -479,12 +445,12 @@ class Batcher(Generic[I, R]):
         self._watch = None
         now = self._clock()
         later = float("inf")
-        for item in (*self._running, *(item for lane in self._lanes for item in lane)):
-            if item.deadline <= now:
-                if not item.ended:
-                    self._expire(item)
+        for work in (*self._running, *(work for lane in self._lanes for work in lane)):
+            if work.deadline <= now:
+                if not work.ended:
+                    self._expire(work)
             else:
-                later = min(later, item.deadline)
+                later = min(later, work.deadline)
         if self._busy or self._scheduled is not None:
             self._watch_deadline(later)
         self._rest()

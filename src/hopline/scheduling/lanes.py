@@ -1,64 +1,63 @@
-"""Requests that wait, by priority: who is next, who came first, who gives way."""
+"""Requests that wait, by priority: which is next, which came first, which give way."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from hopline.errors import Overloaded
-from hopline.scheduling.item import Item
 from hopline.scheduling.policy import BatchPolicy, first_lane, lane_to_displace
+from hopline.scheduling.work import Work
 
-I = TypeVar("I", bound=Item)  # noqa: E741 - the field's letter for an item type
 #: Request -> the predicted microseconds that it holds of the queue, in order of arrival.
-Lane: TypeAlias = OrderedDict[I, int]
-Lanes: TypeAlias = tuple[Lane[I], Lane[I], Lane[I]]
+Lane: TypeAlias = OrderedDict[Work, int]
+Lanes: TypeAlias = tuple[Lane, Lane, Lane]
 
 
-def first_of(lane: Lane[I]) -> I:
+def first_of(lane: Lane) -> Work:
     """The first request of a lane that has one."""
     return next(iter(lane))
 
 
-def next_lane(lanes: Lanes[I]) -> Lane[I] | None:
+def next_lane(lanes: Lanes) -> Lane | None:
     """The lane that goes next; None where nothing waits."""
     high, normal, low = lanes
     if not (high or low):
         return normal or None
-    heads = [first_of(lane).enqueued if lane else None for lane in lanes]
+    heads = [first_of(lane).entered if lane else None for lane in lanes]
     return lanes[first_lane(heads)]
 
 
-def came_first(lanes: Lanes[I]) -> float | None:
+def came_first(lanes: Lanes) -> float | None:
     """When the request came that has waited longest; None where nothing waits."""
-    return min((first_of(lane).enqueued for lane in lanes if lane), default=None)
+    return min((first_of(lane).entered for lane in lanes if lane), default=None)
 
 
-def who_leaves(
-    lanes: Lanes[I],
+def displaced_by(
+    lanes: Lanes,
     policy: BatchPolicy,
     queued: tuple[int, int],
     held_us: int,
-    item: I,
+    work: Work,
     retry_after_s: float,
-) -> list[I]:
+) -> list[Work]:
     """The requests that have to leave a queue so that another one may join it.
 
     Args:
         queued: microseconds and rows that are predicted for what waits.
-        held_us: predicted for `item`, which would join.
-        retry_after_s: to tell, where it may not.
+        held_us: predicted for `work`, which would join.
+        retry_after_s: for the error.
 
     Raises:
-        Overloaded: there is no room, and nobody whom it would overtake.
+        Overloaded: there is no room, and no request that is less urgent.
     """
-    leaving: list[I] = []
+    leaving: list[Work] = []
     left_us, left_rows = queued
     walks = [reversed(lane) for lane in lanes]
     tails = [next(walk, None) for walk in walks]
-    while why := policy.too_full(left_us, held_us, left_rows, item.rows, item.lane):
-        came = [each.enqueued if each is not None else None for each in tails]
-        lane = lane_to_displace(came, item.lane, item.enqueued)
+    while why := policy.too_full(left_us, held_us, left_rows, work.rows, work.lane):
+        came = [each.entered if each is not None else None for each in tails]
+        lane = lane_to_displace(came, work.lane, work.entered)
         last = tails[lane] if lane is not None else None
         if lane is None or last is None:
             raise Overloaded(why, retry_after_s=retry_after_s)

@@ -43,7 +43,6 @@ class BatchPolicy:
         max_queue_us: predicted processor time that may wait.
         max_queue_rows: predicted rows that may wait; 0 for any number.
         inline_cost_us: predicted cost up to which a batch runs on the event loop.
-        max_concurrency: requests that may be without their outcome; 0 for any number.
         slice_us: as `inline_cost_us`, and the longest batch, while other models share the loop.
     """
 
@@ -53,7 +52,6 @@ class BatchPolicy:
     max_queue_us: float
     inline_cost_us: float
     max_queue_rows: int = 0
-    max_concurrency: int = 0
     slice_us: float = 500.0
 
     def too_full(

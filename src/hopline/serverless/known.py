@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
+from hopline.engine.fallbacks import STALE_ROW, STUDENT
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, PrecomputedRows, check_fits, on_other_graph
 from hopline.engine.request_ids import not_found
 from hopline.engine.table_file.header import model_hash
@@ -22,9 +23,6 @@ from hopline.serverless.rows import outputs_of
 from hopline.serverless.settings import Settings
 from hopline.serverless.student import SPEC_FILE, Student
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest, ScoreResult
-
-#: Labels of answers that are less than the model's own: see the degradation ladder.
-STALE, STUDENT = "stale_row", "student"
 
 
 class KnownModel:
@@ -98,7 +96,7 @@ class KnownModel:
         missing: NDArray[np.bool_] | None = None
         if not present.all():
             missing = np.concatenate([~present, np.zeros(len(request.inline), np.bool_)])
-        degraded = (STALE,) * used_stale + (STUDENT,) * wants_student
+        degraded = (STALE_ROW,) * used_stale + (STUDENT,) * wants_student
         found = outputs_of(names, self._spec.task, embedding, logits)
         return ScoreResult(self.name, self.version, self.graph_version, found, missing, degraded)
 

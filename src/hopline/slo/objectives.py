@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from hopline import errors
+from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, HoplineError
-from hopline.settings import did_you_mean
 
 Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate", "freshness_p99_ms"]
 #: Of a model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import httpx
+import httpx2
 
 from hopline.errors import BadRequest, Unavailable
 
@@ -43,9 +43,11 @@ class Prometheus:
         Raises: as `value`.
         """
         try:
-            answer = httpx.post(f"{self._url}/api/v1/query", data={"query": query}, timeout=self._timeout_s)
+            answer = httpx2.post(
+                f"{self._url}/api/v1/query", data={"query": query}, timeout=self._timeout_s
+            )
             body: dict[str, Any] = answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unavailable(f"Prometheus at {self._url}: {error}") from None
         except ValueError:
             raise Unavailable(

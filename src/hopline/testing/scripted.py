@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hopline.errors import ArtifactError, BadRequest, HoplineError
-from hopline.rollout.queued import QueuedRequest, QueuedVersion
+from hopline.rollout.computer import Computer
+from hopline.rollout.queued import QueuedVersion
+from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 FACTORY = "hopline.testing.scripted:open_scripted"
 
 
-class ScriptedVersion(QueuedVersion[QueuedRequest]):
-    """See the module; arguments as for `QueuedVersion`.
+class ScriptedComputer(Computer):
+    """See the module; arguments as for `Computer`.
 
     Attributes:
         always: attributes of requests that say nothing themselves.
@@ -43,13 +45,15 @@ class ScriptedVersion(QueuedVersion[QueuedRequest]):
         self.seen: list[Any] = []
         self._kept: list[Any] = []
 
-    def _num_seeds(self, request: ScoreRequest) -> int:
+    def num_seeds(self, request: ScoreRequest) -> int:
+        """As `Computer.num_seeds`."""
         if not request.columns:
             raise BadRequest("the request has no columns")
         return len(request.columns["x"])
 
-    def _run(self, batch: list[QueuedRequest]) -> list[ScoreResult | HoplineError | None]:
-        return [self._answer(item.request) for item in batch]
+    def run(self, batch: list[Work]) -> list[ScoreResult | HoplineError | None]:
+        """As `Computer.run`."""
+        return [self._answer(work.request) for work in batch]
 
     def _answer(self, request: ScoreRequest) -> ScoreResult | HoplineError:
         script = {**self.always, **(request.attributes or {})}
@@ -68,7 +72,7 @@ class ScriptedVersion(QueuedVersion[QueuedRequest]):
         return ScoreResult(self.name, self.version, self.graph_version, outputs)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """As `Served.info`."""
+        """As `Computer.info`."""
         tensors = (TensorInfo("x", "FP64", (-1,)),), (TensorInfo("y", "FP64", (-1,)),)
         return ModelInfo(
             self.name, versions, self.version, "READY", "", "table", "none", *tensors, ("y",), "", {"pi": 3}
@@ -78,12 +82,12 @@ class ScriptedVersion(QueuedVersion[QueuedRequest]):
         """Nothing is cold."""
 
 
-def open_scripted(orders: Orders) -> ScriptedVersion:
+def open_scripted(orders: Orders) -> QueuedVersion:
     """A factory; `arguments`:
 
     fail_if: a file; while it is there, opening fails. exit_if: the same, and the process ends.
     threaded: compute on a thread, never on the loop.
-    always: as for `ScriptedVersion`.
+    always: as for `ScriptedComputer`.
     """
     arguments = orders.arguments
     if os.path.exists(arguments.get("fail_if", "")):
@@ -94,16 +98,13 @@ def open_scripted(orders: Orders) -> ScriptedVersion:
     if arguments.get("threaded"):
         config = config.replace(compute__inline_cost_us=0.0)
     executor: Executor = ThreadPoolExecutor(1)
-    return ScriptedVersion(
-        orders.name,
-        orders.version,
-        "",
+    return QueuedVersion(
+        ScriptedComputer(orders.name, orders.version, always=arguments.get("always")),
         config,
         orders.metrics.model(orders.name, orders.version),
         executor,
         orders.recorders,
         limits=orders.limits,
-        always=arguments.get("always"),
     )
 
 

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from hopline.errors import HoplineError
-from hopline.types import AnyArray, Deliver, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.rollout.served import Scorer
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
-#: "at once" delivers before `submit` returns, "later" in the next turn of the loop, "held" by `answer`.
+#: "at once" delivers before `accept` returns, "later" in the next turn of the loop, "held" by `answer`.
 When = Literal["at once", "later", "held"]
-
-
-@dataclass(eq=False)
-class Asked:
-    """A request that a `FakeVersion` took; a `Ticket`."""
-
-    request: ScoreRequest
-    deliver: Deliver
-    cancelled: bool = False
-    answered: bool = False
-
-    def cancel(self) -> None:
-        """Deliver nothing any more."""
-        if not self.answered:
-            self.cancelled = True
 
 
 class FakeVersion:
@@ -47,8 +33,9 @@ class FakeVersion:
 
     Attributes:
         asked: every request that it took.
+        cancelled: those of them that were withdrawn.
         fails: raised, or delivered where it does not answer at once, in place of answers.
-        degraded: rungs of its answers.
+        degraded: fallbacks of its answers.
     """
 
     def __init__(
@@ -70,7 +57,8 @@ class FakeVersion:
         self.graph_version = graph_version
         self.when = when
         self.unknown = unknown
-        self.asked: list[Asked] = []
+        self.asked: list[Work] = []
+        self.cancelled: list[Work] = []
         self.fails: HoplineError | None = None
         self.degraded: tuple[str, ...] = ()
         self._function = function
@@ -94,25 +82,31 @@ class FakeVersion:
             graph_version,
         )
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Asked:
+    def accept(self, work: Work) -> None:
         """Take a request."""
-        asked = Asked(request, deliver)
-        self.asked.append(asked)
+        self.asked.append(work)
+        work.holder = self
         if self.when == "at once":
             if self.fails is not None:
-                asked.answered = True
+                work.end()
                 raise self.fails
-            self.answer(asked)
+            self.answer(work)
         elif self.when == "later":
-            asyncio.get_running_loop().call_soon(self.answer, asked)
-        return asked
+            asyncio.get_running_loop().call_soon(self.answer, work)
 
-    def answer(self, asked: Asked | None = None) -> None:
+    def reject_early(self) -> None:
+        """Nothing to refuse."""
+
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`."""
+        work.end()
+        self.cancelled.append(work)
+
+    def answer(self, work: Work | None = None) -> None:
         """Give one request its outcome, or all that have none."""
-        for each in [asked] if asked is not None else list(self.asked):
-            if not (each.cancelled or each.answered):
-                each.answered = True
-                each.deliver(self.fails if self.fails is not None else self._result(each.request))
+        for each in [work] if work is not None else list(self.asked):
+            if not each.ended:
+                each.finish(self.fails if self.fails is not None else self._result(each.request))
 
     def _result(self, request: ScoreRequest) -> ScoreResult:
         found = self._function(request)
@@ -141,7 +135,7 @@ class FakeVersion:
     @property
     def queued_rows(self) -> int:
         """Requests without an outcome."""
-        return sum(not (each.answered or each.cancelled) for each in self.asked)
+        return sum(not each.ended for each in self.asked)
 
     def close(self, why: str) -> None:
         """Nothing to do."""
@@ -151,3 +145,13 @@ class FakeVersion:
 
     async def release(self) -> None:
         """Nothing to let go of."""
+
+
+def hand_in(scorer: Scorer, request: ScoreRequest, deliver: Callable[[Any], object]) -> Work:
+    """Hand a request to a version; returns what can be cancelled.
+
+    Raises: HoplineError: it was refused at once.
+    """
+    work = Work(request, deliver)
+    scorer.accept(work)
+    return work

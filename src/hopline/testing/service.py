@@ -1,7 +1,7 @@
 """A service without graph and models, whose answers are plain arithmetic on the ids.
 
 For tests and benchmarks of transports and clients, also in a server process of its own
-(`hopline.server.run(config, service="hopline.testing.service:FakeService")`).
+(`hopline.serve.run(config, service="hopline.testing.service:FakeService")`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     DeadlineExceeded,

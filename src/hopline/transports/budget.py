@@ -18,11 +18,24 @@ class Budget:
         used: bytes that are reserved now.
     """
 
+    #: Largest bodies that the default has room for.
+    NUM_BODIES = 4
+    #: To the caller who finds no room.
+    FULL = (
+        "requests that are not answered yet fill the memory for them (server.max_pending_bytes); ask again "
+        "later"
+    )
+
     __slots__ = ("limit", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+
+    @classmethod
+    def for_bodies(cls, max_body_bytes: int) -> Budget:
+        """The default where the largest body has so many bytes."""
+        return cls(cls.NUM_BODIES * max_body_bytes)
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether `take` would reserve so many bytes now."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from grpc import StatusCode
 
 from hopline.errors import (
     BadRequest,
@@ -39,9 +38,10 @@ from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.grpc_names import check_name, check_names
 from hopline.transports.grpc_request import RequestReader, parameters_of
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import change_parameters, checked_name
+from hopline.transports.lifecycle import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
@@ -91,8 +91,8 @@ class GrpcApp:
         self._answers: dict[StatusCode, Counter] = {}
         self._traces = traces
         self._service = service
-        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
-        self._guard = None if gate is None else GrpcGuard(gate)
+        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
+        self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._id_prefix = secrets.token_hex(6)
         self._ids = itertools.count()
 
@@ -280,8 +280,8 @@ class GrpcApp:
         if client is not None:
             assert self._guard is not None
             self._guard.check("ModelInfer", request, client)
-        if self._turn_away is not None and not version:
-            self._turn_away(model)
+        if self._reject_early is not None and not version:
+            self._reject_early(model)
 
     def _signed(self, scoring: ScoreRequest, call: Call) -> ScoreRequest:
         if call.client is not None:
@@ -416,7 +416,7 @@ class GrpcApp:
         if change is None:
             raise BadRequest(f"this server does not {verb} models on request")
         parameters = parameters_of(request.parameters)
-        model = checked_name("model", request.model_name)
+        model = checked_path("model", request.model_name)
         await change(model, **change_parameters(verb, parameters))
 
     async def _health_check(self, request: Any, call: Call) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
 
-#: "open" needs no client; "list" needs one, and `read` of the model that it names, if it names one. Those
-#: that are not here ask for `admin`.
-_METHODS: dict[str, Permission | Literal["open", "list"]] = {
+#: What a method asks for: "open" needs no client; "list" needs one, and `read` of the model that it names,
+#: if it names one.
+Asked: TypeAlias = Permission | Literal["open", "list"]
+#: Those that are not here ask for `admin`.
+_METHODS: dict[str, Asked] = {
     "ServerLive": "open",
     "ServerReady": "open",
     "ModelReady": "open",
@@ -23,14 +26,6 @@ _METHODS: dict[str, Permission | Literal["open", "list"]] = {
     "ModelConfig": "read",
     "ModelInfer": "score",
     "ModelStreamInfer": "score",
-    # of a mesh watch
-    "GetVerdict": "read",
-    "WatchVerdicts": "read",
-    "GetIncident": "read",
-    "GetIncidents": "read",
-    "GetGraph": "read",
-    "GetEmbeddings": "read",
-    "TellEvents": "score",
 }
 
 
@@ -39,10 +34,12 @@ class GrpcGuard:
 
     Args:
         gate: knows who asks.
+        permission_of: what a method asks for, by its name.
     """
 
-    def __init__(self, gate: Gatekeeper) -> None:
+    def __init__(self, gate: Gatekeeper, permission_of: Callable[[str], Asked]) -> None:
         self._gate = gate
+        self._permission_of = permission_of
 
     def enter(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
         """Who calls, before a message has come; None where nobody has to say. What does not depend on the
@@ -64,7 +61,7 @@ class GrpcGuard:
 
         Raises: Unauthenticated, PermissionDenied.
         """
-        asked = permission_of(method)
+        asked = self._permission_of(method)
         if asked == "open":
             return None
         client = self._gate.identify(authorization, api_key)
@@ -77,31 +74,14 @@ class GrpcGuard:
 
         Raises: PermissionDenied.
         """
-        asked = permission_of(method)
+        asked = self._permission_of(method)
         model = getattr(request, "model_name", "") or getattr(request, "name", "") or SERVER
         if asked not in ("open", "list"):
             client.check(asked, model)  # type: ignore[arg-type]
         elif model != SERVER and asked == "list":
             client.check("read", model)
 
-    def admit(self, method: str, request: Any, context: Any) -> Client | None:
-        """All of this at once, of a call whose message has come.
 
-        Args:
-            method: its name.
-            request: its message, which may name a model.
-            context: of the call, as grpc.aio has it.
-
-        Raises: Unauthenticated, PermissionDenied, RateLimited.
-        """
-        metadata = dict(context.invocation_metadata() or ())
-        client = self.recognise(method, metadata.get("authorization"), metadata.get("x-api-key"))
-        if client is not None:
-            self.check(method, request, client)
-            client.admit()
-        return client
-
-
-def permission_of(method: str) -> Permission | Literal["open", "list"]:
-    """What a method asks for, by its name."""
+def permission_of(method: str) -> Asked:
+    """What a method of the server asks for, by its name."""
     return _METHODS.get(method, "admin")

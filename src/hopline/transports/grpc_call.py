@@ -3,6 +3,9 @@
 A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
 call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
 messages are unpacked when their turn comes, and are what they become to every bound.
+
+The file is long because one object has to know all of a call that bounds and deadlines are about: what
+came, what waits and what was answered.
 """
 
 from __future__ import annotations
@@ -15,10 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from grpc import StatusCode
-
 from hopline.errors import BadRequest
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
@@ -107,6 +109,7 @@ class Call:
         "_endpoint",
         "_finished",
         "_head",
+        "_is_late",
         "_kept",
         "_max_bytes",
         "_message",
@@ -141,6 +144,7 @@ class Call:
         self._unpacking: Unpacking | None = None
         self._begun = False  # an answer
         self._finished = False
+        self._is_late = False  # a message of a client that streams
         self._num_unsent = 0
         self.client: Any = None
         self.is_heard = False
@@ -210,7 +214,7 @@ class Call:
             self._stream.send(b"" if self._begun else _HEAD, b"", _OK)
             return
         headers = [] if self._begun else list(_HEADERS)
-        headers.append((b"grpc-status", b"%d" % code.value[0]))
+        headers.append((b"grpc-status", b"%d" % code))
         if text:
             headers.append((b"grpc-message", _encoded(text)))
         headers += [(name.encode(), value.encode()) for name, value in trailers]
@@ -285,9 +289,17 @@ class Call:
             self.listener.sent()
 
     def check_time(self, now: float) -> None:
-        """Give up a client that does not come to its end, or takes no answer; streams may last."""
+        """Give up a client that does not come to its end, or takes no answer.
+
+        Streams may last, but not a message of them that has begun.
+        """
         limit_s, stream = self._endpoint.read_timeout_s, self._stream
         if self._method.streams:
+            if not self._kept or self._has_whole() or stream.holds:
+                self._since = now
+            elif now > self._since + limit_s and self.listener is not None:
+                self._is_late = True
+                self._hear(self.listener)
             return
         unsent, self._num_unsent = self._num_unsent, stream.num_pending
         if stream.is_heard and (not stream.num_pending or stream.num_pending != unsent):
@@ -298,6 +310,13 @@ class Call:
                 return
             text = f"the request did not arrive within {limit_s} s"
             self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text))
+
+    def _hear(self, listener: Listener) -> None:
+        """Have the listener find that a message is late."""
+        try:
+            listener.heard()
+        except Exception as error:  # the boundary of a call
+            self._fail(error)
 
     def _take(self, data: bytes, is_last: bool) -> None:
         if self._method.streams:
@@ -351,6 +370,12 @@ class Call:
             )
         return PREFIX_BYTES + size
 
+    def _has_whole(self) -> bool:
+        """Whether what is kept begins with a whole message."""
+        kept = self._kept
+        size = PREFIX_BYTES + int.from_bytes(kept[1:PREFIX_BYTES], "big")
+        return len(kept) >= size
+
     def _keep(self, data: bytes) -> None:
         if not self._stream.keep_arriving(len(data), self._endpoint.max_arriving_bytes):
             raise self._no_room()
@@ -371,7 +396,7 @@ class Call:
             StatusCode.RESOURCE_EXHAUSTED,
             "requests that are not answered yet hold all the memory that they may, over this connection "
             f"({self._endpoint.max_arriving_bytes} bytes that were not begun with) or in this worker "
-            f"({self._endpoint.budget.limit} bytes in all); ask again later",
+            f"({self._endpoint.budget.limit} bytes in all, server.max_pending_bytes); ask again later",
         )
 
     def _begin(self) -> None:
@@ -403,7 +428,7 @@ class Call:
 
         What it holds is held until `give_back`.
 
-        Raises: CallError: it is too large, or the last one and not whole, or there is no room for it.
+        Raises: CallError: it is too large, late, or the last one and not whole, or there is no room for it.
         """
         if self._next is not None:
             data, self._next = self._next, None
@@ -415,7 +440,11 @@ class Call:
         if size is None or len(kept) < size:
             if kept and self.is_heard:
                 raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
+            if kept and self._is_late:
+                text = f"a message did not arrive within {self._endpoint.read_timeout_s} s"
+                raise CallError(StatusCode.DEADLINE_EXCEEDED, text)
             return None
+        self._since = self._endpoint.now
         flag, message = kept[0], bytes(kept[PREFIX_BYTES:size])
         del kept[:size]
         self._stream.arrived(size)

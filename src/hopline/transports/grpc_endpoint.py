@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from grpc import StatusCode
-
 from hopline.transports.budget import Budget
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacker
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of, head_of
@@ -19,8 +18,6 @@ from hopline.transports.turns import Turns
 
 #: Connections of one client that come together are not told to go together.
 _SPREAD = 0.2
-#: Requests of the largest size that a process has room for, where nobody says otherwise.
-_BUDGET_MESSAGES = 8
 
 
 class GrpcEndpoint:
@@ -33,7 +30,7 @@ class GrpcEndpoint:
         connection_age_s: a client is told to connect anew after this.
         read_timeout_s: a request must have arrived whole by then.
         is_pressed: see `LateLane`.
-        budget: of the process, for requests that are not answered; None makes one of eight messages.
+        budget: of the process, for requests that are not answered; None makes one of four messages.
         turns: whose turn it is to go on; None makes one.
 
     Attributes:
@@ -62,7 +59,7 @@ class GrpcEndpoint:
         self.failed = fail
         self.max_message_bytes = max_message_bytes
         self.max_arriving_bytes = max_message_bytes + FREE_BYTES
-        self.budget = budget or Budget(_BUDGET_MESSAGES * max_message_bytes)
+        self.budget = budget or Budget.for_bodies(max_message_bytes)
         self.unpacker = Unpacker(self.budget)
         self._connection_age_s = connection_age_s
         self.read_timeout_s = read_timeout_s

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from grpc import StatusCode
+from collections.abc import Mapping
 
 from hopline import errors
+from hopline.transports.grpc_status import StatusCode
 
 
 class CallError(Exception):
@@ -55,12 +56,6 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.SinkError: StatusCode.INTERNAL,
     errors.BrokerError: StatusCode.INTERNAL,
     errors.BrokerUnavailable: StatusCode.UNAVAILABLE,
-    errors.MeshError: StatusCode.INTERNAL,
-    errors.SnapshotInvalid: StatusCode.INVALID_ARGUMENT,
-    errors.SourceUnavailable: StatusCode.UNAVAILABLE,
-    errors.QueryFailed: StatusCode.INTERNAL,
-    errors.IncidentNotFound: StatusCode.NOT_FOUND,
-    errors.StateDamaged: StatusCode.INTERNAL,
     errors.PackagingError: StatusCode.INTERNAL,
     errors.NotServable: StatusCode.INTERNAL,
     errors.NotSplittable: StatusCode.INTERNAL,
@@ -70,6 +65,12 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
 }
 
 
-def grpc_code(error: errors.HoplineError) -> StatusCode:
-    """The code of an error; a subclass without its own line has its parent's."""
-    return next(GRPC_CODE[cls] for cls in type(error).__mro__ if cls in GRPC_CODE)
+def grpc_code(
+    error: errors.HoplineError, codes: Mapping[type[errors.HoplineError], StatusCode] = GRPC_CODE
+) -> StatusCode:
+    """The code of an error; a subclass without its own line has its parent's.
+
+    Args:
+        codes: by class; of an application with errors of its own.
+    """
+    return next(codes[cls] for cls in type(error).__mro__ if cls in codes)

@@ -157,4 +157,10 @@ def _from_contents(item: Any) -> Tensor:
         raise BadRequest(
             f"input {quoted(item.name)}: {quoted(item.datatype)} needs raw_input_contents or is unknown"
         )
+    for other, _ in item.contents.ListFields():
+        if other.name != field:
+            raise BadRequest(
+                f"input {quoted(item.name)} is {item.datatype} and has {other.name}, which would not be "
+                f"read; send {field} alone"
+            )
     return decode_typed(item.name, item.datatype, item.shape, getattr(item.contents, field)[:])

@@ -229,6 +229,7 @@ class InferStream(Listener):
             else:
                 self._begin_with(_Place(PREFIX_BYTES + len(data)), data)
         except (HoplineError, CallError) as error:
+            self._is_reading = False
             self._fail(error)
         return call.has_more
 

@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from grpc import StatusCode
-
 from hopline.errors import HoplineError, RequestTooLarge
 from hopline.transports.budget import Budget
 from hopline.transports.compression import decompress
 from hopline.transports.failure import without_frames
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_status import StatusCode
 
 #: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked at once: some
 #: tenths of a millisecond.
@@ -109,7 +108,7 @@ class Unpacker:
     def _begin(self, unpacking: Unpacking) -> None:
         num_bytes = min(unpacking.max_bytes, _MAX_RATIO * len(unpacking.message))
         if not self._budget.take(num_bytes):
-            text = "requests that are not answered yet hold all the memory that they may; ask again later"
+            text = Budget.FULL
             unpacking.finish(CallError(StatusCode.RESOURCE_EXHAUSTED, text))
             return
         self._is_working = True

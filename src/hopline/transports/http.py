@@ -2,6 +2,8 @@
 
 Knows paths, headers and bodies; nothing of sockets (`http_connection.py`) and nothing of how a request
 is scored. The score route answers in the same loop iteration when the service can.
+
+This file is long because each route has a method here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
@@ -27,7 +29,7 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error, without_frames
-from hopline.transports.http_access import Guard, client_of, named_model
+from hopline.transports.http_access import client_of, guard_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
     check_change,
@@ -41,7 +43,7 @@ from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_routes import Route, split_version, unsupported, without_fields
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
-from hopline.transports.json_body import check_charset, decode_body
+from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle import Lifecycle, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
@@ -91,13 +93,13 @@ class HttpApp:
         self.draining = False
         self.opening = False
         self._service = service
-        self._guard = None if gate is None else Guard(gate, open_metrics=config.auth.open_metrics)
+        self._guard = None if gate is None else guard_of(gate, open_metrics=config.auth.open_metrics)
         self._max_body_bytes = config.server.max_body_bytes
         self._max_nodes = config.limits.max_nodes_per_request
         self._check_score = check_score(self._max_nodes)
         load_kernels()
         self._submit = service.submit
-        self._turn_away: Callable[[str], None] | None = getattr(service, "turn_away", None)
+        self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = Lifecycle(service)
         self._routes: dict[bytes, Route] = {}
@@ -175,8 +177,8 @@ class HttpApp:
     def _score(
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
-        if version is None and self._turn_away is not None and not may_name_version(request.body):
-            self._turn_away(model)
+        if version is None and self._reject_early is not None and not may_name_version(request.body):
+            self._reject_early(model)
         body = decode_score(request.body, is_counted=request.is_counted)
         if len(request.body) > self._max_nodes:  # no node takes less than a byte
             oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
@@ -197,8 +199,8 @@ class HttpApp:
         self, model: str, version: str | None, request: Request, id_line: bytes
     ) -> Response | Pending:
         headers = request.headers
-        if version is None and self._turn_away is not None:
-            self._turn_away(model)
+        if version is None and self._reject_early is not None:
+            self._reject_early(model)
         length = headers.get(b"inference-header-content-length")
         infer, tensors = decode_infer(request.body, length, is_counted=request.is_counted)
         deadline = deadline_after(None, headers.get(b"timeout-ms"), time.monotonic())
@@ -311,9 +313,9 @@ class HttpApp:
 
     def _repository_index(self, request: Request, id_line: bytes) -> Response:
         wanted = decode_body(request.body or b"{}", _decode_index, IndexBody, example='{"ready": true}')
-        index = oip.repository_index(self._service, ready_only=wanted.ready)
-        shown = [row for row in index if self._shows(request, row["name"])]
-        return Response(encode_json(shown), headers=id_line)
+        refuse_repeated(request.body)
+        rows = oip.repository_index(self._service, ready_only=wanted.ready)
+        return Response(encode_json([x for x in rows if self._shows(request, x["name"])]), headers=id_line)
 
     def _repository_change(self, verb: str, model: str, request: Request, id_line: bytes) -> Pending:
         task = asyncio.ensure_future(self._lifecycle.change(verb, model, request.body))

@@ -25,7 +25,7 @@ _MAX_RESIZES = 16
 
 
 class Head(dict[bytes, bytes]):
-    """Names in lower case, pseudo-headers among them; of headers that come twice, the last.
+    """Names in lower case, pseudo-headers among them; a header that comes twice is a list.
 
     Attributes:
         fault: why this is not the head of a request; "" where it is.
@@ -41,6 +41,10 @@ class Head(dict[bytes, bytes]):
 def head_of(fields: Fields, num_bytes: int = 0) -> Head:
     """The headers of a block of so many bytes."""
     head = Head(fields)
+    if len(head) != len(fields):
+        head = Head()
+        for name, value in fields:
+            head[name] = b"%b, %b" % (head[name], value) if name in head else value
     if num_bytes > _SMALL_BLOCK_BYTES:
         head.num_bytes = num_bytes
     fault = request_fault(fields)

@@ -110,6 +110,11 @@ class Stream:
             self._widen()
         return True
 
+    @property
+    def holds(self) -> bool:
+        """Whether the client has to wait with what it has to send."""
+        return self._holds
+
     def hold(self) -> None:
         """Let the client send no more than it may by now."""
         self._holds = True

@@ -6,6 +6,8 @@ and for `admin` where it changes something, so that a new one is closed until it
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -41,7 +43,7 @@ OPEN = Access(open=True)
 
 
 def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
-    """What a path asks for.
+    """What a path of the server asks for.
 
     Args:
         parts: the path without its slashes, decoded.
@@ -66,8 +68,6 @@ def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
             return Access(model=model)
         case ["v1", "rollouts" | "drift", model, *_]:
             return Access(model=model)
-        case ["v1", "mesh", "events"]:  # no verdict depends on them
-            return Access(change="score")
     return Access()
 
 
@@ -76,16 +76,15 @@ class Guard:
 
     Args:
         gate: knows who asks.
-        open_metrics: as in the settings.
+        access_of: what a path asks for, by its parts.
+
+    Attributes:
+        access_of: as given.
     """
 
-    def __init__(self, gate: Gatekeeper, *, open_metrics: bool) -> None:
+    def __init__(self, gate: Gatekeeper, access_of: Callable[[list[str]], Access]) -> None:
         self._identify = gate.identify
-        self._open_metrics = open_metrics
-
-    def access_of(self, parts: list[str]) -> Access:
-        """What a path asks for; see the function."""
-        return access_of(parts, open_metrics=self._open_metrics)
+        self.access_of = access_of
 
     def admit(self, request: Request, access: Access) -> None:
         """Write into the request who asks, and count it.
@@ -115,6 +114,11 @@ class Guard:
             return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
         except Unauthenticated:
             return None
+
+
+def guard_of(gate: Gatekeeper, *, open_metrics: bool) -> Guard:
+    """The guard of the server's own paths."""
+    return Guard(gate, functools.partial(access_of, open_metrics=open_metrics))
 
 
 class _Named(msgspec.Struct):

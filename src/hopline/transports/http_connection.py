@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from hopline.transports.budget import Budget
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
@@ -166,7 +167,6 @@ class HttpConnection(asyncio.Protocol):
         if self._closed or self._is_deaf:
             return
         endpoint = self._endpoint
-        self._since = endpoint.now
         endpoint.spinner.came()
         if self._is_late:
             endpoint.lane.hold(self, data)
@@ -179,6 +179,7 @@ class HttpConnection(asyncio.Protocol):
             end = data.find(b"\r\n\r\n") + 4
             known = endpoint.known_heads.get(data[:end])
             if known is not None and len(data) - end == known.body_bytes and not self._is_busy:
+                self._since = endpoint.now
                 self._start(
                     Request(known.method, known.target, known.headers, data[end:], known.connection)
                 )
@@ -333,8 +334,9 @@ class HttpConnection(asyncio.Protocol):
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """The first byte of a request; empty lines before it keep no connection open."""
         self._between = False
+        self._since = self._endpoint.now
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
@@ -573,9 +575,7 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(413, f"the body is larger than {limit} bytes (server.max_body_bytes)")
 
     def _refuse_for_memory(self) -> None:
-        self._refuse(
-            503, "requests that are not answered yet fill the memory for them (server.max_pending_bytes)"
-        )
+        self._refuse(503, Budget.FULL)
 
     def _refuse_head(self, what: str = "the request head") -> None:
         self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of {what}")

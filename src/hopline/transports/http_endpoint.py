@@ -61,7 +61,7 @@ class HttpEndpoint:
         self.keep_alive_timeout_s = keep_alive_timeout_s
         self.read_timeout_s = read_timeout_s
         self.screen = screen
-        self.budget = budget or Budget(4 * max_body_bytes)
+        self.budget = budget or Budget.for_bodies(max_body_bytes)
         self.connections: set[HttpConnection] = set()
         self.lane = LateLane(is_pressed)
         self.turns = Turns()

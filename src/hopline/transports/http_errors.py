@@ -6,6 +6,7 @@ Total over the classes of `hopline.errors`; a test walks them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -50,12 +51,6 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.SinkError: 500,
     errors.BrokerError: 500,
     errors.BrokerUnavailable: 503,
-    errors.MeshError: 500,
-    errors.SnapshotInvalid: 400,
-    errors.SourceUnavailable: 503,
-    errors.QueryFailed: 502,
-    errors.IncidentNotFound: 404,
-    errors.StateDamaged: 500,
     errors.PackagingError: 500,
     errors.NotServable: 500,
     errors.NotSplittable: 500,
@@ -87,9 +82,11 @@ TRANSPORT_CODES = {
 }
 
 
-def http_status(error: errors.HoplineError) -> int:
+def http_status(
+    error: errors.HoplineError, statuses: Mapping[type[errors.HoplineError], int] = HTTP_STATUS
+) -> int:
     """The status of an error; a subclass without its own line has its parent's."""
-    return next(HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS)
+    return next(statuses[cls] for cls in type(error).__mro__ if cls in statuses)
 
 
 def error_details(error: errors.HoplineError) -> dict[str, Any]:
@@ -104,7 +101,13 @@ def error_details(error: errors.HoplineError) -> dict[str, Any]:
     return details
 
 
-def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: bool = False) -> Response:
+def error_response(
+    error: errors.HoplineError,
+    headers: bytes = b"",
+    *,
+    oip: bool = False,
+    statuses: Mapping[type[errors.HoplineError], int] = HTTP_STATUS,
+) -> Response:
     """The response for an error.
 
     Args:
@@ -112,6 +115,7 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
         headers: header lines to carry along.
         oip: the Open Inference Protocol's form, `{"error": "text"}`; else `{"error": {"code": …,
             "message": …, details}}`.
+        statuses: by class; of an application with errors of its own.
     """
     if isinstance(error, _PASSING):
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
@@ -124,7 +128,7 @@ def error_response(error: errors.HoplineError, headers: bytes = b"", *, oip: boo
     body: Any = text
     if not oip:
         body = {"code": error.code, "message": text, **error_details(error)}
-    return Response(encode_json({"error": body}), http_status(error), headers=headers)
+    return Response(encode_json({"error": body}), http_status(error, statuses), headers=headers)
 
 
 def plain_error(status: int, text: str, headers: bytes = b"", *, oip: bool = False) -> Response:

@@ -15,7 +15,7 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 class ScoringService(Protocol):
     """The transport-neutral API.
 
-    A service may also have `turn_away`, which refuses requests unread, `is_pressed`, which tells whether
+    A service may also have `reject_early`, which refuses requests unread, `is_pressed`, which tells whether
     others wait for the loop, `rehearsing`, which is for before the first request, the coroutines `load`,
     `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout` and `log_id`, as
     `hopline.service.Service` does.

@@ -11,13 +11,13 @@ import codecs
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.errors import MAX_QUOTED, BadRequest, quoted
-from hopline.repeated_names import repeated_name
+from hopline.errors import MAX_QUOTED, BadRequest
+from hopline.repeated_names import may_repeat
 from hopline.transports.share import PIECE_BYTES
 
 BodyT = TypeVar("BodyT")
@@ -114,30 +114,19 @@ def explained(text: str, body: bytes, kind: Any) -> str:
     return text
 
 
-def check_repeated(body: bytes, names: Iterable[bytes], most: int = 1) -> None:
-    """Refuse an object that has a name twice.
+def refuse_repeated(body: bytes, num_names: int = 1) -> None:
+    """Refuse JSON in which an object has a name twice: readers take the last one, and say nothing.
 
     Args:
         body: that was decoded.
-        names: of fields, in quotes.
-        most: how often each of them may stand in the body without a closer look.
+        num_names: names that were found in it; with fewer it is looked at more closely than it need be.
 
     Raises: BadRequest: names the field.
     """
-    for name in names:
-        if body.count(name) > most:
-            refuse_repeated(body)
-            return
+    if may_repeat(body, num_names):
+        from hopline.transports import json_scan  # compiled: a function starts without Numba
 
-
-def refuse_repeated(body: bytes) -> None:
-    """The closer look: an object anywhere in it that has a name twice.
-
-    Raises: BadRequest: names the field.
-    """
-    name = repeated_name(body)
-    if name:
-        raise BadRequest(f"field {quoted(name)} comes twice in one object; send it once")
+        json_scan.refuse_repeated(body, json_scan.count(body).num_names)
 
 
 def _at(kind: Any, path: str) -> list[Any]:

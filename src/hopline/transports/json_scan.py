@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest, quoted
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 #: Lists of the outermost object that are told apart; more names than any body of ours has.
 _MAX_LISTS = 64

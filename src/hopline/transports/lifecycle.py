@@ -9,9 +9,8 @@ import msgspec
 
 from hopline.errors import BadRequest, quoted
 from hopline.rollout.asked_unit import MAX_GROUPS
-from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.transports.json_body import check_repeated, decode_body
+from hopline.transports.json_body import decode_body, refuse_repeated
 
 #: Bytes of a file's name, as Linux takes them, and characters of a path.
 _MAX_PART, _MAX_PATH = 255, 1000
@@ -38,13 +37,6 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
-#: Names of objects inside a body, none of which may come twice either.
-_WITHIN: dict[Any, tuple[str, ...]] = {
-    LoadBody: ("version", "graph", "groups", "serve"),
-    RolloutRequest: Gates.__struct_fields__,
-}
-
-
 class Lifecycle:
     """Args:
     service: that may have models that come and go.
@@ -60,7 +52,7 @@ class Lifecycle:
         """
         method = self._method(verb, f"{verb} models on request")
         changing: Awaitable[Any] = method(
-            checked_name("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
+            checked_path("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
         )
         return changing
 
@@ -72,7 +64,7 @@ class Lifecycle:
         method = self._method("begin_rollout", "roll models out")
         request = _read(body, RolloutRequest)
         for what in ("model", "version", "graph"):
-            checked_name(what, getattr(request, what))
+            checked_path(what, getattr(request, what))
         _checked_groups(request.groups)
         beginning: Awaitable[Any] = method(request)
         return beginning
@@ -133,7 +125,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
                 f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
             )
         if isinstance(value, str):
-            checked_name(f"parameter {name!r}", value)
+            checked_path(f"parameter {name!r}", value)
         elif isinstance(value, list):
             if not all(isinstance(each, str) for each in value):
                 raise BadRequest(f"parameter {name!r} of {verb} must be a list of strings")
@@ -145,10 +137,10 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
     if len(groups) > MAX_GROUPS:
         raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are taken")
-    return tuple(checked_name("groups", each) for each in groups)
+    return tuple(checked_path("groups", each) for each in groups)
 
 
-def checked_name(what: str, name: str) -> str:
+def checked_path(what: str, name: str) -> str:
     """A name that may become a part of a path.
 
     Raises: BadRequest: it is longer than file systems take, or has characters that cannot be printed.
@@ -164,6 +156,5 @@ def checked_name(what: str, name: str) -> str:
 def _read(body: bytes, kind: Any) -> Any:
     body = body or b"{}"
     found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
-    names = kind.__struct_fields__ + _WITHIN.get(kind, ())
-    check_repeated(body, [f'"{name}"'.encode() for name in names])
+    refuse_repeated(body)
     return found

@@ -28,9 +28,10 @@ import numpy as np
 from hopline import __version__
 from hopline.artifact import GRAPH_INPUTS
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge, quoted
+from hopline.request_fields import FIELDS
 from hopline.transports.as_of import read_as_of
 from hopline.transports.interface import ScoringService
-from hopline.transports.rows import attributes_of, priority_of
+from hopline.transports.rows import option_of, time_limit_of
 from hopline.transports.tensors import Tensor, tensor_from_array
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -55,16 +56,9 @@ _REFUSED = {
 #: Parameters that say how tensors travel: those of inputs and outputs, whatever carries them. Clients that
 #: speak gRPC send them as they would over HTTP.
 _CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
-_KNOWN = {
-    "as_of",
-    "attributes",
-    "degraded",
-    "key",
-    "on_missing",
-    "priority",
-    "timeout",
-    "timeout_ms",
-}
+_OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
+_KNOWN = {*[field.name for field in _OPTIONS], "timeout", "timeout_ms"}
+_SWITCHES = {"binary_data", "binary_data_output"}
 _TYPES = {"BYTES": "TYPE_STRING"}
 #: What an input's first dimension counts, in words.
 _COUNTED = {
@@ -110,15 +104,6 @@ def request_from_tensors(
                 check_count(tensor.shape[0], _COUNTED.get(name, "rows"), max_nodes)
     columns = {name: tensor.column() for name, tensor in inputs.items() if name not in GRAPH_INPUTS}
     check_parameters(parameters)
-    on_missing = parameters.get("on_missing", "error")
-    if on_missing not in ("error", "null"):
-        raise BadRequest(f"parameter on_missing must be 'error' or 'null', not {quoted(on_missing)}")
-    degraded = parameters.get("degraded", "allow")
-    if degraded not in ("allow", "refuse"):
-        raise BadRequest(f"parameter degraded must be 'allow' or 'refuse', not {quoted(degraded)}")
-    key = parameters.get("key", "")
-    if not isinstance(key, str):
-        raise BadRequest(f"parameter key must be a string, not {quoted(key)}")
     nodes = inputs["node_ids"].ids() if "node_ids" in inputs else ()
     return ScoreRequest(
         model,
@@ -128,16 +113,23 @@ def request_from_tensors(
         version or None,
         # `missing` comes with the answer whenever there is something to tell.
         tuple(name for name in outputs if name != "missing"),
-        _as_of(inputs, parameters.get("as_of")),
-        on_missing,
-        _deadline(parameters, deadline),
-        request_id,
-        degraded,
-        columns or None,
-        attributes_of(parameters["attributes"]) if "attributes" in parameters else None,
-        key,
-        priority_of(parameters["priority"]) if "priority" in parameters else "normal",
+        deadline=_deadline(parameters, deadline),
+        request_id=request_id,
+        columns=columns or None,
+        **_options(inputs, parameters),
     )
+
+
+def _options(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller says beside the tensors, by name of the field."""
+    options = {}
+    if parameters:
+        for field in _OPTIONS:
+            if field.name in parameters and field.name != "as_of":
+                options[field.name] = option_of(field, parameters[field.name])
+    if "as_of" in inputs or "as_of" in parameters:
+        options["as_of"] = _as_of(inputs, parameters.get("as_of"))
+    return options
 
 
 def check_count(count: int, what: str, most: int) -> None:
@@ -184,6 +176,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         elif name not in _KNOWN and name not in _CARRIED and not name.startswith("triton_"):
             known = ", ".join(sorted({*_KNOWN, "binary_data_output"}))
             raise BadRequest(f"unknown parameter {quoted(name)}; known are {known}")
+        elif name in _SWITCHES and not isinstance(value, bool):
+            raise BadRequest(f"parameter {quoted(name)} must be true or false, not {quoted(value)}")
 
 
 def server_metadata() -> dict[str, Any]:
@@ -326,15 +320,10 @@ def _deadline(parameters: Mapping[str, Any], deadline: float | None) -> float | 
         value = parameters.get(name)
         if value is None or (name == "timeout" and value == 0):  # Triton's 0 means none
             continue
-        try:
-            value = float(value) if isinstance(value, int | float | str) else -1.0
-        except (ValueError, OverflowError):  # an integer beyond floats is no time either
-            value = -1.0
-        if not value > 0:
-            raise BadRequest(
-                f"parameter {name!r} must be a positive number, not {quoted(parameters[name])}"
-            )
-        end = time.monotonic() + value * scale
+        limit = time_limit_of(value)
+        if limit is None:
+            raise BadRequest(f"parameter {name!r} must be a positive number, not {quoted(value)}")
+        end = time.monotonic() + limit * scale
         deadline = end if deadline is None else min(deadline, end)
     return deadline
 

@@ -14,7 +14,7 @@ import msgspec
 from hopline.errors import BadRequest, quoted
 from hopline.transports.http_errors import encode_json
 from hopline.transports.http_messages import Response
-from hopline.transports.json_body import check_repeated, decode_body
+from hopline.transports.json_body import decode_body, refuse_repeated
 from hopline.transports.oip import answer_parameters, check_parameters, tensors_from_result
 from hopline.transports.score_json import encode_rows
 from hopline.transports.share import PIECE_BYTES, Decompressed, sent_bytes
@@ -85,8 +85,10 @@ def decode_infer(
     end = len(text)
     infer = decode_body(text, _decode, InferBody, "the inference request", _EXAMPLE)
     if not is_counted:
-        check_repeated(text, (b'"inputs"', b'"outputs"'))
-        check_repeated(text, (b'"data"', b'"shape"', b'"datatype"'), len(infer.inputs))
+        # An input has four names at least, or is refused below.
+        least = 1 + 4 * len(infer.inputs) + (0 if infer.outputs is None else 1 + len(infer.outputs))
+        if text.count(b":") > least:
+            refuse_repeated(text, _num_names(infer))
     if len(body) > PIECE_BYTES or isinstance(body, Decompressed):
         heads = [(item.datatype, checked_shape(item.name, item.shape)[1]) for item in infer.inputs]
         check_amount("the inference request", heads, len(body), sent_bytes(body))
@@ -119,6 +121,16 @@ def decode_infer(
         parameters = output.parameters or {}
         check_parameters(parameters)
     return infer, tensors
+
+
+def _num_names(infer: InferBody) -> int:
+    """Names of all objects that were read."""
+    count = sum(value is not None for value in msgspec.structs.astuple(infer)) + len(infer.parameters or ())
+    for item in infer.inputs:
+        count += 3 + (item.parameters is not None) + len(item.parameters or ()) + bool(bytes(item.data))
+    for output in infer.outputs or ():
+        count += 1 + (output.parameters is not None) + len(output.parameters or ())
+    return count
 
 
 def check_names(infer: InferBody, model: str, version: str | None) -> str | None:

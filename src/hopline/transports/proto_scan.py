@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
 #: Of one piece of 64 KiB that was sent: messages inside the message, and values.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.condition import Backoff
 from hopline.brokers.registry import open_queue, open_sink
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     BrokerError,

@@ -7,6 +7,8 @@ what HTTP answers, errors included.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,7 +17,8 @@ from hopline.errors import BadRequest, HoplineError, RequestTooLarge, public_tex
 from hopline.transports.http_errors import encode_json, error_details
 from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
-    ScoreBody,
+    SAID,
+    AskedBody,
     deadline_after,
     encode_result,
     refuse_twice,
@@ -34,12 +37,17 @@ _LONGEST_REASON = 1000
 _LONGEST_ID = 256
 
 
-class QueuedBody(ScoreBody, kw_only=True, forbid_unknown_fields=True, gc=False):
+class _ModelBody(AskedBody, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A score request that names its model."""
 
     model: str
 
 
+QueuedBody: Any = msgspec.defstruct(
+    "QueuedBody", SAID, bases=(_ModelBody,), forbid_unknown_fields=True, gc=False, module=__name__
+)
+
+_decode: Callable[[bytes | memoryview], _ModelBody]
 _decode = msgspec.json.Decoder(QueuedBody).decode
 
 
@@ -70,10 +78,15 @@ def request_of(message: Message, max_bytes: int) -> ScoreRequest:
 def request_id(message: Message) -> str:
     """The sender's, or the message's own place, which is the same however often it comes.
 
-    One that is too long is none: it would stand in each line of the log and of the prediction log.
+    One that is too long or cannot be printed is none: it would stand in each line of the log and of the
+    prediction log.
     """
     own = message.headers.get(REQUEST_ID, "")
-    return own if 0 < len(own) <= _LONGEST_ID else f"{message.partition}@{message.position}"
+    return (
+        own
+        if 0 < len(own) <= _LONGEST_ID and own.isprintable()
+        else f"{message.partition}@{message.position}"
+    )
 
 
 def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreResult) -> Outgoing:

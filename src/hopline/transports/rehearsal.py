@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.transports.http import HttpApp

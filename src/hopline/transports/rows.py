@@ -1,18 +1,20 @@
-"""Rows and attributes as JSON has them: to columns, and checked."""
+"""Rows, and fields of a request in parameters: to what a request holds, and checked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
 from hopline.errors import BadRequest, quoted
+from hopline.request_fields import RequestField
+from hopline.transports.json_body import refuse_repeated
 from hopline.types import Priority
 
 #: What a column or an attribute may hold.
 Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
-_Attribute: TypeAlias = int | float | str | bool
 
 #: Triton's numbers: 0 stands for the default, 1 is the most urgent.
 _PRIORITIES: dict[object, Priority] = {
@@ -23,7 +25,8 @@ _PRIORITIES: dict[object, Priority] = {
     1: "high",
 }
 
-_read_attributes = msgspec.json.Decoder(dict[str, _Attribute]).decode
+#: What JSON in a parameter may hold, in words.
+_WANTED: dict[Any, str] = {dict: "object of strings, numbers and truth values", tuple: "list of strings"}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -69,19 +72,47 @@ def priority_of(value: object) -> Priority:
     return found
 
 
-def attributes_of(text: object) -> dict[str, Any]:
-    """Attributes from a JSON object in a string, as parameters of OIP carry them.
-
-    Raises:
-        BadRequest: not a JSON object of strings, numbers and truth values.
-    """
-    wanted = "parameter attributes must be a JSON object of strings, numbers and truth values"
-    if not isinstance(text, str):
-        raise BadRequest(f"{wanted}, in a string, not {quoted(text)}")
+def time_limit_of(value: object) -> float | None:
+    """A time limit from a number or its text; None where it is not above 0, infinite or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
     try:
-        return _read_attributes(text)
+        limit = math.nan if isinstance(value, str) and "_" in value else float(value)
+    except (ValueError, OverflowError):  # an integer beyond floats is no time either
+        return None
+    return limit if 0 < limit < math.inf else None
+
+
+def option_of(field: RequestField, value: object) -> Any:
+    """A field of a request from a parameter, which holds a string, a number or a truth value.
+
+    Raises: BadRequest: it is no value of the field.
+    """
+    if field.name == "priority":  # Triton has numbers for it
+        return priority_of(value)
+    kind = get_origin(field.sent_as)
+    kind = get_origin(get_args(field.sent_as)[0]) if kind is Annotated else kind
+    if kind is Literal:
+        choices = get_args(field.sent_as)
+        if value not in choices:
+            raise BadRequest(
+                f"parameter {field.name} must be {' or '.join(map(repr, choices))}, not {quoted(value)}"
+            )
+        return value
+    if kind is None:
+        if not isinstance(value, field.sent_as):
+            raise BadRequest(f"parameter {field.name} must be a string, not {quoted(value)}")
+        return value
+    wanted = f"parameter {field.name} must be a JSON {_WANTED[kind]}"
+    if not isinstance(value, str):
+        raise BadRequest(f"{wanted}, in a string, not {quoted(value)}")
+    try:
+        found = msgspec.json.decode(value, type=field.sent_as)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRequest(f"{wanted}: {error}") from None
+    if type(found) is dict:
+        refuse_repeated(value.encode(), len(found))
+    return found
 
 
 def named_place(text: str, body: bytes) -> str:

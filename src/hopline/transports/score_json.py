@@ -9,20 +9,22 @@ going through Python floats gives 0.10000000149011612. Measured for [1024, 2]: 1
 from __future__ import annotations
 
 import functools
-import math
 import time
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 import orjson
 
 from hopline.errors import BadRequest, quoted
+from hopline.request_fields import FIELDS
 from hopline.transports.as_of import read_as_of
 from hopline.transports.json_body import decode_body, refuse_repeated
-from hopline.transports.rows import Scalar, columns_of, named_place
+from hopline.transports.rows import Scalar, columns_of, named_place, time_limit_of
 from hopline.transports.share import PIECE_BYTES
-from hopline.types import AnyArray, InlineNode, Priority, ScoreRequest, ScoreResult
+from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
@@ -39,15 +41,12 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     edge_weight: list[float] | dict[str, list[float]] = []
 
 
-class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The body of a score request: `ScoreRequest` in JSON.
+class AskedBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What a request is about. Ids in JSON keep their kind: 42 is an integer, "42" a string.
 
     Attributes:
-        pairs: [source, destination] each.
-        timeout_ms: deadline of the request, from its arrival.
         version: may also stand in the path.
         rows: column name -> value, for each row; or the same as `columns`.
-        attributes, key, priority: as in `ScoreRequest`.
 
     Null is as good as absent, since clients made by generators write it for what they do not set.
     """
@@ -55,23 +54,25 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     nodes: list[_Id] | None = None
     inline: list[InlineBody] | None = None
     pairs: list[tuple[_Id, _Id]] | None = None
-    outputs: tuple[str, ...] | None = None
-    as_of: _Int64 | float | str | None = None
-    on_missing: Literal["error", "null"] | None = None
     timeout_ms: float | None = None
     version: str | None = None
-    degraded: Literal["allow", "refuse"] | None = None
     rows: list[dict[str, Scalar]] | None = None
     columns: dict[str, list[Scalar]] | None = None
-    attributes: dict[str, int | float | str | bool] | None = None
-    key: str | None = None
-    priority: Priority | None = None
 
 
-_decode = msgspec.json.Decoder(ScoreBody).decode
+#: JSON names and types of what a caller may say beside it, as `msgspec.defstruct` takes them.
+SAID: list[tuple[str, Any, None]] = [(field.name, field.sent_as | None, None) for field in FIELDS]
+#: The body of POST /v1/models/<model>/score.
+ScoreBody: Any = msgspec.defstruct(
+    "ScoreBody", SAID, bases=(AskedBody,), forbid_unknown_fields=True, gc=False, module=__name__
+)
+_names_said = attrgetter(*[field.name for field in FIELDS])
+_NOTHING_SAID = (None,) * len(FIELDS)
+
+_decode: Callable[[bytes | memoryview], AskedBody] = msgspec.json.Decoder(ScoreBody).decode
 
 
-def decode_score(body: bytes, *, is_counted: bool = False) -> ScoreBody:
+def decode_score(body: bytes, *, is_counted: bool = False) -> AskedBody:
     """Read a body.
 
     Args:
@@ -82,36 +83,37 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> ScoreBody:
             name that comes twice.
     """
     try:
-        found = decode_body(body, _decode, ScoreBody)
-    except BadRequest as error:
-        if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
-            raise
-        raise BadRequest(named_place(str(error), body)) from None
-    if not is_counted:
+        found = _decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        found = _decode_or_explain(body)
+    if not is_counted and body.count(b":") > 1:  # the usual request has one
         refuse_twice(found, body)
     return found
 
 
-def refuse_twice(found: ScoreBody, body: bytes) -> None:
-    """Refuse a body in which a name comes twice: JSON's readers take the last one, and say nothing.
+def _decode_or_explain(body: bytes) -> AskedBody:
+    try:
+        return decode_body(body, _decode, ScoreBody)
+    except BadRequest as error:
+        if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
+            raise
+        raise BadRequest(named_place(str(error), body)) from None
 
-    Every name is followed by a colon: as many colons as names were read means that none came twice. Where
-    there are more, they stand in strings mostly.
+
+def refuse_twice(found: AskedBody, body: bytes) -> None:
+    """Refuse a body in which a name comes twice.
 
     Raises: BadRequest: names it.
     """
-    colons = body.count(b":")
-    if colons < 2:  # the usual request
-        return
     names = sum(value is not None for value in msgspec.structs.astuple(found))
-    names += sum(map(len, found.rows or ())) + len(found.columns or ()) + len(found.attributes or ())
+    names += sum(map(len, found.rows or ())) + len(found.columns or ())
+    names += sum(len(value) for value in _names_said(found) if type(value) is dict)
     for node in found.inline or ():
         names += 1 if node.id is None else 2
         for each in (node.neighbors, node.edge_attr, node.edge_weight):
             if each:
                 names += 1 + len(each) if isinstance(each, dict) else 1
-    if colons > names and body.count(b'":') + body.count(b'" :') > names:
-        refuse_repeated(body)
+    refuse_repeated(body, names)
 
 
 def may_name_version(body: bytes) -> bool:
@@ -120,7 +122,7 @@ def may_name_version(body: bytes) -> bool:
 
 
 def score_request(
-    model: str, version: str | None, body: ScoreBody, deadline: float | None, request_id: str
+    model: str, version: str | None, body: AskedBody, deadline: float | None, request_id: str
 ) -> ScoreRequest:
     """The transport-neutral request.
 
@@ -145,23 +147,21 @@ def score_request(
         columns = columns_of(body.rows)
     pairs: Any = body.pairs
     nodes: Any = body.nodes  # a mixture of integers and strings is the id index's to refuse
+    inline = [_inline_node(node) for node in body.inline] if body.inline else ()
+    both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    said = _names_said(body)
+    if said == _NOTHING_SAID:  # the usual request
+        return ScoreRequest(
+            model, nodes or (), inline, both, version,
+            deadline=deadline, request_id=request_id, columns=columns,
+        )  # fmt: skip
+    options = {field.name: value for field, value in zip(FIELDS, said, strict=True) if value is not None}
+    if "as_of" in options:
+        options["as_of"] = read_as_of(options["as_of"])
     return ScoreRequest(
-        model,
-        nodes or (),
-        [_inline_node(node) for node in body.inline] if body.inline else (),
-        None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs]),
-        version,
-        body.outputs or (),
-        None if body.as_of is None else read_as_of(body.as_of),
-        body.on_missing or "error",
-        deadline,
-        request_id,
-        body.degraded or "allow",
-        columns,
-        body.attributes,
-        body.key or "",
-        body.priority or "normal",
-    )
+        model, nodes or (), inline, both, version,
+        deadline=deadline, request_id=request_id, columns=columns, **options,
+    )  # fmt: skip
 
 
 def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -> float | None:
@@ -172,11 +172,8 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
     """
     if header is not None:
         shown = header.decode("latin-1")
-        try:
-            limit = float(header)
-        except ValueError:
-            limit = math.nan
-        if not limit > 0:
+        limit = time_limit_of(shown)
+        if limit is None:
             raise BadRequest(
                 f"header timeout-ms must be a positive number of milliseconds, not {quoted(shown)}"
             )
@@ -259,5 +256,7 @@ def _inline_node(node: InlineBody) -> InlineNode:
 def _by_edge_type(value: Any) -> Any:
     """A bare list belongs to the node type's only edge type, whose key is left empty."""
     if isinstance(value, dict):
+        if "" in value and len(value) > 1:  # one of the two lists would be lost
+            raise BadRequest("an inline node has edges of the type '' beside others; name all types")
         return value
     return {"": value} if value else {}

@@ -24,10 +24,10 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "wal_segments": ("hopline.graph.live.segment", "hopline.graph.live.codec", "hopline.graph.live.entry"),
     "client_answers": ("hopline.client",),
     "state_files": (
-        *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline.mesh.state.segment"),
+        *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline_mesh.state.segment"),
         *("hopline.artifact", "hopline.jobs.batch.journal"),
     ),
     "lifecycle_state": ("hopline.rollout.state",),
-    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire"),
-    "model_wire": ("hopline.rollout.process_wire",),
+    "process_wires": ("hopline.live.wire", "hopline.prefetch.wire", "hopline.process.wire"),
+    "model_wire": ("hopline.rollout.process_wire", "hopline.process.wire"),
 }

@@ -15,8 +15,8 @@ def check(data: bytes) -> None:
         return
     decoder: Any = process_wire.from_model if data[0] % 2 else process_wire.from_server
     sent = data[2:]
-    whole = [bytes(view) for view in process_wire.Frames().feed(sent)]
-    frames = process_wire.Frames()
+    whole = [bytes(view) for view in process_wire.frames().feed(sent)]
+    frames = process_wire.frames()
     split = [bytes(view) for part in pieces(sent, data[1]) for view in frames.feed(part)]
     assert whole == split, "pieces are read otherwise"
     for message in whole:

@@ -8,6 +8,7 @@ from typing import Any
 from hopline.errors import HoplineError
 from hopline.live import wire as live_wire
 from hopline.prefetch import wire as prefetch_wire
+from hopline.process.wire import WireError
 from tests.fuzz.fed import runner
 
 _WIRES: tuple[tuple[Any, Any], ...] = (
@@ -35,5 +36,5 @@ def check(data: bytes) -> None:
 
     try:
         runner.run(read())
-    except (EOFError, wire.WireError):
+    except (EOFError, WireError):
         return

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hopline.artifact import read_artifact
-from hopline.errors import ArtifactError, BatchError, GraphError, LogDamaged, StateDamaged
+from hopline.errors import ArtifactError, BatchError, GraphError, LogDamaged
 from hopline.graph import storage
 from hopline.graph.live import manifest
 from hopline.jobs.batch.journal import read_manifest
-from hopline.mesh.state.segment import MAGIC, read_segment
+from hopline_mesh.errors import StateDamaged
+from hopline_mesh.state.segment import MAGIC, read_segment
 
 _folder = tempfile.TemporaryDirectory(prefix="hopline-fuzz-")
 _path = Path(_folder.name)

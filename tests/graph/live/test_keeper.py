@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import Conflict, GraphError, LogDamaged, LogFull
+from hopline.files import draft_of
 from hopline.graph import Graph
 from hopline.graph.live import home as home_module
 from hopline.graph.live import keeper as keeper_module
@@ -208,13 +209,14 @@ def test_a_damaged_snapshot_without_its_log_is_refused(tmp_path: Path, graph: Gr
 def test_a_snapshot_that_was_being_written_is_swept_away(tmp_path: Path, graph: Graph) -> None:
     folder = tmp_path / "live"
     two_snapshots(folder, graph)
-    half = folder / "snapshots" / f".{9:020d}.tmp" / "graph"
+    half = draft_of(folder / "snapshots" / f"{9:020d}") / "graph"
     half.mkdir(parents=True)
-    (folder / "live.json.draft").write_bytes(b"half")
+    manifest = draft_of(folder / "live.json")
+    manifest.write_bytes(b"half")
     kept = Kept(folder, graph)
     assert kept.numbers == list(range(45))
     assert len(list((folder / "snapshots").iterdir())) == 2
-    assert not (folder / "live.json.draft").exists()
+    assert not manifest.exists()
     kept.close()
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import GraphError, LogDamaged, LogFailed, LogFull
+from hopline.files import draft_of
 from hopline.graph.live import segment
 from hopline.graph.live.log import Log
 from hopline.graph.live.replay import replay
@@ -226,7 +227,7 @@ def test_a_log_that_ends_before_the_snapshot_goes_on_after_it(tmp_path: Path) ->
 
 def test_a_draft_of_a_file_is_swept_away(tmp_path: Path) -> None:
     crashed(tmp_path)
-    draft = tmp_path / (segment.name_of(11) + ".draft")
+    draft = draft_of(tmp_path / segment.name_of(11))
     draft.write_bytes(b"half")
     Log.open(tmp_path, LINEAGE).close()
     assert not draft.exists()

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.arena import create_shared
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import LivePlan, make_plan
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
+from hopline.memory.arena import create_shared
 from tests.graph.live.drawn import BUYS, KNOWS, USER, Oracle
 
 

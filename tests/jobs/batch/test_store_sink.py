@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ConfigError, SinkError
 from hopline.features.published import NOTE, read_catalog
 from hopline.features.registry import open_store

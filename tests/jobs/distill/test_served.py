@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.jobs.distill.run import Distillation, DistillOptions

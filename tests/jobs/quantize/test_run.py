@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hopline.artifact import read_spec, write_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import ParityError
 from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.run import BatchRun

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import Config, load_config
+from hopline.config.reader import load_config
+from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.records.drift.monitor import DriftMonitor
 from hopline.rollout.served import Ran
@@ -35,8 +36,10 @@ class FakeServed:
     def __init__(self, name: str = "fraud", version: str = "1", model: Any = None) -> None:
         self.name = name
         self.version = version
-        if model is not None:
-            self.model = model
+        self.model = model
+
+    def graph_model(self) -> Any:
+        return self.model
 
     def info(self, versions: tuple[str, ...]) -> Any:
         return SimpleNamespace(properties={}, versions=versions)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hopline.artifact import read_spec
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.engine.model import Model
 from hopline.graph import Graph
 from hopline.packaging import package

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hopline.client.sync import Client
 from hopline.commands.drift import app as command
 from hopline.commands.drift_screen import bar, overview, sparkline, version_screen
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hopline.artifact import Head
 from hopline.commands.drift import app
-from hopline.config import load_config
+from hopline.config.reader import load_config
 from hopline.errors import BadRequest
 from hopline.observe.metrics import Metrics
 from hopline.observe.psi import CategoryBins

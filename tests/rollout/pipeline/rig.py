@@ -4,12 +4,12 @@ import asyncio
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import HoplineError, ModelNotFound
 from hopline.observe.metrics import Metrics
 from hopline.rollout.pipeline.spec import parse_pipeline
 from hopline.rollout.pipeline.version import PipelineVersion
-from hopline.testing.served import FakeVersion
+from hopline.testing.served import FakeVersion, hand_in
 from hopline.types import ScoreRequest
 
 EMBEDDING_DIM = 3
@@ -69,7 +69,7 @@ class Rig:
         """A future of the outcome, an error or a result, and the ticket."""
         future = asyncio.get_running_loop().create_future()
         request = ScoreRequest(self.pipeline.name, **kwargs)
-        return future, self.pipeline.submit(request, future.set_result)
+        return future, hand_in(self.pipeline, request, future.set_result)
 
     async def score(self, **kwargs):
         future, _ = self.ask(**kwargs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ModelNotReady, PipelineInvalid
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits

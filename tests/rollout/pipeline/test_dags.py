@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import HoplineError, Overloaded
-from hopline.testing.served import FakeVersion
+from hopline.testing.served import FakeVersion, hand_in
 from hopline.types import ScoreRequest
 from tests.rollout.pipeline.rig import Rig
 
@@ -114,8 +114,8 @@ def test_a_graph_of_steps_answers_what_numpy_does(graph, x, when):
         expected = plainly(graph, np.array(x, np.float32))
         for name, array in answer.outputs.items():
             np.testing.assert_allclose(array, expected[name], rtol=1e-6)
-        assert rig.pipeline.num_running == 0
-        assert all(asked.answered for model in rig.models.values() for asked in model.asked)
+        assert rig.pipeline.admission.num_open == 0
+        assert all(asked.ended for model in rig.models.values() for asked in model.asked)
 
     asyncio.run(check())
 
@@ -131,14 +131,14 @@ def test_whichever_model_fails_there_is_one_outcome_and_it_is_named(graph, x, da
         broken = data.draw(st.sampled_from(names))
         rig.models[broken].fails = Overloaded("full")
         outcomes = []
-        rig.pipeline.submit(request_of(x), outcomes.append)
+        hand_in(rig.pipeline, request_of(x), outcomes.append)
         answer_in_any_order(rig, data)
         (outcome,) = outcomes
         was_asked = bool(rig.models[broken].asked)
         assert isinstance(outcome, HoplineError) == was_asked
         if was_asked:
             assert str(outcome) == f"step 's{broken[1:]}': full"
-        assert rig.pipeline.num_running == 0
+        assert rig.pipeline.admission.num_open == 0
 
     asyncio.run(check())
 
@@ -149,17 +149,15 @@ def test_a_run_cancelled_at_any_moment_delivers_nothing_and_leaves_nothing(graph
     async def check():
         rig = rig_of(graph, "held")
         outcomes = []
-        ticket = rig.pipeline.submit(request_of(x), outcomes.append)
+        ticket = hand_in(rig.pipeline, request_of(x), outcomes.append)
         answer_in_any_order(rig, data, most=data.draw(st.integers(0, 6)))
         was_done = bool(outcomes)
         ticket.cancel()
         answer_in_any_order(rig, data)
         assert len(outcomes) == was_done
-        assert all(
-            asked.answered or asked.cancelled for each in rig.models.values() for asked in each.asked
-        )
+        assert all(asked.ended for each in rig.models.values() for asked in each.asked)
         assert rig.count("cancelled") == (not was_done)
-        assert rig.pipeline.num_running == 0
+        assert rig.pipeline.admission.num_open == 0
 
     asyncio.run(check())
 
@@ -172,10 +170,7 @@ def answer_in_any_order(rig, data, most=1000):
     """Let held models answer, one at a time, until none waits or `most` have."""
     for _ in range(most):
         waiting = [
-            (model, asked)
-            for model in rig.models.values()
-            for asked in model.asked
-            if not (asked.answered or asked.cancelled)
+            (model, asked) for model in rig.models.values() for asked in model.asked if not (asked.ended)
         ]
         if not waiting:
             return

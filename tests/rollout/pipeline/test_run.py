@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -20,6 +20,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.rollout.limits import ModelLimits
+from hopline.testing.served import hand_in
 from hopline.types import InlineNode, ScoreRequest
 from tests.rollout.pipeline.rig import Rig, gnn, trees
 
@@ -378,7 +379,7 @@ async def test_a_failing_step_is_named_and_its_error_kept(when, failing):
     assert str(error) == "1 of 1 node ids are not there"
     assert rig.count("node_not_found") == 1
     assert rig.told[0].outcomes[0] is outcome
-    assert rig.pipeline.num_running == 0
+    assert rig.pipeline.admission.num_open == 0
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone", 2.0), DeadlineExceeded("late"), RuntimeFailure("x")])
@@ -404,12 +405,12 @@ async def test_a_cancelled_run_withdraws_what_it_asked(answered):
     ticket.cancel()
     ticket.cancel()
     for model in rig.models.values():
-        assert all(asked.cancelled or asked.answered for asked in model.asked)
+        assert all(asked.ended for asked in model.asked)
         model.answer()
     await asyncio.sleep(0)
     assert not future.done()
     assert rig.count("cancelled") == 1
-    assert rig.pipeline.num_running == 0
+    assert rig.pipeline.admission.num_open == 0
     await asyncio.wait_for(rig.pipeline.join(), 1)
 
 
@@ -419,7 +420,7 @@ async def test_a_failure_withdraws_the_others_and_they_come_too_late():
     rig.models["b"].fails = Overloaded("full")
     rig.models["b"].answer()
     assert isinstance(await future, Overloaded)
-    assert [rig.models[name].asked[0].cancelled for name in "abc"] == [True, False, True]
+    assert [len(rig.models[name].cancelled) for name in "abc"] == [1, 0, 1]
     ticket.cancel()
     assert rig.count("cancelled") == 0
 
@@ -432,7 +433,7 @@ async def test_what_goes_wrong_in_a_step_is_its_own_failure():
     rig.models["gnn"]._function = lambda request: {"embedding": np.array([["a", "b", "c"]], object)}
     with pytest.raises(RuntimeFailure, match="step 'trees': the pipeline failed: ValueError"):
         await rig.score(nodes=[1], columns={"amount": [0.0]})
-    assert rig.pipeline.num_running == 0
+    assert rig.pipeline.admission.num_open == 0
 
 
 async def test_a_receiver_that_fails_costs_nobody_anything():
@@ -441,9 +442,9 @@ async def test_a_receiver_that_fails_costs_nobody_anything():
     def broken(outcome):
         raise ZeroDivisionError
 
-    rig.pipeline.submit(ScoreRequest("fraud", nodes=[1], columns={"amount": [0.0]}), broken)
+    hand_in(rig.pipeline, ScoreRequest("fraud", nodes=[1], columns={"amount": [0.0]}), broken)
     assert rig.count("ok") == 1
-    assert rig.pipeline.num_running == 0
+    assert rig.pipeline.admission.num_open == 0
 
 
 async def test_a_version_that_does_not_fit_is_refused_by_name():
@@ -497,7 +498,7 @@ async def test_a_request_that_can_never_be_answered(request_, says):
         rig.ask(**request_)
     assert isinstance(caught.value, RequestTooLarge) == ("5000" in says)
     assert rig.models["gnn"].asked == []
-    assert rig.pipeline.num_running == 0
+    assert rig.pipeline.admission.num_open == 0
     assert len(rig.told) == 1
 
 

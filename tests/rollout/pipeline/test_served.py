@@ -16,7 +16,7 @@ from hopline.client import wire
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
 from hopline.rollout.pipeline.nesting import nesting
 from hopline.rollout.pipeline.offline import Offline, nobody
-from hopline.rollout.repository import open_repository
+from hopline.rollout.repositories import open_repository
 from hopline.transports.oip import answer_parameters, tensors_from_result
 from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hopline.graph import IdIndex
 from hopline.graph.id_values import encoded, typed
 from hopline.graph.ids import RangeIds
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)

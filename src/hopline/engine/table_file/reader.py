@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from hopline.engine.table_file.header import MAGIC, PAGE, Header, Section, max_head_bytes, unpacked
 from hopline.errors import TableFileError
 from hopline.graph import digest
-from hopline.graph.progress import Progress, silent
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, FloatArray, IdArray, Progress, silent
 
 
 class TableFile:

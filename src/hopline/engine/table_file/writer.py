@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hopline.engine.table_file.header import DRAFT_MAGIC, MAGIC, PAGE, Header, TablePlan, packed, unpacked
 from hopline.engine.table_file.reader import TableFile
 from hopline.errors import TableFileError
+from hopline.files import publish_file
 from hopline.graph import digest
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -203,13 +204,7 @@ class TableWriter:
             os.fsync(self._handle)
         self._put(0, page)
         with self._writing():
-            os.fsync(self._handle)
-            os.replace(self._draft, self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            publish_file(self._draft, self.path, durable=True)
         self._close()
         return header
 

@@ -12,7 +12,7 @@ from hopline.graph.live.check import EdgeRows
 from hopline.graph.live.memory import EdgeMemory
 from hopline.graph.live.plan import EdgeRoom
 from hopline.graph.parts import Adjacency
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import IdArray
 
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopline.errors import GraphError, LogDamaged
+from hopline.files import draft_of, publish_folder, remove_drafts
 from hopline.graph import storage
 from hopline.graph.live.lock import Owner, WriterLock
-from hopline.graph.live.log import SEGMENT_BYTES, Log, sync_folder
+from hopline.graph.live.log import SEGMENT_BYTES, Log
 from hopline.graph.live.manifest import Manifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State, read_state, write_state
@@ -131,16 +132,12 @@ class LiveHome:
         entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{name}")
         if any(known.sequence == state.sequence for known in self.snapshots):
             return entry
-        scratch = folder / f".{name}.tmp"
+        scratch = draft_of(folder / name)
         try:
-            shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             graph.save(scratch / _GRAPH)
             write_state(scratch / _STATE, state)
-            sync_folder(scratch)
-            shutil.rmtree(folder / name, ignore_errors=True)  # damaged, and of no use any more
-            scratch.rename(folder / name)
-            sync_folder(folder)
+            publish_folder(scratch, folder / name, durable=True)  # one that is there is damaged
             kept = (entry, *(known for known in self.snapshots if known.sequence < state.sequence))[:_KEPT]
             manifest = Manifest(self.lineage, self._manifest.base, kept)
             write_manifest(self.folder, manifest)
@@ -200,11 +197,9 @@ def graph_folder(folder: Path, entry: SnapshotEntry) -> Path:
 def _sweep(folder: Path) -> None:
     """Remove what a writer was writing when it died. Raises: OSError."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
-    for path in (folder / "snapshots").glob(".*.tmp"):
-        shutil.rmtree(path)
+    for path in remove_drafts(folder / "snapshots"):
         log.warning("%s was being written when its writer ended, and is removed", path)
-    for path in folder.glob("*.draft"):
-        path.unlink()
+    remove_drafts(folder)
 
 
 def _derived(folder: Path, base: Graph) -> Manifest:

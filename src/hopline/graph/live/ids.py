@@ -16,8 +16,8 @@ from hopline.graph import id_values
 from hopline.graph.hash_table import _bytes_equal, _bytes_hash, _mix
 from hopline.graph.ids import IdIndex, IntIds, RangeIds, StringIds
 from hopline.graph.live.memory import NodeMemory
-from hopline.intrinsics import release_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import release_fence
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, ExternalIds, IdArray
 
 _ONE = np.uint64(1)

@@ -13,8 +13,8 @@ import numpy as np
 
 from hopline.graph.extent import DEGREE, PREVIOUS, SINCE, START
 from hopline.graph.live.pool import allot, capacity_of, give_back
-from hopline.intrinsics import release_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import release_fence
+from hopline.kernels.jit import njit
 
 #: Columns of what is retired: its record, and its room (first position, or -1, and entries).
 RECORD, ROOM, ROOM_SIZE = 0, 1, 2

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hopline.errors import GraphError, LogDamaged, LogFailed, LogFull, RequestTooLarge
+from hopline.files import draft_of, publish_file, remove_drafts, sync
 from hopline.graph.live import segment
 from hopline.graph.live.replay import checked_header, refuse_damage, replay
 from hopline.graph.live.segment import Header
@@ -31,7 +32,6 @@ SEGMENT_BYTES = 64 * 2**20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Zeros are written so far ahead: 1 MiB takes 2 ms once for some 60,000 edges.
 _ROOM_BYTES = 2**20
-_DRAFT = ".draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,7 @@ class Log:
         made = cls(folder, lineage, segment_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for draft in folder.glob(f"*{_DRAFT}"):
-                draft.unlink()
+            remove_drafts(folder)
             segments = segment.list_segments(folder)
             if segments:
                 made._take_up(segments[-1][1])
@@ -199,7 +198,7 @@ class Log:
             for path in old:  # oldest first: what is left has no gap
                 path.unlink()
             if old:
-                sync_folder(self._folder)
+                sync(self._folder)
         except OSError as error:
             raise GraphError(f"the log in {self._folder} cannot be shortened: {error}") from error
         return len(old)
@@ -232,7 +231,7 @@ class Log:
         os.ftruncate(self._fd, end)
         # A process that was killed may have left records that are not on the disk yet.
         os.fsync(self._fd)
-        sync_folder(self._folder)
+        sync(self._folder)
         self._path, self._header = path, header
         self._end = self._synced_end = self._allocated = end
         self.last = self.synced = sequence - 1
@@ -244,14 +243,14 @@ class Log:
             self._let_go()
         header = Header.new(self.last + 1, self._lineage)
         path = self._folder / segment.name_of(header.first)
-        draft = path.with_name(path.name + _DRAFT)
+        draft = draft_of(path)
         fd = -1
         try:
-            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             _write(fd, header.encode(), 0)
-            os.fdatasync(fd)
-            draft.rename(path)
-            sync_folder(self._folder)
+            os.fdatasync(fd)  # by the descriptor that goes on: the disk's errors are told to that
+            publish_file(draft, path, durable=False)
+            sync(self._folder)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -345,12 +344,3 @@ def _write(fd: int, data: bytes, at: int) -> None:
     while left:
         written = os.pwrite(fd, left, at)
         left, at = left[written:], at + written
-
-
-def sync_folder(folder: Path) -> None:
-    """Have on the disk which files there are. Raises: OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hopline.errors import LogDamaged
-from hopline.graph.live.log import sync_folder
+from hopline.files import write_atomically
 from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
@@ -119,13 +118,7 @@ def write_positions(folder: Path, positions: Positions) -> None:
 
 
 def _replace(folder: Path, name: str, body: bytes) -> None:
-    draft = folder / (name + ".draft")
-    with draft.open("wb") as file:
-        file.write(_digest(body) + b"\n" + body)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / name)
-    sync_folder(folder)
+    write_atomically(folder / name, _digest(body) + b"\n" + body, durable=True)
 
 
 def _digest(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hopline.graph.extent import DEGREE, START
 from hopline.graph.live.memory import EdgeMemory
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
 #: Added edges after which out-neighbours are listed anew, at least, and as a share of all edges.

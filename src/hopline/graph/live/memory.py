@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.arena import Arena, array_bytes
 from hopline.errors import GraphError
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
-from hopline.intrinsics import compare_exchange, full_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import compare_exchange, full_fence
+from hopline.kernels.jit import njit
+from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _MAGIC = b"hopline live 1\n\x00"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 #: Entries of the smallest block.
 _SMALLEST = 4

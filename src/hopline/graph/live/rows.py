@@ -6,8 +6,8 @@ before it stays until no reader needs it.
 
 from __future__ import annotations
 
-from hopline.intrinsics import release_fence
-from hopline.jit import njit
+from hopline.kernels.intrinsics import release_fence
+from hopline.kernels.jit import njit
 
 #: Places of `counters`.
 BUMP, FREE, RETIRED = 0, 1, 2

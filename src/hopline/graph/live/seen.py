@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hopline.graph import hash_table, id_values
 from hopline.graph.hash_table import _mix, _word
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 #: How ids are hashed; stored with hashes, which mean nothing under another one.
 HASH = "mix128/1"

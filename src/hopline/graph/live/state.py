@@ -8,7 +8,6 @@ bytes.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class _Head(msgspec.Struct):
 
 
 def write_state(path: Path, state: State) -> None:
-    """Write the file and have it on the disk. Raises: OSError."""
+    """Write the file, which its caller brings to the disk. Raises: OSError."""
     arrays = {_SEEN: state.seen} | {_MARKS + name: array for name, array in state.marks.items()}
     ready = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     entries = [
@@ -84,8 +83,6 @@ def write_state(path: Path, state: State) -> None:
         for array in ready.values():
             file.write(bytes(-file.tell() % _ALIGN))
             file.write(_bytes_of(array))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_state(path: Path) -> State:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.graph import Adjacency, Graph
 from hopline.graph.parts import Nodes
-from hopline.jit import njit
 from hopline.jobs.batch.needed import samplers_of
+from hopline.kernels.jit import njit
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.sampling.keyed import frozen
 from hopline.types import AnyArray, IdArray

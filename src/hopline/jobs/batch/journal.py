@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hopline.errors import BatchError, RunMismatch
-from hopline.jobs.batch.publish import sync_file
+from hopline.files import is_draft, remove_drafts, write_atomically
 from hopline.jobs.batch.spans import Span, merged
 from hopline.jobs.batch.states import disk_errors
 from hopline.types import UNREADABLE
@@ -182,12 +182,9 @@ class WorkFolder:
                 )
         if found is None:
             self._clear()
-            draft = path.with_suffix(".tmp")
+            body = msgspec.json.format(msgspec.json.encode(self.manifest), indent=1)
             with disk_errors(path):
-                draft.write_bytes(msgspec.json.format(msgspec.json.encode(self.manifest), indent=1))
-                sync_file(draft)
-                draft.replace(path)
-                sync_file(self.folder)
+                write_atomically(path, body, durable=True)
         self._read_marks()
         return bool(self._done or self._flags)
 
@@ -197,16 +194,17 @@ class WorkFolder:
 
     def _clear(self) -> None:
         for entry in self.folder.iterdir():
-            if entry.name == "lock":
+            if entry.name == "lock" or is_draft(entry):
                 continue
-            if entry.name not in ("manifest.json", "manifest.tmp", "done.log", "states", "rows"):
+            if entry.name not in ("manifest.json", "done.log", "states", "rows"):
                 raise BatchError(
                     f"{self.folder} holds {entry.name}, which is no part of a run; name another"
                 )
         for name in ("states", "rows"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("manifest.json", "manifest.tmp", "done.log"):
+        for name in ("manifest.json", "done.log"):
             (self.folder / name).unlink(missing_ok=True)
+        remove_drafts(self.folder)
 
     def _read_marks(self) -> None:
         path = self.folder / "done.log"

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from hopline.errors import SinkError
+from hopline.files import publish_folder
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.publish import publish_folder, sync_file
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray
 
@@ -92,9 +92,7 @@ class NpyFolder:
             told = {name: getattr(self._schema, name) for name in _TOLD}
             told["columns"] = [column.name for column in self._schema.columns]
             (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
-            for path in self._draft.iterdir():
-                sync_file(path)
-            publish_folder(self._draft, self.folder)
+            publish_folder(self._draft, self.folder, durable=True)
         except OSError as error:
             raise self._failed(error) from error
 

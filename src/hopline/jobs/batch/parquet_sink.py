@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 
 from hopline.errors import SinkError
+from hopline.files import publish_file, publish_folder, write_atomically
 from hopline.graph.schema import quoted
-from hopline.jobs.batch.publish import publish_file, publish_folder, sync_file
 from hopline.jobs.batch.remote_file import RemoteFile
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import UNREADABLE, AnyArray
@@ -186,7 +186,7 @@ class ParquetFile:
                 self._remote.put(self._file)
             self._file.close()
             if self._path is not None:
-                publish_file(self._draft, self._path)
+                publish_file(self._draft, self._path, durable=True)
         except OSError as error:
             raise _failed(self._shown, error) from error
 
@@ -246,8 +246,8 @@ class ParquetFolder:
             if _read_told(self._draft) != told:
                 shutil.rmtree(self._draft, ignore_errors=True)
                 self._draft.mkdir(parents=True)
-                (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
-                sync_file(self._draft / TABLE)
+                body = msgspec.json.format(msgspec.json.encode(told), indent=1)
+                write_atomically(self._draft / TABLE, body, durable=True)
             while self._at < schema.num_rows and self._part(self._at).is_file():
                 self._at = min(self._at + self._part_rows, schema.num_rows)
             if not schema.num_rows:
@@ -281,7 +281,7 @@ class ParquetFolder:
             if self._writer is not None:
                 self._end(max(0, self._at - 1))
             self._open_part.unlink(missing_ok=True)
-            publish_folder(self._draft, self.folder)
+            publish_folder(self._draft, self.folder, durable=True)
         except OSError as error:
             raise _failed(str(self.folder), error) from error
 
@@ -320,7 +320,7 @@ class ParquetFolder:
         self._writer.close()
         self._writer = None
         self._file.close()
-        publish_file(self._open_part, self._part(row))
+        publish_file(self._open_part, self._part(row), durable=True)
 
 
 def _told(schema: TableSchema) -> dict[bytes, bytes]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
 from hopline.errors import BatchError
+from hopline.files import publish_file
 from hopline.graph import Graph
 from hopline.graph.narrow import name_of
 from hopline.graph.schema import quoted
@@ -37,8 +37,7 @@ def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
     for a in range(0, features.shape[0], _ROWS):
         rows = np.arange(a, min(a + _ROWS, features.shape[0]))
         file.write(rows, np.asarray(features[a : a + _ROWS], np.float32))
-    file.sync()
     file.close()
     with disk_errors(path):
-        os.replace(draft, path)
+        publish_file(draft, path, durable=True)
     return path

@@ -28,9 +28,9 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.errors import BatchError
+from hopline.files import sync
 from hopline.graph import Graph
 from hopline.jobs.batch import ray_task
-from hopline.jobs.batch.publish import sync_file
 from hopline.jobs.batch.ray_task import Order
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
@@ -181,7 +181,7 @@ class RayEngine:
         )
         read = [*work.below.values(), *(path for path in (work.raw, work.rows) if path is not None)]
         for path in read:  # so that other machines find all of it
-            sync_file(path)
+            sync(path)
         sizes = {path: path.stat().st_size for path in read}
         return Order(secrets.token_hex(8), work, self._graph_version, sizes)
 

@@ -20,6 +20,7 @@ from hopline.artifact import Head, ModelSpec, Stage, StageInput, sha256_of, writ
 from hopline.engine.structure import StructureSpec, write_structure
 from hopline.engine.student import MODEL_FILE, SPEC_FILE, StudentSpec
 from hopline.errors import PackagingError, ParityError
+from hopline.files import publish_file
 from hopline.graph import Graph
 from hopline.jobs.distill.student import Student
 from hopline.packaging.export import OPSET
@@ -263,8 +264,8 @@ def write_fallback(
             told.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
             # A server that loads the teacher in between finds no student, never half of one.
             (folder / SPEC_FILE).unlink(missing_ok=True)
-            draft.replace(folder / MODEL_FILE)
-            told.replace(folder / SPEC_FILE)
+            publish_file(draft, folder / MODEL_FILE, durable=False)
+            publish_file(told, folder / SPEC_FILE, durable=False)
     except OSError as error:
         raise PackagingError(
             f"{folder}: the student cannot be put beside its teacher: {error.strerror or error}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.jit import njit
+from hopline.kernels.jit import njit
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 IdArray = np.ndarray[Any, np.dtype[np.int64]]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopline.brokers.registry import open_sink, open_source
-from hopline.config import Config, live_socket
+from hopline.config.folders import live_socket
+from hopline.config.schema import Config
 from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
@@ -43,6 +44,7 @@ class Rescoring:
     results: str
     node_type: str | None = None
     api_key: str | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ async def _rescorer(
         )
     from hopline.jobs.targets import ServerTarget
 
-    scorer = await stack.enter_async_context(ServerTarget(wanted.server, wanted.api_key))
+    scorer = await stack.enter_async_context(ServerTarget(wanted.server, wanted.api_key, wanted.token))
     sink = open_sink(wanted.results, "--results")
     rescorer = Rescorer(writer, scorer, sink, metrics, wanted.model, node_type, every_s=wanted.every_s)
     stack.push_async_callback(rescorer.close)

@@ -9,18 +9,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hopline.config import Config, live_folder, live_socket
+from hopline.config.folders import live_folder, live_socket
+from hopline.config.schema import Config
 from hopline.errors import GraphError
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.jobs.stream.writer import Standing
 from hopline.live.link import WriterLink
 from hopline.live.orders import writer_orders
-from hopline.live.process import COMMAND, RELIEVED, Orders
+from hopline.live.process import ENTRY, RELIEVED
+from hopline.process.backoff import Backoff
+from hopline.process.child import Child, exit_reason
 
 logger = logging.getLogger("hopline.stream")
 
-#: Seconds before a writer that died is started again: doubled up to the last; back after so long a life.
-_FIRST_PAUSE_S, _LAST_PAUSE_S, _STEADY_S = 0.1, 10.0, 30.0
 #: What was taken is answered within these seconds of the end.
 _DRAIN_S = 15.0
 #: A server that takes over, or is started anew, is given so long before it is done without.
@@ -72,10 +73,10 @@ class OwnWriter:
     """
 
     def __init__(self, config: Config, alone_s: float = _ALONE_S) -> None:
-        self._orders = Orders(**writer_orders(config, "hopline stream", yields=True))
+        self._orders = writer_orders(config, "hopline stream", yields=True)
         self._folder, self._socket = live_folder(config), live_socket(config)
         self._alone_s = alone_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> OwnWriter:
@@ -94,50 +95,34 @@ class OwnWriter:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()  # it ends in order when its orders do
-        try:
-            await asyncio.wait_for(process.wait(), _DRAIN_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        if self._child is not None:
+            await self._child.end(_DRAIN_S)
 
     async def _start(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        self._process = process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(self._orders.line())
-        ready = await process.stdout.readline()
-        if not ready:
-            code = await process.wait()
-            if code == RELIEVED:
-                return
+        """Start the writer and wait until it is ready, or writes nothing since another one does."""
+        self._child = await Child.start(ENTRY, self._orders, name="the writer of the live graph")
+        code = await self._child.wait_ready()
+        if code not in (None, RELIEVED):
             raise GraphError(
-                f"the writer of {self._folder} ended with exit code {code} before it was ready; its log "
-                "is above"
+                f"the writer of {self._folder} ended ({exit_reason(code)}) before it was ready; its log is "
+                "above"
             )
 
     async def _keep(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff()
         loop = asyncio.get_running_loop()
         while True:
-            assert self._process is not None
+            assert self._child is not None
             began = loop.time()
-            code = await self._process.wait()
+            code = await self._child.wait()
             if code == RELIEVED:
                 logger.info("another process writes the graph; going on as its client")
                 await self._nobody_writes()
                 logger.warning("nobody has written the graph for %g s; writing it from here", self._alone_s)
                 await self._start_again()
                 continue
-            pause_s = _FIRST_PAUSE_S if loop.time() - began > _STEADY_S else min(2 * pause_s, _LAST_PAUSE_S)
-            logger.error("the writer ended with exit code %s; starting it again in %.1f s", code, pause_s)
+            pause_s = backoff.failed(loop.time() - began)
+            logger.error("the writer ended (%s); starting it again in %.1f s", exit_reason(code), pause_s)
             await asyncio.sleep(pause_s)
             await self._start_again()
 

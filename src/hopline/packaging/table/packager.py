@@ -21,6 +21,7 @@ from onnx import TensorProto
 import hopline
 from hopline.artifact import Column, TableSpec, write_spec
 from hopline.errors import ArtifactError, PackagingError, ParityError, RuntimeFailure
+from hopline.observe.progress import shown
 from hopline.packaging.folder import new_version
 from hopline.packaging.table.compose import transform
 from hopline.packaging.table.gate import (
@@ -36,6 +37,11 @@ from hopline.packaging.table.predictor import is_xgboost, precisions, predict
 from hopline.packaging.table.probes import Probe, probe
 from hopline.packaging.table.sample import Sample, SampleLike, read_sample
 from hopline.runtimes.table import TableModel
+from hopline.types import Progress
+
+#: Steps, as people read them while they wait.
+_ASK = "running the estimator on the sample"
+_WRITE = "writing the model and comparing what is served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ def package_table(
     task: Literal["binary", "multiclass", "regression"] | None = None,
     columns: Sequence[Column] | None = None,
     overwrite: bool = False,
+    progress: Progress | bool | None = None,
 ) -> TableReport:
     """Package a fitted scikit-learn or XGBoost estimator, its preprocessing included, as one ONNX file.
 
@@ -86,6 +93,8 @@ def package_table(
             absent, a default where requests leave the column out. All of them, where the sample is an
             array.
         overwrite: replace an existing version.
+        progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
+            notebook. A function is called with each step instead.
 
     Returns: where the artifact is and how well it agrees.
 
@@ -94,25 +103,30 @@ def package_table(
         ParityError: the written file does not answer what the estimator answers; nothing is kept.
     """
     started = time.perf_counter()
-    oracle = Oracle(estimator, task)
-    rows = read_sample(sample, oracle.feature_names, columns)
-    _check_xgboost(oracle.predictor)
-    job = Job(oracle, rows, {column.name for column in columns or ()})
-    spec = TableSpec(
-        name=name,
-        version=version,
-        task=oracle.task,
-        columns=job.columns,
-        outputs=("logits",) if oracle.task == "regression" else ("probabilities", "label"),
-        output_dim=len(oracle.classes) or int(job.expected.shape[1]),
-        classes=oracle.classes,
-        opset=OPSET,
-        ml_opset=ML_OPSET,
-        producer=_producer(oracle.predictor),
-    )
-    with new_version(Path(repository), name, version, overwrite=overwrite) as place:
-        spec, agreement = job.write(place.folder, spec)
-        spec = write_spec(place.folder, spec)
+    with shown(progress, f"packaging {name}") as told:
+        told(_ASK, 0.0)
+        oracle = Oracle(estimator, task)
+        rows = read_sample(sample, oracle.feature_names, columns)
+        _check_xgboost(oracle.predictor)
+        job = Job(oracle, rows, {column.name for column in columns or ()})
+        told(_ASK, 1.0)
+        told(_WRITE, 0.0)
+        spec = TableSpec(
+            name=name,
+            version=version,
+            task=oracle.task,
+            columns=job.columns,
+            outputs=("logits",) if oracle.task == "regression" else ("probabilities", "label"),
+            output_dim=len(oracle.classes) or int(job.expected.shape[1]),
+            classes=oracle.classes,
+            opset=OPSET,
+            ml_opset=ML_OPSET,
+            producer=_producer(oracle.predictor),
+        )
+        with new_version(Path(repository), name, version, overwrite=overwrite) as place:
+            spec, agreement = job.write(place.folder, spec)
+            spec = write_spec(place.folder, spec)
+        told(_WRITE, 1.0)
     return TableReport(place.path, spec, agreement, tuple(job.notes), time.perf_counter() - started)
 
 

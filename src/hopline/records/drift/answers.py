@@ -1,4 +1,4 @@
-"""What of a request and its answer is watched, whatever the model: outputs, columns, rungs."""
+"""What of a request and its answer is watched, whatever the model: outputs, columns, fallbacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 #: Of the rows of one request, at most so many are looked at: a large request must not speak for all.
 MAX_ROWS = 64
 
-_RUNGS = Quantity("graph", "degraded")
+_FALLBACKS = Quantity("graph", "degraded")
 
 
 def chosen_rows(count: int, random: np.random.Generator) -> IdArray:
@@ -57,7 +57,7 @@ def read_result(result: ScoreResult, rows: IdArray, into: Observed) -> None:
     """Take what a request was answered; rows that have no answer are left out."""
     if result.missing is not None:
         rows = rows[~result.missing[rows]]
-    into.categories(_RUNGS, ["+".join(result.degraded) or "full"] * max(1, rows.shape[0]))
+    into.categories(_FALLBACKS, ["+".join(result.degraded) or "full"] * max(1, rows.shape[0]))
     _read_outputs(result.outputs, rows, into)
 
 

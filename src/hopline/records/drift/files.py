@@ -11,7 +11,6 @@ One version's files are shared by all workers: each writes its own, and whoever 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from hopline.errors import ArtifactCorrupted
+from hopline.files import write_atomically
 
 T = TypeVar("T")
 
@@ -42,27 +42,17 @@ def known_versions(root: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def write_sealed(path: Path, content: Any, *, durable: bool = False) -> str:
-    """Write JSON with its sha256, by rename; returns the sha256.
+    """Write JSON with its sha256, atomically; returns the sha256.
 
     Args:
-        durable: it must survive a power cut.
+        durable: as in `hopline.files`.
 
     Raises: OSError: the disk is full, or the folder may not be written.
     """
     raw = msgspec.json.encode(content)
     digest = hashlib.sha256(raw).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may write one file at a time; each draft is its writer's own.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(msgspec.json.encode(_Sealed(digest, msgspec.Raw(raw))))
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomically(path, msgspec.json.encode(_Sealed(digest, msgspec.Raw(raw))), durable=durable)
     return digest
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from hopline.config import DriftConfig
+from hopline.config.schema import DriftConfig
 from hopline.observe.metrics import Metrics
 from hopline.records.drift.alarms import LEVELS, AlarmRule, Level
 from hopline.records.drift.files import known_versions, write_sealed

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.observe.metrics import Metrics
 from hopline.records.drift.files import known_versions, version_folder

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import ModelSpec
-from hopline.config import DriftConfig
-from hopline.engine.ego import EgoModel
-from hopline.engine.model import Model
+from hopline.config.schema import DriftConfig
 from hopline.errors import ArtifactError
 from hopline.graph.live.view import LiveView
 from hopline.records.drift.hours import Hours
@@ -22,7 +20,7 @@ from hopline.records.drift.reference import FILE, Reference, read_reference, wri
 from hopline.records.drift.reservoir import Sampled
 from hopline.records.drift.structure import GraphModel
 from hopline.records.drift.window import NUM_SLICES, Window, window_path
-from hopline.rollout.served import Served
+from hopline.rollout.served import ReadsGraph, Served
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +149,8 @@ class _Watched:
 
 def _model_of(served: Served) -> GraphModel | None:
     """The graph model behind a name, where it is one and is in this process."""
-    model = getattr(served, "model", None)
-    if not isinstance(model, Model | EgoModel):
+    model = served.graph_model() if isinstance(served, ReadsGraph) else None
+    if model is None:
         return None
     if isinstance(model.graph, LiveView):  # pinned apart from what computes, on another thread
         return _Watched(model.spec, model.graph.beside("drift"))

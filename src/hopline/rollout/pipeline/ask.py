@@ -123,7 +123,7 @@ class ModelStep(Step):
         def take(run: Run, result: ScoreResult) -> None:
             self._take(run, question, result)
 
-        run.submit(self, served, request, take)
+        run.ask(self, served, request, take)
 
     def _first_question(self, served: Scorer) -> Question:
         try:

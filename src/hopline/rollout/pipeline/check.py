@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import HoplineError, ModelNotFound, PipelineInvalid
 from hopline.rollout.pipeline.ask import ModelStep, Question, Resolver
 from hopline.rollout.pipeline.compile import Expression
@@ -30,7 +31,6 @@ from hopline.rollout.pipeline.spec import (
 )
 from hopline.rollout.pipeline.step import Step
 from hopline.rollout.pipeline.values import ValueType, shape_in_words
-from hopline.settings import did_you_mean
 from hopline.types import ModelInfo, TensorInfo
 
 #: (model, version) -> its interface. Raises HoplineError: there is none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import PipelineInvalid
 from hopline.rollout.pipeline.ask import Feed, Question
 from hopline.rollout.pipeline.compile import Expression
@@ -12,7 +13,6 @@ from hopline.rollout.pipeline.order import all_columns
 from hopline.rollout.pipeline.scope import Scope
 from hopline.rollout.pipeline.spec import ModelStepSpec
 from hopline.rollout.pipeline.values import ValueType, kind_of, shape_in_words, type_of
-from hopline.settings import did_you_mean
 from hopline.types import ModelInfo, TensorInfo
 
 #: Inputs of a model that are no columns.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import PipelineInvalid
 from hopline.rollout.pipeline.expression import Reference, parse
 from hopline.rollout.pipeline.spec import (
@@ -14,7 +15,6 @@ from hopline.rollout.pipeline.spec import (
     RouteStepSpec,
     RulesStepSpec,
 )
-from hopline.settings import did_you_mean
 
 #: What `*` may stand for: every column of the request or of a transform.
 ALL_COLUMNS = "columns"

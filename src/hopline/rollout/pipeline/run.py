@@ -21,7 +21,8 @@ from hopline.errors import HoplineError, RuntimeFailure
 from hopline.rollout.pipeline.step import Step
 from hopline.rollout.pipeline.values import Values
 from hopline.rollout.served import Scorer
-from hopline.types import AnyArray, Deliver, ScoreRequest, ScoreResult, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
     from hopline.rollout.pipeline.plan import Plan
@@ -57,7 +58,6 @@ class Run:
         "_clock",
         "_degraded",
         "_deliver",
-        "_ended",
         "_errors",
         "_graphs",
         "_is_telling",
@@ -68,8 +68,9 @@ class Run:
         "_parts",
         "_plan",
         "_states",
-        "_tickets",
         "_waiters",
+        "_work",
+        "_works",
         "notes",
         "pending",
         "request",
@@ -82,8 +83,8 @@ class Run:
     def __init__(
         self,
         plan: Plan,
+        work: Work,
         request: ScoreRequest,
-        deliver: Deliver,
         values: Values,
         ended: Callable[[Run, ScoreResult | HoplineError | None], object],
         clock: Callable[[], float],
@@ -97,15 +98,15 @@ class Run:
         self.seconds: dict[str, float] = {}
         self.started = clock()
         self._plan = plan
-        self._deliver = deliver
+        self._work = work
+        work.holder = self
         self._on_end = ended
         self._clock = clock
         self._states = [_IDLE] * count
         self._waiters: list[list[int]] = [[] for _ in range(count)]
         self._errors: dict[int, HoplineError] = {}
         self._began = [0.0] * count
-        self._tickets: dict[int, Ticket] = {}
-        self._ended = False
+        self._works: dict[int, Work] = {}
         self._news: deque[tuple[int, int, HoplineError | None]] = deque()
         self._is_telling = False
         self._num_roots = 0
@@ -125,11 +126,10 @@ class Run:
         for root in roots:
             self.want(root, _ROOT)
 
-    def cancel(self) -> None:
-        """Withdraw it and all that it asked of models; nothing is delivered any more."""
-        if not self._ended:
-            self._close()
-            self._on_end(self, None)
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`: withdraws all that it asked of models too."""
+        self._close()
+        self._on_end(self, None)
 
     # What steps call
 
@@ -171,7 +171,7 @@ class Run:
         self._began[step.index] = self._clock()
         self._guarded(step, step.begin, self)
 
-    def submit(
+    def ask(
         self,
         step: Step,
         served: Scorer,
@@ -185,7 +185,7 @@ class Run:
         index = step.index
 
         def deliver(outcome: ScoreResult | HoplineError) -> None:
-            self._tickets.pop(index, None)
+            self._works.pop(index, None)
             if self._ended:
                 return
             if isinstance(outcome, HoplineError):
@@ -194,15 +194,16 @@ class Run:
             self._parts[index] = f"{outcome.model}/{outcome.version}"
             if outcome.graph_version:
                 self._graphs[index] = outcome.graph_version
-            for rung in outcome.degraded:
-                self._degraded.append((index, rung))
+            for fallback in outcome.degraded:
+                self._degraded.append((index, fallback))
             self._guarded(step, take, self, outcome)
 
-        ticket = served.submit(request, deliver)
+        work = Work(request, deliver)
+        served.accept(work)
         if self._ended:
-            ticket.cancel()
+            work.cancel()
         elif self._states[index] == _RUNNING:
-            self._tickets[index] = ticket
+            self._works[index] = work
 
     def finish(self, index: int, outputs: dict[str, AnyArray]) -> None:
         """A step has its outputs."""
@@ -223,9 +224,9 @@ class Run:
         for by in self._waiters[index]:
             self._tell(by, index, error)
 
-    def degrade(self, index: int, rung: str) -> None:
-        """The answer stands on a lower rung because of a step."""
-        self._degraded.append((index, rung))
+    def degrade(self, index: int, fallback: str) -> None:
+        """The answer used a fallback because of a step."""
+        self._degraded.append((index, fallback))
 
     def miss(self, index: int, rows: NDArray[np.bool_]) -> None:
         """Rows of a step (bool, as many as it computes) have no value."""
@@ -294,24 +295,25 @@ class Run:
             _joined(self._graphs, ","),
             outputs,
             self._missing,
-            tuple(dict.fromkeys(rung for _, rung in sorted(self._degraded, key=lambda each: each[0]))),
+            tuple(dict.fromkeys(name for _, name in sorted(self._degraded, key=lambda each: each[0]))),
             {name: seconds * 1e3 for name, seconds in self.seconds.items()},
             {steps[index].id: part for index, part in sorted(self._parts.items())},
         )
 
     def _end(self, outcome: ScoreResult | HoplineError) -> None:
         self._close()
-        try:
-            self._deliver(outcome)
-        except Exception:  # the boundary: a receiver's failure is not a step's
-            log.exception("an answer could not be delivered")
+        self._work.tell(outcome)
         self._on_end(self, outcome)
 
     def _close(self) -> None:
-        self._ended = True
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.cancel()
+        self._work.end()
+        works, self._works = self._works, {}
+        for work in works.values():
+            work.cancel()
+
+    @property
+    def _ended(self) -> bool:
+        return self._work.ended
 
 
 def named(step: str, error: HoplineError) -> HoplineError:

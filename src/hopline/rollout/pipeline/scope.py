@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hopline.config.setting import did_you_mean
 from hopline.errors import PipelineInvalid
 from hopline.rollout.pipeline.compile import Expression, typed
 from hopline.rollout.pipeline.expression import Reference, parse
@@ -12,7 +13,6 @@ from hopline.rollout.pipeline.functions import Mismatch
 from hopline.rollout.pipeline.inputs import InputReader
 from hopline.rollout.pipeline.step import Step
 from hopline.rollout.pipeline.values import Values, ValueType
-from hopline.settings import did_you_mean
 
 
 class Scope:

@@ -5,7 +5,6 @@ It has no queue: the models below it have theirs, in which the requests of concu
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 
 import msgspec
 
-from hopline.config import Config
+from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
-    DeadlineExceeded,
     HoplineError,
-    Overloaded,
     PipelineInvalid,
-    Unavailable,
 )
 from hopline.observe.metrics import Metrics, ModelMetrics
 from hopline.rollout.counted import CountedVersion
@@ -30,9 +26,10 @@ from hopline.rollout.pipeline.check import check_pipeline
 from hopline.rollout.pipeline.plan import info_of
 from hopline.rollout.pipeline.run import Run
 from hopline.rollout.pipeline.spec import PipelineSpec, read_pipeline
-from hopline.rollout.queued import bucket_of, take
+from hopline.rollout.queued import admission_of
 from hopline.rollout.served import Ran, Recorder
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo, ScoreRequest, ScoreResult
 
 _NO_STEPS: Mapping[str, float] = {}
 
@@ -82,44 +79,37 @@ class PipelineVersion(CountedVersion):
         super().__init__(spec.name, spec.version, self.plan.graph_version, config, metrics, recorders)
         self.spec = spec
         self._clock = clock
-        self._default_timeout_s = limits.timeout_ms / 1e3
-        self._max_timeout_s = config.limits.max_timeout_ms / 1e3
-        self._max_concurrency = limits.max_concurrency
+        self.admission = admission_of(limits, config, clock=clock)
         self._priority = limits.priority
-        self._bucket = bucket_of(limits, config.worker.count)
         self._step_seconds = {step.id: metrics.stage(f"step:{step.id}") for step in self.plan.steps}
-        self._closed = ""
-        self._num_running = 0
-        self._idle: asyncio.Event | None = None
 
-    def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
-        """Begin a run; `deliver` is called with its outcome, maybe before this returns.
+    def accept(self, work: Work) -> None:
+        """As `Scorer.accept`: begins a run.
 
         Raises:
             BadRequest, RequestTooLarge: it can never be answered.
             RateLimited, DeadlineExceeded, Overloaded, Unavailable, ModelNotReady: not now.
         """
+        request = work.request
         try:
-            now = self._clock()
-            deadline = self._admitted(request, now)
+            self._check(request)
+            self.admission.admit(work)
             values = self.plan.reader.read(request, len(self.plan.steps))
-            if self._bucket is not None:
-                take(self._bucket, now)
+            self.admission.pay()
         except HoplineError as error:
+            work.end()
             self.outcome(error.code)
             self._told(request, error, 0.0, _NO_STEPS)
             raise
         priority = self._priority if request.priority == "normal" else request.priority
-        asked = msgspec.structs.replace(request, deadline=deadline, priority=priority)
-        run = Run(self.plan, asked, deliver, values, self._ended, self._clock)
-        self._num_running += 1
-        run.start()
-        return run
+        asked = msgspec.structs.replace(request, deadline=work.deadline, priority=priority)
+        Run(self.plan, work, asked, values, self._ended, self._clock).start()
 
-    def _admitted(self, request: ScoreRequest, now: float) -> float:
-        """The deadline of a request that may be tried; its rows are `InputReader`'s to check."""
-        if self._closed:
-            raise Unavailable(self._closed)
+    def reject_early(self) -> None:
+        """No request is: whether a model can be asked hangs on the steps."""
+
+    def _check(self, request: ScoreRequest) -> None:
+        """What can be said without the rows, which are `InputReader`'s to check."""
         plan = self.plan
         for name in request.outputs:
             if name not in plan.outputs:
@@ -129,16 +119,6 @@ class PipelineVersion(CountedVersion):
         if request.as_of is not None and not plan.takes_time:
             raise BadRequest(f"as_of: no model of pipeline {self.name!r} reads times; leave as_of out")
         refuse_nesting(self.name, request)
-        if self._max_concurrency and self._num_running >= self._max_concurrency:
-            raise Overloaded(
-                f"{self._num_running} requests are under way; the limit is {self._max_concurrency} "
-                "(max_concurrency)"
-            )
-        if request.deadline is None:
-            return now + self._default_timeout_s
-        if request.deadline <= now:
-            raise DeadlineExceeded("the request's deadline had passed when it arrived")
-        return min(request.deadline, now + self._max_timeout_s)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """Inputs as declared, outputs as computed, and the models below."""
@@ -168,29 +148,18 @@ class PipelineVersion(CountedVersion):
         """None: requests wait in the queues of the models below."""
         return 0
 
-    @property
-    def num_running(self) -> int:
-        """Requests under way."""
-        return self._num_running
-
     def close(self, why: str) -> None:
         """Take no more requests; those taken still finish."""
-        self._closed = why
+        self.admission.closed = why
 
     async def join(self) -> None:
         """Wait until every request taken has its outcome."""
-        while self._num_running:
-            self._idle = self._idle or asyncio.Event()
-            await self._idle.wait()
+        await self.admission.join()
 
     async def release(self) -> None:
         """Nothing is held but memory."""
 
     def _ended(self, run: Run, outcome: ScoreResult | HoplineError | None) -> None:
-        self._num_running -= 1
-        if not self._num_running and self._idle is not None:
-            self._idle.set()
-            self._idle = None
         if outcome is None:
             self.outcome("cancelled")
             return

@@ -1,4 +1,4 @@
-"""Message classes of the .proto files beside this one.
+"""Message classes of the .proto files beside this one, and of other descriptor sets.
 
 Made at run time from `descriptors.binpb` (written by `scripts/protos`), not from generated Python, for
 two reasons: generated code is refused by Protobuf runtimes two major versions newer, while a descriptor
@@ -19,23 +19,23 @@ DESCRIPTORS = Path(__file__).with_name("descriptors.binpb")
 
 
 @cache
-def pool() -> Any:
-    """The descriptor pool of all files."""
+def pool(descriptors: Path = DESCRIPTORS) -> Any:
+    """The descriptor pool of all files of a descriptor set."""
     own = DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes()).file:
         own.Add(file)
     return own
 
 
 @cache
-def message(name: str) -> Any:
+def message(name: str, descriptors: Path = DESCRIPTORS) -> Any:
     """The class of a message, by its full name ("inference.ModelInferRequest").
 
     Raises: KeyError: no such message.
     """
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
+    return message_factory.GetMessageClass(pool(descriptors).FindMessageTypeByName(name))
 
 
-def methods(service: str) -> list[Any]:
+def methods(service: str, descriptors: Path = DESCRIPTORS) -> list[Any]:
     """Method descriptors of a service, by its full name."""
-    return list(pool().FindServiceByName(service).methods)
+    return list(pool(descriptors).FindServiceByName(service).methods)

@@ -1,1 +1,0 @@
-"""The phases of benchmarks/mesh.py."""

@@ -1,0 +1,71 @@
+"""The mesh watch: how fast, how right, how quiet.
+
+    latency          the whole step after the query, beside PyG's encoder of the same size
+    online_boutique  a real mesh under injected faults, beside static thresholds and other baselines
+    churn            a simulated day in which pods are replaced all the time, beside static thresholds
+    end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault, one incident
+    memory           a week of snapshots
+
+    python -m mesh.benchmarks [--quick] [--phases a,b] [--data FOLDER]
+
+Both sides of a ratio are timed in turns in the same run. Prints figures; the last line is one JSON
+object. A figure that could not be had is null, and `failed` says why. Wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.phases import chosen, run_modules
+
+PHASES = ("latency", "online_boutique", "churn", "end_to_end", "memory")
+
+
+def main() -> int:
+    """Returns: 0, or 1 if a phase failed."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--quick", action="store_true", help="some minutes in all")
+    parser.add_argument("--phases", default="", help="comma-separated; default all")
+    parser.add_argument("--data", type=Path, help="as HOPLINE_DATA: has mesh/online-boutique-2022-08-22")
+    args = parser.parse_args()
+    wanted = chosen(parser, args.phases, PHASES)
+    if args.data is not None:
+        if not args.data.is_dir():
+            parser.error(f"--data: no such folder: {args.data}")
+        os.environ["HOPLINE_DATA"] = str(args.data)
+    return run_modules("mesh.benchmarks", wanted, PHASES, _show, quick=args.quick)
+
+
+def _show(name: str, value: Any) -> None:
+    """A line for each figure, and a table where there is one detector a line."""
+    if not isinstance(value, dict):
+        print(f"  {name:<60} {value}", flush=True)
+        return
+    if value and all(isinstance(inner, dict) and "found" in inner for inner in value.values()):
+        _table(name, value)
+        return
+    for key, inner in value.items():
+        _show(f"{name}.{key}", inner)
+
+
+def _table(name: str, rows: dict[str, dict[str, Any]]) -> None:
+    columns = (
+        "found",
+        "events",
+        "false_episodes",
+        "minutes_to_detect",
+        "root_cause_top1",
+        "root_cause_top3",
+    )
+    print(f"  {name:<44}" + "".join(f"{column:>19}" for column in columns))
+    for key, row in rows.items():
+        print(f"    {key:<42}" + "".join(f"{row[column]!s:>19}" for column in columns), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A real mesh under 24 injected faults: TAGAE beside static thresholds, statistics and outlier models.
+
+Each learns from the same normal time and is scored by the same rules (`hopline_mesh.evaluate.scores`): an
+event is found only where an incident begins between its start and two minutes after its end, and any
+other incident is a false episode. `baselines` look at error shares too, where there are any, which is the
+best that they can do here; `baselines_without_errors` are the same with processor and latencies alone,
+which gives the figures that are known of this data: 21, 20 and 18 of 24 found with 11, 7 and 4 false
+episodes. For static thresholds 22 of 24 is known: that many have an alarm under way (`under_way`), which
+by our rule does not find an event. `other_split` is all of it with the training and the normal part of
+the test exchanged.
+
+The labels are 8 to 9 minutes apart, but for four places where one or three are missing in the row, and
+for the time after the last. Something was injected there as well: the processor of productcatalogservice
+is at its limit at 06:19 and that of adservice at 08:06, without a label. Such episodes count as false
+here as everywhere; `false_without_slots` says how many remain without those that begin where a label
+seems to be missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hopline_mesh.detector import Detector
+from hopline_mesh.evaluate import Recording, Scores
+from hopline_mesh.evaluate.baselines import BASELINES, baseline
+from hopline_mesh.evaluate.baselines.maximum import Maximum
+from hopline_mesh.evaluate.baselines.percentile import Percentile
+from hopline_mesh.evaluate.baselines.sigma import Sigma
+from hopline_mesh.evaluate.run import judge
+from hopline_mesh.evaluate.scores import GRACE_S
+from hopline_mesh.tagae import Tagae, TagaeSettings
+from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
+
+__all__ = ["load", "measure"]
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Figures under `online_boutique`; quick leaves out the slowest baseline on the other split."""
+    result = _split("default", [*BASELINES])
+    other = [name for name in BASELINES if not (quick and name == "isolation_forest")]
+    return {"online_boutique": result | {"other_split": _split("other", other)}}
+
+
+def _split(split: Split, names: list[str]) -> dict[str, Any]:
+    recording = load(split)
+    columns = [
+        column
+        for schema in [recording.snapshots[0].schema]
+        for column in (*schema.node_features, *schema.edge_features)
+        if column.endswith("_ms") or column == "cpu_cores"
+    ]
+    plain: dict[str, Callable[[], Detector]] = {
+        "percentile": lambda: Percentile(columns=columns),
+        "sigma": lambda: Sigma(columns=columns),
+        "maximum": lambda: Maximum(columns=columns),
+    }
+    without = _figures(Tagae(TagaeSettings(model="none")), recording)
+    return _figures(Tagae(), recording) | {
+        "baselines": {name: _figures(baseline(name, recording), recording) for name in names},
+        "without_graph_model": without,
+        "baselines_without_errors": {name: _figures(make(), recording) for name, make in plain.items()},
+    }
+
+
+def _figures(detector: Detector, recording: Recording) -> dict[str, Any]:
+    done = judge(detector, recording)
+    scores = done.score(recording)
+    return scores.figures() | {
+        "false_without_slots": _outside_slots(scores, recording),
+        "missed": [
+            f"{one.event.kind} {one.event.service}" for one in scores.outcomes if one.episode is None
+        ],
+        "fit_s": round(done.fit_s, 2),
+        "step_ms": round(done.step_ms, 3),
+    }
+
+
+def _outside_slots(scores: Scores, recording: Recording) -> int:
+    """False episodes but for those that begin where the row of labels has a gap, or would go on."""
+    starts = [event.start_s for event in recording.test_events()]
+    usual = median(np.diff(starts).tolist())
+    slots = [starts[-1] + usual * number for number in (1, 2)]
+    for before, after in itertools.pairwise(starts):
+        missing = round((after - before) / usual) - 1
+        slots += [before + (after - before) * number / (missing + 1) for number in range(1, missing + 1)]
+    return sum(
+        not any(slot - 60 <= episode.start_s <= slot + EFFECT_S + GRACE_S for slot in slots)
+        for episode in scores.false
+    )

@@ -1,0 +1,20 @@
+"""From Prometheus to snapshots: what to ask, how to read it, and what to make of what is missing."""
+
+from hopline_mesh.collect.catalog import queries_for
+from hopline_mesh.collect.collector import Collector
+from hopline_mesh.collect.options import CollectOptions
+from hopline_mesh.collect.prometheus import Access, Prometheus
+from hopline_mesh.collect.query import Query, QuerySet
+from hopline_mesh.collect.report import CollectReport, QueryReport
+
+__all__ = [
+    "Access",
+    "CollectOptions",
+    "CollectReport",
+    "Collector",
+    "Prometheus",
+    "Query",
+    "QueryReport",
+    "QuerySet",
+    "queries_for",
+]

@@ -1,0 +1,244 @@
+"""Every interval: asks all questions at once, and makes a snapshot of what is answered in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hopline.errors import ConfigError
+from hopline_mesh.collect.answer import Answer, read_answer
+from hopline_mesh.collect.builder import Built, Failure, Reading, SnapshotBuilder
+from hopline_mesh.collect.clock import Clock
+from hopline_mesh.collect.containers import owner_queries
+from hopline_mesh.collect.names import safe_text
+from hopline_mesh.collect.options import CollectOptions
+from hopline_mesh.collect.owners import Owners
+from hopline_mesh.collect.places import Places
+from hopline_mesh.collect.prometheus import Prometheus
+from hopline_mesh.collect.query import Query, QuerySet
+from hopline_mesh.collect.report import CollectReport, QueryReport
+from hopline_mesh.errors import QueryFailed, SourceUnavailable
+from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
+from hopline_mesh.snapshot import Gap, Snapshot
+
+#: Bytes of an answer above which reading it would hold up others on the event loop.
+_READ_AT_ONCE = 2**20
+
+#: Names that the roster may hold, as a multiple of `max_services`.
+_NAMES_PER_SERVICE = 4
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One question and what became of it."""
+
+    promql: str
+    query: Query | None
+    answer: Reading | Answer | Failure
+    duration_s: float = 0.0
+    bytes: int = 0
+    date_s: float | None = None
+    at_s: float = 0.0
+
+
+class Collector:
+    """Collects a mesh from Prometheus.
+
+    Nothing that Prometheus does makes `collect` fail: what cannot be had is NaN in the snapshot, with a gap
+    that says why. The same `Roster` belongs to all snapshots.
+
+    Args:
+        client: whom to ask; stays the caller's to close.
+        queries: what to ask.
+        schema: columns of the snapshots; None: those of `queries.schema()`.
+        roster: None: a new one.
+        options: limits.
+        matchers: of the questions for owners of pods; the queries have theirs in them.
+        steady: a clock that never jumps, seconds.
+        told: is given the report of each interval.
+
+    Raises:
+        ConfigError: a query for a column that the schema does not have, or bad matchers.
+
+    Attributes:
+        report: of the last interval; None before the first.
+        answered: called when all answers are read, before the snapshot is made of them: who waits for it
+            can get ready meanwhile.
+    """
+
+    def __init__(
+        self,
+        client: Prometheus,
+        queries: QuerySet,
+        schema: Schema | None = None,
+        roster: Roster | None = None,
+        options: CollectOptions | None = None,
+        *,
+        matchers: str = "",
+        steady: Callable[[], float] = time.monotonic,
+        told: Callable[[CollectReport], None] = lambda report: None,
+    ) -> None:
+        self._told = told
+        self._client = client
+        self._queries = queries
+        self._options = options or CollectOptions()
+        self.schema = schema or queries.schema()
+        self.roster = Roster() if roster is None else roster
+        self.report: CollectReport | None = None
+        self.answered: Callable[[], None] = _nothing
+        self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
+        self._owners = Owners()
+        self._places = Places(
+            self.roster,
+            self._options.watched(),
+            self._owners,
+            max(len(self.roster), _NAMES_PER_SERVICE * self._options.max_services),
+        )
+        self._builder = SnapshotBuilder(queries, self.schema, self.roster, self._places, self._options)
+        self._clock = Clock()
+        self._steady = steady
+        self._reading = asyncio.Lock()
+
+    async def collect(self, now_s: float) -> Snapshot:
+        """One interval, which ends now.
+
+        Args:
+            now_s: our clock, Unix seconds.
+
+        Returns: a snapshot whose time is later than that of the one before.
+        """
+        begin_s = self._steady()
+        time_s, jump = self._clock.begin(now_s, begin_s)
+        ahead_s = self._clock.ahead_s
+        asked_s = now_s + ahead_s - self._options.delay_s
+        owners = self._owner_queries if self._owners.due else ()
+        asked, of_owners = await self._ask(owners, asked_s)
+        self.answered()
+        self._clock.compare(
+            [
+                one.date_s - (now_s + one.at_s - begin_s)
+                for one in (*asked, *of_owners)
+                if one.date_s is not None
+            ]
+        )
+        # Owners first: the pods are joined to them.
+        known = [one.answer for one in of_owners if isinstance(one.answer, Answer)]
+        if known and self._owners.learn(known):
+            self._places.forget_pods()
+        answers = [one.answer for one in asked if not isinstance(one.answer, Answer)]
+        built = self._builder.build(time_s, asked_s, answers)
+        snapshot = _with_gaps(built.snapshot, self._clock_gaps(jump))
+        self.report = self._report(built, snapshot, asked, self._steady() - begin_s)
+        self._told(self.report)
+        return snapshot
+
+    async def _ask(self, owners: Sequence[str], asked_s: float) -> tuple[list[_Asked], list[_Asked]]:
+        """All queries and the questions for owners, side by side, within the deadline."""
+        deadline_s = self._options.deadline_s
+        late = Failure("late", f"Prometheus did not answer within {deadline_s:g} s")
+        asked = [_Asked(query.promql, query, late) for query in self._queries.queries]
+        of_owners = [_Asked(text, None, late) for text in owners]
+        free = asyncio.Semaphore(self._options.parallel)
+        tasks = [asyncio.ensure_future(self._ask_one(one, asked_s, free)) for one in (*asked, *of_owners)]
+        try:
+            await asyncio.wait(tasks, timeout=deadline_s)
+        finally:
+            given_up = [task.cancel() for task in tasks]
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also where the whole collection is given up
+                if any(given_up):
+                    await self._client.renew()
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        return asked, of_owners
+
+    async def _ask_one(self, one: _Asked, asked_s: float, free: asyncio.Semaphore) -> None:
+        async with free:
+            begin_s = self._steady()
+            try:
+                reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
+                one.at_s, one.date_s, one.bytes = self._steady(), reply.date_s, len(reply.body)
+                if one.bytes < _READ_AT_ONCE:
+                    answer = read_answer(reply.body)
+                else:
+                    # One at a time: what is being read takes three times the room of the answer.
+                    async with self._reading:
+                        answer = await asyncio.to_thread(read_answer, reply.body)
+                one.answer = answer if one.query is None else self._builder.read(one.query, answer)
+            except SourceUnavailable as error:
+                one.answer = Failure("unavailable", str(error))
+            except (QueryFailed, ConfigError) as error:
+                one.answer = Failure("refused", str(error))
+            one.duration_s = self._steady() - begin_s
+
+    def _clock_gaps(self, jump: str) -> list[Gap]:
+        gaps = [Gap("clock", jump)] if jump else []
+        if ahead_s := self._clock.ahead_s:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            gaps.append(
+                Gap(
+                    "clock",
+                    f"Prometheus' clock is {abs(ahead_s):.0f} s {side} ours; it is asked by its own",
+                )
+            )
+        return gaps
+
+    def _report(
+        self, built: Built, snapshot: Snapshot, asked: Sequence[_Asked], duration_s: float
+    ) -> CollectReport:
+        reports = []
+        for query, one, matched in zip(self._queries.queries, asked, built.matched, strict=True):
+            if isinstance(one.answer, Failure):
+                reports.append(
+                    QueryReport(query.name, one.answer.outcome, one.answer.reason, one.duration_s)
+                )
+                continue
+            reason = safe_text("; ".join(gap.reason for gap in snapshot.gaps if gap.what == query.name))
+            reports.append(
+                QueryReport(
+                    query.name,
+                    "ok" if len(one.answer) else "empty",
+                    reason,
+                    one.duration_s,
+                    len(one.answer),
+                    matched,
+                    one.bytes,
+                )
+            )
+        return CollectReport(
+            snapshot.time_s,
+            duration_s,
+            tuple(reports),
+            len(snapshot.nodes),
+            len(snapshot.edge_src),
+            built.new,
+            built.held,
+            built.left_out,
+            self._clock.ahead_s,
+            len(snapshot.gaps),
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _with_gaps(snapshot: Snapshot, gaps: Sequence[Gap]) -> Snapshot:
+    if not gaps:
+        return snapshot
+    return Snapshot(
+        snapshot.time_s,
+        snapshot.schema,
+        snapshot.roster,
+        snapshot.nodes,
+        snapshot.node_features,
+        snapshot.edge_src,
+        snapshot.edge_dst,
+        snapshot.edge_features,
+        (*gaps, *snapshot.gaps),
+    )

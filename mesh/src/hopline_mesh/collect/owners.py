@@ -1,0 +1,116 @@
+"""Which workload a pod belongs to: by its owner as kube-state-metrics knows it, else by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from hopline_mesh.collect.answer import UNREADABLE, Answer
+
+#: What Kubernetes makes random parts of names of: no vowels, nothing that is mistaken for another.
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+_OF_DEPLOYMENT = re.compile(rf"(.+)-{_RANDOM}{{6,10}}-{_RANDOM}{{5}}")
+_OF_STATEFUL_SET = re.compile(r"(.+)-\d{1,4}")
+_OF_OTHER = re.compile(rf"(.+)-{_RANDOM}{{5}}")
+_OF_REPLICA_SET = re.compile(rf"(.+)-{_RANDOM}{{6,10}}")
+_OF_CRON_JOB = re.compile(r"(.+)-\d{8,}")
+
+#: Times that a pod which no answer knows is asked for again.
+_TRIES = 4
+
+_labels = msgspec.json.Decoder(dict[str, str])
+
+
+def workload_by_name(pod: str) -> str:
+    """The workload that a pod's name speaks of.
+
+    `cart-7d9f8b6c5d-x2x4z` is of the Deployment cart, `db-0` of a StatefulSet, `agent-x2x4z` of a
+    DaemonSet.
+    A name of none of these forms is a workload by itself.
+    """
+    for form in (_OF_DEPLOYMENT, _OF_STATEFUL_SET, _OF_OTHER):
+        if found := form.fullmatch(pod):
+            return found[1]
+    return pod
+
+
+class Owners:
+    """Remembers owners, and which pods have none yet."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[tuple[str, str], str] = {}
+        self._missed: dict[tuple[str, str], int] = {}
+        self._asked = False
+
+    @property
+    def due(self) -> bool:
+        """Whether it is worth asking who owns which pod: at first, and for a pod that is new."""
+        return not self._asked or bool(self._missed)
+
+    def find(self, namespace: str, pod: str) -> str:
+        """The workload of a pod."""
+        workload = self._workloads.get((namespace, pod))
+        if workload is None:
+            self._missed.setdefault((namespace, pod), 0)
+            return workload_by_name(pod)
+        return workload
+
+    def learn(self, answers: Sequence[Answer]) -> bool:
+        """Take the answers to `owner_queries`, which replace what was known.
+
+        Returns: whether a pod was asked for before that is known now.
+        """
+        self._asked = True
+        replica_sets: dict[tuple[str, str], str] = {}
+        owners: dict[tuple[str, str], tuple[str, str]] = {}
+        by_rule: dict[tuple[str, str], str] = {}
+        for answer in answers:
+            for raw in answer.labels:
+                try:
+                    found = _labels.decode(raw)
+                except UNREADABLE:
+                    continue
+                namespace = found.get("exported_namespace") or found.get("namespace", "")
+                pod = found.get("exported_pod") or found.get("pod", "")
+                kind, owner = found.get("owner_kind", ""), found.get("owner_name", "")
+                replica_set = found.get("exported_replicaset") or found.get("replicaset", "")
+                if replica_set and owner:
+                    replica_sets[namespace, replica_set] = owner
+                elif pod and owner:
+                    owners[namespace, pod] = (kind, owner)
+                elif pod and found.get("workload"):
+                    by_rule[namespace, pod] = found["workload"]
+        workloads = {
+            (namespace, pod): _workload(namespace, pod, kind, owner, replica_sets)
+            for (namespace, pod), (kind, owner) in owners.items()
+        }
+        workloads.update(by_rule)
+        if workloads:
+            self._workloads = workloads
+        known = [pod for pod in self._missed if pod in self._workloads]
+        self._missed = {
+            pod: tries + 1
+            for pod, tries in self._missed.items()
+            if pod not in self._workloads and tries + 1 < _TRIES
+        }
+        return bool(known)
+
+    def forget_missed(self) -> None:
+        """Pods that are still there will be missed again."""
+        self._missed.clear()
+
+
+def _workload(
+    namespace: str, pod: str, kind: str, owner: str, replica_sets: dict[tuple[str, str], str]
+) -> str:
+    if kind == "ReplicaSet":
+        found = _OF_REPLICA_SET.fullmatch(owner)
+        return replica_sets.get((namespace, owner)) or (found[1] if found else owner)
+    if kind == "Job":
+        found = _OF_CRON_JOB.fullmatch(owner)
+        return found[1] if found else owner
+    if kind == "Node":  # a static pod, with the node's name behind its own
+        return pod.removesuffix(f"-{owner}")
+    return owner

@@ -1,0 +1,249 @@
+"""Collects a mesh as it was: the snapshots that a collector would have taken, many with each question.
+
+Prometheus answers a range question at each moment as it would have answered then, so the snapshots are the
+same but for what it got late. Knows nothing of detectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.collect.answer import Answer, read_answer
+from hopline_mesh.collect.builder import Failure, SnapshotBuilder
+from hopline_mesh.collect.clock import TOLERANCE_S
+from hopline_mesh.collect.containers import owner_queries
+from hopline_mesh.collect.matrix import Matrix, read_matrix
+from hopline_mesh.collect.options import CollectOptions
+from hopline_mesh.collect.owners import Owners
+from hopline_mesh.collect.places import Places
+from hopline_mesh.collect.prometheus import Prometheus
+from hopline_mesh.collect.query import Query, QuerySet
+from hopline_mesh.errors import QueryFailed, SourceUnavailable
+from hopline_mesh.roster import Roster
+from hopline_mesh.snapshot import Snapshot
+
+#: Moments of the first questions, and of later ones at most (Prometheus answers 11,000).
+_FIRST, _MOST = 20, 500
+#: Values that the answers to one round of questions may have together.
+_VALUES = 500_000
+#: Questions under way at once: beside a watch and its dashboards.
+_PARALLEL = 4
+#: Moments in which the beginning of the data is looked for, twice.
+_LOOKS = 200
+#: Tries of a Prometheus that is away, and seconds before the second one; doubled each time.
+_TRIES, _PAUSE_S = 4, 1.0
+#: Names that the roster may hold, as a multiple of `max_services`.
+_NAMES_PER_SERVICE = 4
+
+
+class Past:
+    """Asks a Prometheus about intervals that are over.
+
+    Args:
+        client: whom to ask; stays the caller's to close.
+        queries: what to ask.
+        interval_s: from one snapshot to the next; they end at multiples of it, as those of a watch.
+        roster: of the snapshots.
+        options: limits; `deadline_s` and `parallel` are those of a watch, and do not count here.
+        matchers: of the questions for owners of pods.
+        longest_s: longest that one question may take.
+        wall: our clock, Unix seconds.
+
+    Raises:
+        ConfigError: bad matchers.
+
+    Attributes:
+        refused: why a question was never answered, by its name.
+    """
+
+    def __init__(
+        self,
+        client: Prometheus,
+        queries: QuerySet,
+        interval_s: float,
+        roster: Roster,
+        options: CollectOptions,
+        *,
+        matchers: str = "",
+        longest_s: float = 60.0,
+        pause_s: float = _PAUSE_S,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.refused: dict[str, str] = {}
+        self._client = client
+        self._queries = queries.queries
+        self._interval_s = interval_s
+        self._delay_s = options.delay_s
+        self._longest_s = longest_s
+        self._pause_s = pause_s
+        self._wall = wall
+        self._ahead_s: float | None = None
+        self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
+        self._owners = Owners()
+        self._places = Places(
+            roster, options.watched(), self._owners, _NAMES_PER_SERVICE * options.max_services
+        )
+        self._builder = SnapshotBuilder(queries, queries.schema(), roster, self._places, options)
+        self._free = asyncio.Semaphore(_PARALLEL)
+        self._gave_up = False
+
+    def moments(self, since_s: float, until_s: float) -> int:
+        """How many snapshots there are between two times."""
+        first, last = self._numbers(since_s, until_s)
+        return max(0, last - first + 1)
+
+    async def begins(self, since_s: float, until_s: float) -> float | None:
+        """From when on there is anything of what is asked for.
+
+        Returns: Unix seconds, a moment or two early at most; None where there is nothing at all.
+
+        Raises:
+            SourceUnavailable: Prometheus cannot be asked.
+            QueryFailed: it refuses all of these questions.
+        """
+        low, high = since_s, until_s
+        for _ in range(2):
+            step_s = max((high - low) / _LOOKS, 0.001)
+            times = low + step_s * np.arange(_LOOKS + 1, dtype=np.float64)
+            found = await self._first(times)
+            if found is None:
+                return None
+            low, high = max(low, found - step_s), found
+            if high <= since_s + step_s:
+                break
+        return high
+
+    async def snapshots(self, since_s: float, until_s: float) -> AsyncIterator[list[Snapshot]]:
+        """The snapshots between two times, oldest first, as many at once as one round of questions gives.
+
+        Raises:
+            SourceUnavailable: Prometheus cannot be asked, or does not answer in time.
+            QueryFailed: it refuses every question.
+        """
+        at, last = self._numbers(since_s, until_s)
+        most = _FIRST
+        while at <= last:
+            count = min(most, last - at + 1)
+            answers = await self._round(at, count)
+            if answers is None:
+                most = max(1, count // 2)
+                continue
+            yield self._built(at, count, answers)
+            at += count
+            series = sum(len(answer.labels) for answer in answers if isinstance(answer, Matrix))
+            most = max(1, min(_MOST, _VALUES // max(1, series), 4 * count))
+
+    def _numbers(self, since_s: float, until_s: float) -> tuple[int, int]:
+        return math.ceil(since_s / self._interval_s), math.floor(until_s / self._interval_s)
+
+    async def _first(self, times: NDArray[np.float64]) -> float | None:
+        """The first of these moments at which any question that reveals services has an answer."""
+        asked = [query for query in self._queries if query.reveals]
+        found = await asyncio.gather(
+            *(self._ask(f"count({query.promql})", times) for query in asked), return_exceptions=True
+        )
+        firsts, refusals = [], []
+        for each in found:
+            if isinstance(each, QueryFailed):
+                refusals.append(each)
+            elif isinstance(each, BaseException):
+                raise each
+            elif each.there.any():
+                firsts.append(float(times[np.flatnonzero(each.there.any(axis=0))[0]]))
+        if len(refusals) == len(found):
+            raise refusals[0]
+        return min(firsts, default=None)
+
+    async def _round(self, first: int, count: int) -> list[Matrix | Failure] | None:
+        """Answers to all questions about these moments; None where that is too much at once."""
+        times = self._interval_s * np.arange(first, first + count, dtype=np.float64)
+        pause_s = self._pause_s
+        for left in reversed(range(_TRIES)):
+            found = await asyncio.gather(
+                *(self._answer(query, times) for query in self._queries), return_exceptions=True
+            )
+            late, self._gave_up = self._gave_up, False
+            if late:
+                await self._client.renew()
+            away = [each for each in found if isinstance(each, SourceUnavailable)]
+            others = [each for each in found if isinstance(each, BaseException) and each not in away]
+            if others:
+                raise others[0]
+            if not away:
+                break
+            if count > 1 and (late or len(away) < len(found)):
+                return None  # it is there: that was too much for it
+            if not left:
+                raise away[0]
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        answers = [each for each in found if not isinstance(each, BaseException)]
+        if any(each is None for each in answers):
+            return None
+        if len(self.refused) == len(self._queries):
+            raise QueryFailed(next(iter(self.refused.values())))
+        await self._learn_owners(times)
+        return [each for each in answers if each is not None]
+
+    async def _answer(self, query: Query, times: NDArray[np.float64]) -> Matrix | Failure | None:
+        """An answer, why there is none, or None where it would be one about fewer moments."""
+        if query.name not in self.refused:
+            try:
+                return await self._ask(query.promql, times)
+            except QueryFailed as error:
+                refusal = str(error)
+            try:  # too many samples, or wrong in itself?
+                single = await self._ask(query.promql, times[:1])
+                return None if len(times) > 1 else single
+            except QueryFailed:
+                self.refused[query.name] = refusal
+        return Failure("refused", self.refused[query.name])
+
+    async def _ask(self, promql: str, times: NDArray[np.float64]) -> Matrix:
+        step_s = float(times[1] - times[0]) if len(times) > 1 else 1.0
+        moved_s = (self._ahead_s or 0.0) - self._delay_s
+        start_s, end_s = float(times[0]) + moved_s, float(times[-1]) + moved_s
+        async with self._free:
+            try:
+                async with asyncio.timeout(self._longest_s):
+                    reply = await self._client.query_range(promql, start_s, end_s, step_s, self._longest_s)
+            except TimeoutError:
+                self._gave_up = True
+                raise SourceUnavailable(
+                    f"Prometheus at {self._client.url} did not answer within {self._longest_s:g} s"
+                ) from None
+        if self._ahead_s is None and reply.date_s is not None:
+            ahead_s = reply.date_s + 0.5 - self._wall()
+            self._ahead_s = ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0
+        return read_matrix(reply.body, times + moved_s)
+
+    async def _learn_owners(self, times: NDArray[np.float64]) -> None:
+        """Who owned which pod at the first and last of these moments; without it their names must do."""
+        known: list[Answer] = []
+        for promql in self._owner_queries:
+            for moment in {float(times[0]), float(times[-1])}:
+                with suppress(QueryFailed, SourceUnavailable, TimeoutError):
+                    async with asyncio.timeout(self._longest_s):
+                        reply = await self._client.query(promql, moment, self._longest_s)
+                    known.append(read_answer(reply.body))
+        if known and self._owners.learn(known):
+            self._places.forget_pods()
+
+    def _built(self, first: int, count: int, answers: Sequence[Matrix | Failure]) -> list[Snapshot]:
+        snapshots = []
+        for number in range(count):
+            readings = [
+                answer if isinstance(answer, Failure) else self._builder.read(query, answer.at(number))
+                for query, answer in zip(self._queries, answers, strict=True)
+            ]
+            time_s = (first + number) * self._interval_s
+            asked_s = next((float(a.times[number]) for a in answers if isinstance(a, Matrix)), time_s)
+            snapshots.append(self._builder.build(time_s, asked_s, readings).snapshot)
+        return snapshots

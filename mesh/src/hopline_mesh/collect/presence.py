@@ -1,0 +1,63 @@
+"""Tells what is gone from what was not seen. Arrays and times; knows nothing of services."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline_mesh.collect.places import IdArray
+
+_NONE = np.empty(0, np.int64)
+
+
+class Presence:
+    """What is there, from what each interval shows.
+
+    An id that is in no answer is gone, except when not all questions were answered, or so many are gone at
+    once that a part of the answers must be missing: then it stays for a while.
+
+    Args:
+        hold_s: for how long.
+        lost_share: how many are too many, as a share of all.
+        least: and in number.
+    """
+
+    def __init__(self, hold_s: float, lost_share: float, least: int = 3) -> None:
+        self._hold_s = hold_s
+        self._lost_share = lost_share
+        self._least = least
+        self._ids: IdArray = _NONE
+        self._seen_s = np.empty(0, np.float64)
+
+    @property
+    def ids(self) -> IdArray:
+        """All that were there in the last interval, ascending."""
+        return self._ids
+
+    def settle(self, time_s: float, seen: IdArray, *, whole: bool) -> tuple[IdArray, IdArray]:
+        """Judge one interval.
+
+        Args:
+            time_s: later than the one before.
+            seen: ascending, each once.
+            whole: whether all questions were answered in full.
+
+        Returns: what is there, ascending; and what of it was not seen.
+        """
+        lost = np.setdiff1d(self._ids, seen, assume_unique=True)
+        last_s = self._seen_s[np.searchsorted(self._ids, lost)]
+        if whole and not (
+            len(lost) >= self._least and len(lost) >= self._lost_share * max(1, len(self._ids))
+        ):
+            lost, last_s = _NONE, last_s[:0]
+        kept = time_s - last_s <= self._hold_s
+        lost, last_s = lost[kept], last_s[kept]
+        ids = np.concatenate([seen, lost])
+        order = np.argsort(ids, kind="stable")
+        self._ids = ids[order]
+        self._seen_s = np.concatenate([np.full(len(seen), time_s), last_s])[order]
+        return self._ids, lost
+
+    def keep_only(self, ids: IdArray) -> None:
+        """Forget all others."""
+        there = np.isin(self._ids, ids, assume_unique=True)
+        self._ids, self._seen_s = self._ids[there], self._seen_s[there]

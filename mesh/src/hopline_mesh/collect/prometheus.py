@@ -1,0 +1,286 @@
+"""Asks a Prometheus over HTTP; knows nothing of meshes or columns.
+
+One client, whose connections are kept. Works with what answers as Prometheus does: Thanos, Mimir,
+VictoriaMetrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import msgspec
+
+from hopline.errors import ConfigError
+from hopline_mesh.collect.answer import UNREADABLE
+from hopline_mesh.collect.names import safe_text
+from hopline_mesh.errors import QueryFailed, SourceUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back.
+
+    Attributes:
+        body: JSON, not yet read.
+        date_s: the server's clock when it answered, Unix seconds in whole seconds; None where it says none.
+    """
+
+    body: bytes
+    date_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to be let in.
+
+    Attributes:
+        token: bearer token.
+        token_file: file of one; read again at every question, for tokens that are renewed.
+        user, password: basic authentication.
+        ca_file: PEM certificates that the server's is checked against; None: those of the system.
+        verify: False trusts any certificate.
+        headers: sent with every question, such as X-Scope-OrgID of a Mimir.
+    """
+
+    token: str = ""
+    token_file: Path | None = None
+    user: str = ""
+    password: str = ""
+    ca_file: Path | None = None
+    verify: bool = True
+    headers: Mapping[str, str] | None = None
+
+
+class Prometheus:
+    """The query API of one server.
+
+    Args:
+        url: such as http://prometheus:9090; a path before `/api/v1` may be part of it.
+        access: how to be let in.
+        max_bytes: of one answer; a longer one is not read to its end.
+        transport: instead of the network, for tests.
+
+    Raises:
+        ConfigError: a URL that is none, both a token and a password, a file that cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        access: Access | None = None,
+        *,
+        max_bytes: int = 512 * 2**20,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        access = access or Access()
+        try:
+            address = httpx.URL(url.rstrip("/"))
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"prometheus_url: {safe_text(url)!r} is no URL: {error}") from None
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ConfigError(f"prometheus_url: {safe_text(url)!r} is not a URL such as http://host:9090")
+        user, password = access.user or address.username, access.password or address.password
+        if user and (access.token or access.token_file):
+            raise ConfigError(
+                "prometheus: a bearer token and a user name are set; only one of them is sent"
+            )
+        self._url = address.copy_with(username=None, password=None)
+        #: Without a password, for messages.
+        self.url = str(self._url)
+        self._token_file = access.token_file
+        self._token = access.token
+        self._max_bytes = max_bytes
+        self._transport = transport
+
+        def connect() -> httpx.AsyncClient:
+            # Compressing what goes through a cluster's own network costs the server more than sending it.
+            return httpx.AsyncClient(
+                headers={"Accept-Encoding": "identity", **(access.headers or {})},
+                auth=httpx.BasicAuth(user, password) if user else None,
+                verify=_trust(access) if address.scheme == "https" else True,
+                timeout=None,
+                limits=httpx.Limits(max_connections=32, max_keepalive_connections=32, keepalive_expiry=120),
+                transport=transport,
+            )
+
+        self._connect = connect
+        self._http = connect()
+        self._authorization()
+
+    async def __aenter__(self) -> Prometheus:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    async def renew(self) -> None:
+        """Let go of all connections and make new ones, after questions were given up.
+
+        A question that is cancelled at the wrong moment keeps its connection's place in the pool for ever;
+        after enough of them nothing could be asked any more.
+        """
+        if self._transport is not None:
+            return
+        before, self._http = self._http, self._connect()
+        with contextlib.suppress(httpx.HTTPError, OSError, RuntimeError):
+            await before.aclose()
+
+    async def query(self, promql: str, time_s: float, timeout_s: float) -> Reply:
+        """Ask for the value of an expression at one moment.
+
+        Args:
+            promql: the expression.
+            time_s: Unix seconds by the server's clock.
+            timeout_s: after which the server may give up; the caller cancels for itself.
+
+        Raises:
+            SourceUnavailable: no connection, or the server is overloaded, starting or in trouble.
+            QueryFailed: it refuses the question, or answers too much.
+        """
+        fields = {
+            "query": promql,
+            "time": f"{time_s:.3f}",
+            "timeout": f"{max(1, round(timeout_s * 1000))}ms",
+        }
+        return await self._exchange("POST", "/api/v1/query", fields)
+
+    async def query_range(
+        self, promql: str, start_s: float, end_s: float, step_s: float, timeout_s: float
+    ) -> Reply:
+        """Ask for the values of an expression at moments that are evenly spaced.
+
+        Args:
+            start_s, end_s: the first and the last, Unix seconds by the server's clock.
+            step_s: between them.
+
+        Raises: as `query`.
+        """
+        fields = {
+            "query": promql,
+            "start": f"{start_s:.3f}",
+            "end": f"{end_s:.3f}",
+            "step": f"{step_s:.3f}",
+            "timeout": f"{max(1, round(timeout_s * 1000))}ms",
+        }
+        return await self._exchange("POST", "/api/v1/query_range", fields)
+
+    async def get(self, path: str) -> Reply:
+        """Ask for something else, such as `/api/v1/status/buildinfo`.
+
+        Raises: as `query`.
+        """
+        return await self._exchange("GET", path, None)
+
+    async def _exchange(self, method: str, path: str, fields: Mapping[str, str] | None) -> Reply:
+        try:
+            try:
+                return await self._once(method, path, fields)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                # The server closed a kept connection at the moment in which it was used again.
+                return await self._once(method, path, fields)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = safe_text(error) or type(error).__name__
+            raise SourceUnavailable(f"Prometheus at {self.url} cannot be asked: {reason}") from None
+
+    async def _once(self, method: str, path: str, fields: Mapping[str, str] | None) -> Reply:
+        request = self._http.build_request(
+            method,
+            self._url.copy_with(path=self._url.path.rstrip("/") + path),
+            data=fields,
+            headers=self._authorization(),
+        )
+        response = await self._http.send(request, stream=True)
+        try:
+            body = await self._body(response)
+        finally:
+            await response.aclose()
+        if response.status_code != 200:
+            raise self._refused(response.status_code, body, response.headers.get("location", ""))
+        return Reply(body, _date(response.headers.get("date", "")))
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        parts, size = [], 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > self._max_bytes:
+                raise QueryFailed(
+                    f"the answer is longer than {self._max_bytes // 2**20} MiB; it was not read"
+                )
+        return b"".join(parts)
+
+    def _authorization(self) -> dict[str, str]:
+        token = self._token
+        if self._token_file is not None:
+            try:
+                token = self._token_file.read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "not text"
+                raise ConfigError(
+                    f"prometheus_token_file: {self._token_file} cannot be read: {reason}"
+                ) from None
+        if not token:
+            return {}
+        if not re.fullmatch(r"[!-~]+", token):
+            raise ConfigError(
+                "prometheus: the bearer token has blanks or other characters that none may have"
+            )
+        return {"Authorization": f"Bearer {token}"}
+
+    def _refused(self, status: int, body: bytes, location: str) -> QueryFailed | SourceUnavailable:
+        reason = _reason(body)
+        where = f"Prometheus at {self.url} answers HTTP {status}"
+        if status in (401, 403):
+            return QueryFailed(
+                f"{where}: a token or password is missing, wrong or not allowed to ask{reason}"
+            )
+        if 300 <= status < 400:
+            return QueryFailed(f"{where}, a redirection to {safe_text(location)!r}; give that URL instead")
+        if status in (408, 429) or status >= 500:
+            return SourceUnavailable(f"{where}{reason}")
+        return QueryFailed(f"{where}{reason}")
+
+
+def _reason(body: bytes) -> str:
+    """What a refusal says, with ": " before it."""
+    try:
+        found = msgspec.json.decode(body[:100_000])
+    except UNREADABLE:
+        found = None
+    text = found.get("error") if isinstance(found, dict) else body[:200].decode("utf-8", "replace")
+    return f": {safe_text(text)}" if text else ""
+
+
+def _trust(access: Access) -> ssl.SSLContext:
+    if not access.verify:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    try:
+        return ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"ca_file: {access.ca_file} cannot be read as PEM certificates: {safe_text(error)}"
+        ) from None
+
+
+def _date(text: str) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,21 @@
+"""`hopline mesh`: watch a service mesh, and what belongs to it. One line for each command."""
+
+from __future__ import annotations
+
+import typer
+
+from hopline_mesh.commands import demo, evaluate, queries, simulate, train, warm, watch
+
+app = typer.Typer(no_args_is_help=True, help="Watch a service mesh with a temporal graph autoencoder.")
+app.command("demo")(demo.demo)
+app.command("watch")(watch.watch)
+app.command("evaluate")(evaluate.evaluate)
+app.command("queries")(queries.queries)
+app.command("simulate")(simulate.simulate)
+app.command("train")(train.train)
+app.command("warm")(warm.warm)
+
+
+@app.callback()
+def mesh() -> None:
+    """Watch a service mesh with a temporal graph autoencoder."""

@@ -1,0 +1,220 @@
+"""`hopline mesh evaluate`: judge detectors on a folder of snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from hopline.errors import BadRequest
+
+if TYPE_CHECKING:
+    from hopline_mesh.evaluate import Recording
+    from hopline_mesh.evaluate.report import Judged, Report
+    from hopline_mesh.incident import Verdict
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of nodes, edges and labels.")],
+    detector: Annotated[
+        str,
+        typer.Option(
+            help="tagae, static, percentile, sigma, maximum, isolation_forest, pca or untrained; several "
+            "with commas; all: each."
+        ),
+    ] = "tagae",
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A..B",
+            help="Learn from the time A to B, judge all the rest: Unix seconds or ISO-8601.",
+            show_default=False,
+        ),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds after an event's end in which an incident still finds it.")
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write the report and drawings of the scores here.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Let detectors learn from a recorded mesh and find what is known to have gone wrong in it."""
+    from hopline_mesh.evaluate.folder import read_folder
+    from hopline_mesh.evaluate.report import DETECTORS, Report, write_report
+
+    names = list(DETECTORS) if detector == "all" else [name for name in detector.split(",") if name]
+    if not names or set(names) - set(DETECTORS):
+        unknown = ", ".join(sorted(set(names) - set(DETECTORS))) or "none"
+        raise BadRequest(f"--detector {unknown}: there are {', '.join(DETECTORS)}, and all")
+    if grace < 0:
+        raise BadRequest(f"--grace {grace:g}: must be at least 0")
+    if report is not None and report.exists() and not report.is_dir():
+        raise BadRequest(f"--report {report}: is a file; name a folder")
+    recording = read_folder(folder)
+    if train is not None:
+        recording = _trained_on(recording, train)
+    recording = recording.in_playing_order()
+    verdicts: dict[str, list[Verdict]] = {}
+    found = []
+    with _bars(quiet=as_json) as advance:
+        for name in names:
+            verdicts[name], judged = _judge(name, recording, grace, advance)
+            found.append(judged)
+    told = Report(
+        name=recording.name,
+        train=recording.train,
+        test=recording.test,
+        snapshots=(len(recording.training()[0]), len(recording.testing()[0])),
+        events_in_training=sum(
+            any(event.start_s in period for period in recording.train) for event in recording.events
+        ),
+        interval_s=recording.interval_s,
+        grace_s=grace,
+        detectors=tuple(found),
+    )
+    if report is not None:
+        write_report(told, recording, verdicts, report)
+    if as_json:
+        typer.echo(msgspec.json.encode(told))
+    else:
+        show(told, Console())
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report: a line for each detector, then kinds of events of each."""
+    from hopline_mesh.evaluate.plain import plain
+
+    judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
+    console.print(Text(f"{plain(report.name)}: {judged}, {report.interval_s:g} s each"))
+    if report.events_in_training:
+        console.print(
+            f"{report.events_in_training} events begin in the training: a detector may take them as normal",
+            style="yellow",
+            highlight=False,
+        )
+    table = Table(
+        "detector",
+        "found",
+        "false",
+        "an hour",
+        "minutes",
+        "cause first",
+        "in three",
+        "fit s",
+        "step ms",
+        box=None,
+    )
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in report.detectors:
+        scores = one.scores
+        table.add_row(
+            one.detector,
+            f"{scores.found}/{scores.events}",
+            str(scores.false_episodes),
+            _number(scores.false_per_hour, ".2f"),
+            _number(scores.minutes_to_detect, ".1f"),
+            _number(scores.root_cause_top1, ".0%"),
+            _number(scores.root_cause_top3, ".0%"),
+            f"{one.fit_s:.1f}",
+            f"{one.step_ms:.2f}",
+        )
+    console.print(table)
+    for one in report.detectors:
+        if one.unjudged:
+            console.print(
+                f"{one.detector} said nothing of {one.unjudged} intervals: learning, or too much missing",
+                style="yellow",
+                highlight=False,
+            )
+    for one in report.detectors:
+        if not one.scores.by_kind:
+            continue
+        kinds = Table(f"{one.detector}: kind", "found", "minutes", "cause first", "in three", box=None)
+        for column in kinds.columns[1:]:
+            column.justify = "right"
+        for kind in one.scores.by_kind:
+            kinds.add_row(
+                Text(plain(kind.kind) or "–"),
+                f"{kind.found}/{kind.events}",
+                _number(kind.minutes_to_detect, ".1f"),
+                _number(kind.root_cause_top1, ".0%"),
+                _number(kind.root_cause_top3, ".0%"),
+            )
+        console.print()
+        console.print(kinds)
+
+
+def _judge(
+    name: str, recording: Recording, grace: float, advance: Callable[[str, float], None]
+) -> tuple[list[Verdict], Judged]:
+    from hopline_mesh.evaluate.report import Judged, detector
+    from hopline_mesh.evaluate.run import judge
+
+    advance(name, 0.0)
+    done = judge(detector(name, recording), recording, progress=lambda share: advance(name, share))
+    scores = done.score(recording, grace_s=grace)
+    unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
+    return done.verdicts, Judged(name, scores, round(done.fit_s, 3), round(done.step_ms, 4), unjudged)
+
+
+def _trained_on(recording: Recording, text: str) -> Recording:
+    """The recording with this training, and all the rest as its test."""
+    from hopline_mesh.evaluate.periods import without
+    from hopline_mesh.evaluate.recording import Period
+    from hopline_mesh.evaluate.times import clock, parse
+
+    first, dots, last = text.partition("..")
+    start_s, end_s = parse(first), parse(last)
+    if not dots or start_s is None or end_s is None or start_s >= end_s:
+        raise BadRequest(
+            f"--train {text}: write A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
+        )
+    times = [snapshot.time_s for snapshot in recording.snapshots]
+    train = Period(start_s, end_s)
+    whole = Period(times[0], times[-1] + max(recording.interval_s, 1.0))
+    test = without(whole, [train])
+    for what, inside in (
+        ("no snapshot is in it", any(moment in train for moment in times)),
+        ("no snapshot is left to judge", any(moment in period for moment in times for period in test)),
+    ):
+        if not inside:
+            raise BadRequest(
+                f"--train {text}: {what}; the recording is of {clock(times[0])} to {clock(times[-1])}"
+            )
+    return replace(recording, train=(train,), test=test)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar for each detector, on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def advance(name: str, done: float) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None)  # how long learning takes is not known
+            elif done:
+                bars.update(tasks[name], completed=done, total=1.0)  # type: ignore[arg-type]
+
+        yield advance

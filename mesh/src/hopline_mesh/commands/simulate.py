@@ -1,0 +1,201 @@
+"""`hopline mesh simulate`: a mesh that exists only here, with real metrics and a Kubernetes API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hopline.errors import BadRequest
+
+if TYPE_CHECKING:
+    from hopline_mesh.simulate import MeshPlan, Simulation
+    from hopline_mesh.simulate.live import Live
+
+_PRESETS = ("plain", "calm", "high-churn")
+
+
+def simulate(
+    services: Annotated[int, typer.Option(help="Number of services.")] = 12,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same mesh.")] = 0,
+    port: Annotated[int, typer.Option(help="Of /metrics, /state and orders; 0 takes a free one.")] = 9400,
+    kubernetes_port: Annotated[
+        int, typer.Option(help="Of the Kubernetes API's look-alike; 0 takes a free one.")
+    ] = 9401,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    rate: Annotated[float, typer.Option(help="Requests per second that enter the mesh.")] = 150.0,
+    daily: Annotated[float, typer.Option(help="By how much the load swings over a day, 0 to 0.9.")] = 0.0,
+    autoscale: Annotated[bool, typer.Option(help="Whether the number of pods follows the load.")] = True,
+    missing: Annotated[
+        float, typer.Option(help="Share of scrapes that fail; of a recording, of measurements.")
+    ] = 0.0,
+    speed: Annotated[float, typer.Option(help="Simulated seconds for each second.")] = 1.0,
+    per_pod: Annotated[
+        bool,
+        typer.Option(
+            help="Count requests by pod, as in a real mesh; by service there are a third of the lines, "
+            "for hundreds of services."
+        ),
+    ] = True,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND@T[+SECONDS][:TARGET]",
+            help="A fault T simulated seconds after the start, such as memory_leak@300+600:cart or "
+            "edge_latency@300:web>cart; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    operation: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND@T[:SERVICE][=PODS]",
+            help="A planned change, such as scale@300:cart=7 or rollout@300:cart; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus_config: Annotated[
+        Path | None,
+        typer.Option(help="Write a configuration with which Prometheus scrapes it.", show_default=False),
+    ] = None,
+    scrape_interval: Annotated[
+        float, typer.Option(help="Seconds between scrapes, for --prometheus-config.")
+    ] = 15.0,
+    seconds: Annotated[
+        float | None, typer.Option("--for", help="End after so many seconds.", show_default=False)
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve nothing: write a recording for `hopline mesh evaluate` into this new folder.",
+            show_default=False,
+        ),
+    ] = None,
+    hours: Annotated[float, typer.Option(help="Length of the recording.")] = 24.0,
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Of the recording: plain (only --fault and --operation), calm, or high-churn (pods "
+            "replaced all the time, and faults)."
+        ),
+    ] = "plain",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON with what was started or written.")
+    ] = False,
+) -> None:
+    """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
+    from hopline_mesh.simulate import MeshPlan
+    from hopline_mesh.simulate.orders import read_fault, read_operation
+
+    plan = MeshPlan(
+        services=services,
+        hours=hours,
+        rate=rate,
+        daily=daily,
+        missing=missing,
+        autoscale=autoscale,
+        faults=tuple(read_fault(each) for each in fault or []),
+        operations=tuple(read_operation(each) for each in operation or []),
+    )
+    if record is not None:
+        _record(_run(preset, plan, seed), record, as_json)
+        return
+    if preset != "plain":
+        raise BadRequest(
+            f"--preset {preset} is for --record; faults of a running mesh are given by --fault"
+        )
+    if not scrape_interval >= 0.001 or (seconds is not None and not seconds >= 0.0):
+        raise BadRequest("--scrape-interval has to be at least 0.001 s, and --for at least 0 s")
+    from hopline_mesh.simulate.live import Live
+
+    live = Live(plan, seed, speed, per_pod=per_pod)
+    _serve(live, host, port, kubernetes_port, prometheus_config, scrape_interval, seconds, as_json)
+
+
+def _run(preset: str, plan: MeshPlan, seed: int) -> Simulation:
+    from hopline_mesh.simulate import calm, high_churn
+    from hopline_mesh.simulate import simulate as simulated
+
+    if preset not in _PRESETS:
+        raise BadRequest(f"--preset {preset} is not one of {', '.join(_PRESETS)}")
+    if preset == "plain":
+        return simulated(replace(plan, daily=plan.daily or 0.35, missing=plan.missing or 0.001), seed)
+    if plan.faults or plan.operations:
+        raise BadRequest(f"--preset {preset} has faults and operations of its own")
+    if preset == "calm":
+        return calm(plan.hours, plan.services, seed=seed)
+    return high_churn(plan.hours, plan.services, seed=seed, quiet_hours=min(4.0, plan.hours / 4))
+
+
+def _record(run: Simulation, folder: Path, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from hopline_mesh.simulate.truth import write
+
+    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
+        task = progress.add_task("Simulating", total=len(run))
+        write(run, folder, folder.resolve().name, lambda: progress.advance(task))
+    told = {
+        "folder": str(folder),
+        "snapshots": len(run),
+        "services": run.plan.services,
+        "faults": len(run.faults),
+        "operations": len(run.operations),
+    }
+    typer.echo(
+        json.dumps(told) if as_json else f"{folder}: {len(run):,} snapshots, {len(run.faults)} faults"
+    )
+
+
+def _serve(
+    live: Live,
+    host: str,
+    port: int,
+    kubernetes_port: int,
+    config: Path | None,
+    scrape_s: float,
+    seconds: float | None,
+    as_json: bool,
+) -> None:
+    from hopline_mesh.simulate import control
+    from hopline_mesh.simulate.cluster import web
+    from hopline_mesh.simulate.http_server import Server
+    from hopline_mesh.simulate.scrape import prometheus_config
+
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, lambda *_: stop.set())
+            stack.callback(signal.signal, number, before)
+        stack.callback(live.close)
+        try:
+            server = Server(host, port, control.handler(live))
+            stack.callback(server.close)
+            api = Server(host, kubernetes_port, web.handler(live.log))
+            stack.callback(api.close)
+        except OSError as error:
+            raise BadRequest(f"cannot listen at {host}: {error}; name other ports, or 0") from error
+        if config is not None:
+            try:
+                config.write_text(prometheus_config(server.port, scrape_s, host), encoding="utf-8")
+            except OSError as error:
+                raise BadRequest(f"--prometheus-config {config} cannot be written: {error}") from error
+        live.start()
+        url, api_url = f"http://{host}:{server.port}", f"http://{host}:{api.port}"
+        if as_json:
+            typer.echo(json.dumps({"metrics": f"{url}/metrics", "control": url, "kubernetes": api_url}))
+        else:
+            typer.echo(f"Metrics at {url}/metrics, Kubernetes' API at {api_url}")
+            typer.echo(f'state: {url}/state; a fault: curl {url}/faults -d \'{{"kind": "memory_leak"}}\'')
+        end_s = None if seconds is None else time.monotonic() + seconds
+        while not stop.wait(0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))):
+            if end_s is not None and time.monotonic() >= end_s:
+                break

@@ -1,0 +1,227 @@
+"""`hopline mesh train`: learn what is normal before the watch begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from hopline.errors import BadRequest
+from hopline_mesh.commands.flags import (
+    AnySetting,
+    MeshKind,
+    PrometheusUrl,
+    QueryFile,
+    SettingsFile,
+    resolve_settings,
+)
+
+if TYPE_CHECKING:
+    from hopline_mesh.evaluate.recording import Period
+    from hopline_mesh.settings import MeshSettings
+    from hopline_mesh.state import Seen
+    from hopline_mesh.watch.learned import Learned
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+#: Names that are told of a list.
+_NAMED = 5
+
+
+def train(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", help="Learn from the training of a recorded mesh.", show_default=False
+        ),
+    ] = None,
+    from_prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Learn from the last 24h, 7d … of Prometheus.", show_default=False
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--except",
+            metavar="A..B",
+            help="Do not learn from the time A to B: Unix seconds or ISO-8601; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus: PrometheusUrl = None,
+    mesh: MeshKind = None,
+    query_file: QueryFile = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Seconds from one snapshot to the next, as the watch's.", show_default=False),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the watch's state.", show_default=False)
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Let go of what a watch has left in the state folder.")
+    ] = False,
+    config: SettingsFile = None,
+    settings: AnySetting = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was learned as one JSON object.")
+    ] = False,
+) -> None:
+    """Learn what is normal in a mesh, so that the next watch judges from its first snapshot on."""
+    if (folder is None) == (from_prometheus is None):
+        raise BadRequest("name either a folder or --from-prometheus with a time, such as 24h")
+    flags = {
+        "prometheus_url": prometheus,
+        "mesh": mesh,
+        "query_file": query_file,
+        "interval_s": interval,
+        "state_dir": state_dir,
+    }
+    resolved = resolve_settings(config, flags, settings)
+    span_s = None if from_prometheus is None else _seconds(from_prometheus)
+    excepted = [_period(each) for each in without or []]
+    from hopline_mesh.watch.learn import Home, learn
+
+    with Home(resolved, replace=replace) as home, _bars(quiet=as_json) as advance:
+        if folder is not None:
+            source, seen, notes = _recorded(folder, resolved)
+        else:
+            assert span_s is not None
+            source, seen, notes = _kept(resolved, span_s, advance)
+        advance("Learning", 0, None)
+        learned = learn(seen, resolved, home, source=source, without=excepted, notes=notes)
+    if as_json:
+        typer.echo(msgspec.json.encode(learned))
+    else:
+        show(learned, Console())
+
+
+def show(learned: Learned, console: Console) -> None:
+    """Print what was learned: a line for each column."""
+    from hopline_mesh.evaluate.times import clock
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style), highlight=False, soft_wrap=True)
+
+    say(f"{learned.source}: {clock(learned.since_s)} to {clock(learned.until_s)} UTC")
+    say(
+        f"{learned.intervals:,} intervals of {learned.interval_s:g} s, {learned.services} services, "
+        f"{learned.call_paths} call paths"
+    )
+    table = Table("column", "learned", "left out", "threshold", "false alarms a day", box=None)
+    for heading in table.columns[1:]:
+        heading.justify = "right"
+    for each in learned.columns:
+        alarms = f"{each.false_alarms_per_day:.2f}" if each.series else "–"
+        table.add_row(
+            Text(each.name), str(each.series), str(each.left_out), f"{each.threshold:.1f}", alarms
+        )
+    console.print(table)
+    hours = learned.intervals * learned.interval_s / 3600
+    if learned.false_alarms_per_day >= 0.01:
+        alarms = f"about {learned.false_alarms_per_day:.2g} false alarms a day are expected"
+    else:
+        alarms = "hardly a deviation came near a threshold"
+    say(f"by {hours:.1f} hours, {alarms}; asked for were {learned.calibrated_to:g} a day at most")
+    for count, what in (
+        (learned.not_measured, "in which nothing was measured"),
+        (learned.excepted, "that were excepted"),
+    ):
+        if count:
+            say(f"{count:,} intervals left out, {what}", "yellow")
+    for out in learned.abnormal[:_NAMED]:
+        say(f"not learned from, since it was no normal time: {out.told()}", "yellow")
+    if more := len(learned.abnormal[_NAMED:]):
+        say(f"and {more} more of such times", "yellow")
+    if rare := learned.rare_services:
+        few = ", ".join(rare[:_NAMED]) + (", …" if len(rare) > _NAMED else "")
+        say(f"too rarely seen to learn of: {few}", "yellow")
+    for note in learned.notes:
+        say(note, "yellow")
+    say(f"kept in {learned.state_dir}: the next watch with the same settings begins with it")
+
+
+def _recorded(folder: Path, settings: MeshSettings) -> tuple[str, list[Seen], list[str]]:
+    from hopline_mesh.evaluate.folder import read_folder
+    from hopline_mesh.watch.learn_from import of_recording
+    from hopline_mesh.watch.parts import queries_of
+
+    recording = read_folder(folder)
+    seen = of_recording(recording, settings, queries_of(settings).schema(), time.time())
+    moved_s = recording.training()[0][0].time_s - seen[0].snapshot.time_s
+    notes = (
+        [f"its times were moved back by {moved_s / 86_400:.0f} days, out of the future"] if moved_s else []
+    )
+    return str(folder), seen, notes
+
+
+def _kept(
+    settings: MeshSettings, span_s: float, advance: Callable[[str, int, int | None], None]
+) -> tuple[str, list[Seen], list[str]]:
+    from hopline_mesh.watch.learn_from import of_prometheus
+
+    now_s = time.time()
+    seen, notes = asyncio.run(
+        of_prometheus(
+            settings, now_s - span_s, now_s, lambda done, total: advance("Asking Prometheus", done, total)
+        )
+    )
+    return f"Prometheus at {settings.source.prometheus_url}", seen, notes
+
+
+def _seconds(text: str) -> float:
+    found = _SPAN.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds <= 366 * 86_400:
+        raise BadRequest(f"--from-prometheus {text}: write a time such as 90m, 24h or 7d, a year at most")
+    return seconds
+
+
+def _period(text: str) -> Period:
+    from hopline_mesh.evaluate.recording import Period
+    from hopline_mesh.evaluate.times import parse
+
+    first, dots, last = text.partition("..")
+    start_s, end_s = parse(first), parse(last)
+    if not dots or start_s is None or end_s is None or start_s >= end_s:
+        raise BadRequest(
+            f"--except {text}: write A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
+        )
+    return Period(start_s, end_s)
+
+
+class _Rate(ProgressColumn):
+    """Snapshots a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of a task, once there is one."""
+        return Text(f"{task.speed:,.0f} snapshots/s" if task.speed else "", style="progress.data.speed")
+
+
+@contextlib.contextmanager
+def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each stage, on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def advance(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done)  # type: ignore[arg-type]
+
+        yield advance

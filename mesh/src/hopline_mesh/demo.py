@@ -1,0 +1,210 @@
+"""A simulated mesh in which things go wrong, watched as a real one is: `hopline mesh demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from hopline_mesh.changes import Context
+from hopline_mesh.incident import Incident, Suspect, Verdict
+from hopline_mesh.settings import (
+    DetectorSettings,
+    KubernetesSettings,
+    MeshSettings,
+    ServeSettings,
+    StateSettings,
+)
+from hopline_mesh.simulate import Fault, FaultKind, MeshPlan, Operation, simulate
+from hopline_mesh.snapshot import Gap, Snapshot
+from hopline_mesh.tagae import Tagae, TagaeSettings
+from hopline_mesh.watch import Started, run
+
+#: Calm hours that the watch has learned from, and hours that are played.
+_LEARNED_HOURS, _HOURS = 3.0, 24.0
+#: When something happens first, from one thing to the next, and how long a fault lasts; simulated seconds.
+_FIRST_S, _EVERY_S, _FAULT_S = 900.0, 900.0, 480.0
+#: An incident that begins so long after a fault's end is of that fault still.
+_LATE_S = 60.0
+#: What happens, over and over: a planned change is no incident, and what goes wrong is one.
+_STORY: tuple[FaultKind | Literal["scale", "rollout", "drain"], ...] = (
+    "edge_latency",
+    "scale",
+    "retry_storm",
+    "rollout",
+    "error_burst",
+    "drain",
+    "partition",
+    "slow_service",
+)
+_PODS = 7
+
+
+class SimulatedFeed:
+    """A simulated day, whose last second is now.
+
+    Args:
+        services: of the mesh. seed: another one gives another mesh.
+        speed: simulated seconds in a second.
+        say: is told what happens, and what the watch found, a line each.
+        enough: the watch ends when so many incidents are over, or when more faults began; 0: it goes on.
+
+    Attributes:
+        name, schema, speed: see `Feed`.
+        found: of each fault that has begun, whether an incident named it first or second.
+        false: incidents of other times.
+    """
+
+    def __init__(
+        self, services: int, seed: int, speed: float, say: Callable[[str], None], enough: int = 0
+    ) -> None:
+        self.name = f"{services} simulated services, {speed:g} times as fast as they would be"
+        self.speed = speed
+        self.found: dict[Fault, bool] = {}
+        self.false = 0
+        self._say, self._enough = say, enough
+        faults, operations = _story()
+        plan = MeshPlan(services=services, hours=_HOURS, faults=faults, operations=operations)
+        self._run = simulate(plan, seed)
+        self._pairs = iter(self._run)
+        self.schema = plan.schema
+        self._began = time.monotonic()
+        self._begins_s = time.time() - 3600 * _HOURS
+        self._last: tuple[Snapshot, Context] | None = None
+        self._moved_s = 0.0
+        self._open: set[str] = set()
+        self._ended = 0
+
+    def clock(self) -> float:
+        """The time in the simulation, Unix seconds."""
+        return self._begins_s + (time.monotonic() - self._began) * self.speed
+
+    def detector(self, settings: TagaeSettings) -> Tagae:
+        """One that knows the mesh from three calm hours, its graph model trained where torch is there."""
+        self._say(f"learns from {_LEARNED_HOURS:g} calm hours ...")
+        plan = self._run.plan
+        before = dataclasses.replace(
+            plan,
+            hours=_LEARNED_HOURS,
+            start_s=plan.start_s - 3600 * _LEARNED_HOURS,
+            faults=(),
+            operations=(),
+        )
+        snapshots, contexts = zip(*simulate(before, self._run.seed), strict=True)
+        model: Literal["trained", "none"] = "none" if find_spec("torch") is None else "trained"
+        detector = Tagae(dataclasses.replace(settings, model=model))
+        detector.fit(snapshots, contexts)
+        return detector
+
+    async def collect(self, now_s: float) -> Snapshot:
+        """The next snapshot, as if it had been taken now; the last one, not measured, once it is over."""
+        pair = next(self._pairs, None)
+        if pair is None:
+            assert self._last is not None
+            return self._last[0].unmeasured(now_s, Gap("demo", "the simulated day is over"))
+        before_s = -1.0 if self._last is None else self._last[0].time_s
+        self._last = pair
+        snapshot = pair[0]
+        self._moved_s = now_s - snapshot.time_s
+        self._narrate(before_s, snapshot.time_s)
+        return dataclasses.replace(snapshot, time_s=now_s)
+
+    def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
+        """What Kubernetes would say, with its times moved to now."""
+        if self._last is None:
+            return Context(), ()
+        return self._last[1].moved(self._moved_s), ()
+
+    def told(self, verdict: Verdict) -> bool:
+        """Say which incidents begin and end; see `Feed`."""
+        for incident in verdict.incidents:
+            if incident.id not in self._open and incident.end_s is None:
+                self._open.add(incident.id)
+                self._judge(incident, verdict.time_s)
+            elif incident.id in self._open and incident.end_s is not None:
+                self._open.discard(incident.id)
+                self._ended += 1
+                self._say(f"{_time(verdict.time_s)}    the watch: it is over")
+        return self._enough > 0 and (self._ended >= self._enough or len(self.found) > self._enough)
+
+    def _narrate(self, before_s: float, now_s: float) -> None:
+        for fault in self._run.faults:
+            if before_s < fault.start_s <= now_s:
+                self.found[fault] = False
+                self._say(f"{_time(now_s + self._moved_s)}  {_words(fault.kind)} {_where(fault)}: begins")
+            if before_s < fault.end_s <= now_s:
+                self._say(f"{_time(now_s + self._moved_s)}  {_words(fault.kind)} {_where(fault)}: ends")
+        for operation in self._run.operations:
+            if before_s < operation.start_s <= now_s:
+                what = f"{_words(operation.kind)} of {operation.service}"
+                self._say(f"{_time(now_s + self._moved_s)}  {what}: planned, so no incident")
+
+    def _judge(self, incident: Incident, time_s: float) -> None:
+        now_s = time_s - self._moved_s
+        told = ", ".join(_suspect(each) for each in incident.suspects[:2])
+        for fault in self.found:
+            if fault.start_s <= now_s <= fault.end_s + _LATE_S:
+                self.found[fault] |= any(each.service in fault.roots for each in incident.suspects[:2])
+                self._say(
+                    f"{_time(time_s)}    the watch: incident after {now_s - fault.start_s:.0f} s: {told}"
+                )
+                return
+        self.false += 1
+        self._say(f"{_time(time_s)}    the watch: incident, but nothing had gone wrong: {told}")
+
+
+def play(feed: SimulatedFeed, port: int, started: Callable[[Started], None] = lambda started: None) -> None:
+    """Watch it until SIGTERM, SIGINT or the feed's end.
+
+    Args:
+        port: of the page; 0 takes a free one.
+
+    Raises:
+        HoplineError: it cannot start.
+    """
+    with tempfile.TemporaryDirectory(prefix="hopline-mesh-demo-") as folder:
+        settings = MeshSettings(
+            # Some minutes of a quick look are no time to train.
+            detector=DetectorSettings(train_at=10**6, fine_tune_interval_s=0.0),
+            kubernetes=KubernetesSettings(kubernetes="never"),
+            serve=ServeSettings(http_port=port, grpc_port=-1),
+            state=StateSettings(state_dir=Path(folder)),
+        )
+        run(settings, started, feed)
+
+
+def _story() -> tuple[tuple[Fault, ...], tuple[Operation, ...]]:
+    """What goes wrong and what is planned, over the whole day."""
+    faults: list[Fault] = []
+    operations: list[Operation] = []
+    count = int((3600 * _HOURS - _FIRST_S) // _EVERY_S)
+    for number, kind in zip(range(count), itertools.cycle(_STORY), strict=False):
+        at_s = _FIRST_S + number * _EVERY_S
+        if kind == "scale":
+            operations.append(Operation(kind, at_s, replicas=_PODS))
+        elif kind == "rollout" or kind == "drain":
+            operations.append(Operation(kind, at_s))
+        else:
+            faults.append(Fault(kind, at_s, _FAULT_S, severity=0.8))
+    return tuple(faults), tuple(operations)
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _where(fault: Fault) -> str:
+    return f"from {fault.caller} to {fault.service}" if fault.caller else f"of {fault.service}"
+
+
+def _suspect(suspect: Suspect) -> str:
+    return f"{suspect.caller} → {suspect.service}" if suspect.caller else suspect.service
+
+
+def _time(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))

@@ -1,0 +1,48 @@
+"""What the principal components of normal time cannot rebuild (scikit-learn's PCA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hopline_mesh.evaluate.baselines.rows import Values
+from hopline_mesh.evaluate.baselines.whole import Whole
+from hopline_mesh.evaluate.recording import Recording
+
+
+class Pca(Whole):
+    """Args:
+    variance: share of the normal variance that the components kept explain.
+    percent, hold_s: see `Whole`.
+    """
+
+    def __init__(self, *, variance: float = 0.9, percent: float = 99.0, hold_s: float = 120.0) -> None:
+        super().__init__("pca", percent=percent, hold_s=hold_s)
+        self._variance = variance
+        self._pca: Any = None
+
+    def learn(self, vectors: Values) -> None:
+        """See `Whole.learn`."""
+        from sklearn.decomposition import PCA
+
+        self._pca = PCA(n_components=self._variance, svd_solver="full").fit(vectors)
+
+    def scores(self, vectors: Values) -> Values:
+        """See `Whole.scores`: the mean squared error."""
+        found: Values = np.mean(self._residual(vectors) ** 2, axis=1)
+        return found
+
+    def errors(self, vector: Values) -> Values:
+        """See `Whole.errors`: the squared error of each."""
+        found: Values = self._residual(vector[None])[0] ** 2
+        return found
+
+    def _residual(self, vectors: Values) -> Values:
+        rebuilt: Values = self._pca.inverse_transform(self._pca.transform(vectors))
+        return vectors - rebuilt
+
+
+def make(recording: Recording) -> Pca:
+    """At its documented setting."""
+    return Pca()

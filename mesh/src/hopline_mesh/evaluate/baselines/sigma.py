@@ -1,0 +1,33 @@
+"""Each series against the mean and standard deviation of its own normal values, on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hopline_mesh.evaluate.baselines.bounds import Bounded
+from hopline_mesh.evaluate.baselines.rows import Values
+from hopline_mesh.evaluate.recording import Recording
+
+
+class Sigma(Bounded):
+    """Args:
+    sigmas: standard deviations that a series may be away from its mean.
+    hold_s, columns: see `Bounded`.
+    """
+
+    def __init__(
+        self, *, sigmas: float = 6.0, hold_s: float = 120.0, columns: Sequence[str] | None = None
+    ) -> None:
+        super().__init__("sigma", hold_s=hold_s, columns=columns)
+        self._sigmas = sigmas
+
+    def bounds(self, values: Values) -> tuple[Values, Values]:
+        """See `Bounded.bounds`."""
+        return np.nanmean(values, axis=0), self._sigmas * np.nanstd(values, axis=0)
+
+
+def make(recording: Recording) -> Sigma:
+    """At its documented setting."""
+    return Sigma()

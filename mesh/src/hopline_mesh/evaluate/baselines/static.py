@@ -1,0 +1,73 @@
+"""The same threshold for every service, as most alert rules have it: processor over 80 %, p99 over 1 s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hopline_mesh.changes import Context
+from hopline_mesh.evaluate.baselines.bounds import Bounded
+from hopline_mesh.evaluate.baselines.rows import Values
+from hopline_mesh.evaluate.recording import Recording
+from hopline_mesh.snapshot import Snapshot
+
+
+class Static(Bounded):
+    """Args:
+    cpu_share: share of a service's limit that it may use.
+    p99_ms: 99th percentile of its latency.
+    error_share: share of its requests that may fail; None: not looked at.
+    cpu_limits: cores of each service; where one is not known, its processor time is not looked at, unless
+        the recording has it as a share (column `cpu_share`).
+    hold_s: see `Bounded`.
+    """
+
+    def __init__(
+        self,
+        *,
+        cpu_share: float = 0.8,
+        p99_ms: float = 1000.0,
+        error_share: float | None = None,
+        cpu_limits: Mapping[str, float] | None = None,
+        hold_s: float = 120.0,
+    ) -> None:
+        reach = {"cpu_share": cpu_share, "p99_ms": p99_ms}
+        if error_share is not None:
+            reach["error_share"] = error_share
+        super().__init__("static", hold_s=hold_s, columns=[*reach, "cpu_cores"])
+        self._reach = reach
+        self._cpu_share = cpu_share
+        self._cpu_limits = cpu_limits or {}
+        self._columns_of_nodes: tuple[str, ...] = ()
+        self._names: Sequence[str] = ()
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Nothing is learned but the interval and which services there are."""
+        self._columns_of_nodes = snapshots[0].schema.node_features
+        self._names = snapshots[0].roster.names
+        super().fit(snapshots, contexts)
+
+    def bounds(self, values: Values) -> tuple[Values, Values]:
+        """See `Bounded.bounds`: the same for all."""
+        _, rows, width = values.shape
+        reach = np.full((rows, width), np.nan)
+        if width == len(self._columns_of_nodes):
+            for column, name in enumerate(self._columns_of_nodes):
+                if name == "cpu_cores":
+                    reach[:, column] = [
+                        self._cpu_share * self._cpu_limits.get(self._names[row], np.nan)
+                        for row in range(rows)
+                    ]
+                else:
+                    reach[:, column] = self._reach.get(name, np.nan)
+        return np.zeros((rows, width)), reach
+
+    def reach_of_new(self, column: str) -> float:
+        """See `Bounded.reach_of_new`: a threshold holds for what is new as well."""
+        return self._reach.get(column, float("nan"))
+
+
+def make(recording: Recording) -> Static:
+    """At its documented setting."""
+    return Static(cpu_limits=recording.cpu_limits)

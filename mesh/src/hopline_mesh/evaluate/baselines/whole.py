@@ -1,0 +1,67 @@
+"""Detectors that give the whole mesh one score, with a threshold at a percentile of normal scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from hopline_mesh.changes import Context
+from hopline_mesh.evaluate.baselines.alarm import Alarm
+from hopline_mesh.evaluate.baselines.rows import Values, interval_of
+from hopline_mesh.evaluate.baselines.vector import Vector
+from hopline_mesh.incident import Verdict
+from hopline_mesh.snapshot import Snapshot
+
+
+class Whole(ABC):
+    """Args:
+    name: of the baseline.
+    percent: of normal scores that are under the threshold.
+    hold_s: how long the score must be over it.
+    """
+
+    def __init__(self, name: str, *, percent: float = 99.0, hold_s: float = 120.0) -> None:
+        self._percent = percent
+        self._hold_s = hold_s
+        self._alarm = Alarm(name)
+        self._vector: Vector | None = None
+        self._threshold = 1.0
+        self._interval_s = 0.0
+        self._streak = 0
+
+    @abstractmethod
+    def learn(self, vectors: Values) -> None:
+        """Learn from normal vectors, float64 [snapshots, series]."""
+
+    @abstractmethod
+    def scores(self, vectors: Values) -> Values:
+        """How unusual vectors are, float64 [n, series] in, [n] out; more is more unusual, at least 0."""
+
+    @abstractmethod
+    def errors(self, vector: Values) -> Values:
+        """How much each series has to do with it, float64 [series], at least 0."""
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """See `Detector.fit`."""
+        self._vector = Vector(snapshots)
+        self._interval_s = interval_of(snapshots)
+        self.learn(self._vector.training)
+        self._threshold = max(
+            float(np.percentile(self.scores(self._vector.training), self._percent)), 1e-12
+        )
+        self._streak = 0
+
+    def step(self, snapshot: Snapshot, context: Context) -> Verdict:
+        """See `Detector.step`."""
+        assert self._vector is not None, "fit comes before step"
+        vector = self._vector.of(snapshot)
+        score = float(self.scores(vector[None])[0]) / self._threshold
+        self._streak = self._streak + 1 if score > 1 else 0
+        needed = max(1, round(self._hold_s / self._interval_s)) if self._interval_s else 1
+        evidence = []
+        if self._streak >= needed:
+            errors = self.errors(vector)
+            evidence = self._vector.evidence(snapshot, errors, float(errors.max(initial=1e-12)) / score)
+        return self._alarm.verdict(snapshot, score, evidence)

@@ -1,0 +1,135 @@
+"""`mesh.toml`: what a folder of snapshots says of itself. Every key may be left out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from hopline_mesh.evaluate.problems import Problems
+from hopline_mesh.evaluate.recording import Period
+from hopline_mesh.evaluate.times import clock, parse
+
+FILE = "mesh.toml"
+_KEYS = ("name", "interval_s", "train", "test", "cpu_limits")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Its content; None and empty where it does not say.
+
+    Attributes:
+        name: for tables.
+        interval_s: seconds from one snapshot to the next.
+        train: see `Recording`.
+        test: see `Recording`.
+        cpu_limits: see `Recording`.
+    """
+
+    name: str | None = None
+    interval_s: float | None = None
+    train: tuple[Period, ...] | None = None
+    test: tuple[Period, ...] | None = None
+    cpu_limits: Mapping[str, float] = field(default_factory=dict)
+
+
+def read(folder: Path, problems: Problems) -> Manifest:
+    """The folder's, or an empty one where it has none."""
+    try:
+        found = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Manifest()
+    except OSError as error:
+        problems.add(FILE, f"cannot be read: {error.strerror}")
+        return Manifest()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.add(FILE, f"is no TOML: {error}")
+        return Manifest()
+    for key in sorted(set(found) - set(_KEYS)):
+        problems.add(f"{FILE}, {key}", f"no such key; there are {', '.join(_KEYS)}")
+    name = found.get("name")
+    if name is not None and not isinstance(name, str):
+        problems.add(f"{FILE}, name", f"{name!r} is no text")
+        name = None
+    interval_s = found.get("interval_s")
+    if interval_s is not None and not _positive(interval_s):
+        problems.add(f"{FILE}, interval_s", f"{interval_s!r} is no number above 0")
+        interval_s = None
+    limits = found.get("cpu_limits", {})
+    if not isinstance(limits, dict) or not all(_positive(value) for value in limits.values()):
+        problems.add(f"{FILE}, cpu_limits", "must be a table of service = cores, each above 0")
+        limits = {}
+    return Manifest(
+        name=name,
+        interval_s=None if interval_s is None else float(interval_s),
+        train=_periods(found, "train", problems),
+        test=_periods(found, "test", problems),
+        cpu_limits={service: float(cores) for service, cores in limits.items()},
+    )
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write `mesh.toml` of what is known."""
+    lines = []
+    if manifest.name is not None:
+        lines.append(f"name = {_quoted(manifest.name)}")
+    if manifest.interval_s is not None:
+        lines.append(f"interval_s = {manifest.interval_s!r}")
+    for key, periods in (("train", manifest.train), ("test", manifest.test)):
+        if periods is not None:
+            pairs = ", ".join(f"[{period.start_s!r}, {period.end_s!r}]" for period in periods)
+            lines.append(f"{key} = [{pairs}]")
+    if manifest.cpu_limits:
+        lines.append("\n[cpu_limits]")
+        lines += [f"{_quoted(name)} = {cores!r}" for name, cores in manifest.cpu_limits.items()]
+    (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _periods(found: dict[str, Any], key: str, problems: Problems) -> tuple[Period, ...] | None:
+    if key not in found:
+        return None
+    value = found[key]
+    periods = []
+    for pair in value if isinstance(value, list) else [value]:
+        ends = [_seconds(end) for end in pair] if isinstance(pair, list) and len(pair) == 2 else []
+        if len(ends) == 2 and ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
+            periods.append(Period(ends[0], ends[1]))
+        else:
+            problems.add(
+                f"{FILE}, {key}",
+                f"{_shown(pair)} is no period; write [[start, end], ...], each a time, start before end",
+            )
+    for before, after in itertools.pairwise(periods):
+        if after.start_s < before.end_s:
+            problems.add(
+                f"{FILE}, {key}",
+                f"the period from {clock(after.start_s)} begins before the one before it ends, "
+                f"{clock(before.end_s)}; put them in order",
+            )
+    return tuple(periods)
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, (bool, date, time)):
+        return None
+    return parse(str(value))
+
+
+def _shown(value: object) -> str:
+    return repr(value) if not isinstance(value, list) else str([str(item) for item in value])
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string, which JSON's escapes are a part of."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,147 @@
+"""Writes a folder of snapshots, all at once or as they come."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO, TypeVar
+
+from hopline.errors import ConfigError
+from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.errors import SnapshotInvalid
+from hopline_mesh.evaluate import manifest
+from hopline_mesh.evaluate.recording import Event, Recording
+from hopline_mesh.schema import Schema
+from hopline_mesh.snapshot import FloatArray, Snapshot
+
+_Item = TypeVar("_Item", Change, Trouble)
+
+
+class Recorder:
+    """Appends snapshots to a new folder; `close` writes the rest.
+
+    Gaps are not kept: their cells are empty, and why is not part of the format. Nor is an interval without
+    any service.
+
+    Args:
+        folder: is made; must not hold a recording.
+        schema: of all snapshots.
+
+    Raises:
+        ConfigError: the folder has a recording.
+    """
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stem in ("nodes", "edges", "labels", "changes", "troubles"):
+            for path in folder.glob(f"{stem}.*"):
+                raise ConfigError(f"{folder} has a recording ({path.name}); name a new folder")
+        self._folder = folder
+        self._schema = schema
+        self._events: list[Event] = []
+        self._changes: dict[tuple[str, str, float], Change] = {}
+        self._troubles: dict[tuple[str, str, float], Trouble] = {}
+        self._files: list[TextIO] = []
+        self._nodes = self._open("nodes", ["time", "service", *schema.node_features])
+        self._edges = self._open("edges", ["time", "source", "destination", *schema.edge_features])
+
+    def add(self, snapshot: Snapshot, context: Context | None = None) -> None:
+        """Append an interval, and note what was known of it.
+
+        Raises:
+            SnapshotInvalid: its columns are not those of the recorder.
+        """
+        if snapshot.schema != self._schema:
+            raise SnapshotInvalid(
+                f"snapshot at {snapshot.time_s:.0f} s: other columns than the recording's"
+            )
+        moment = repr(float(snapshot.time_s))
+        name = snapshot.roster.name
+        self._nodes.writerows(
+            [moment, name(slot), *values]
+            for slot, values in zip(snapshot.nodes.tolist(), _cells(snapshot.node_features), strict=True)
+        )
+        self._edges.writerows(
+            [moment, name(src), name(dst), *values]
+            for src, dst, values in zip(
+                snapshot.edge_src.tolist(),
+                snapshot.edge_dst.tolist(),
+                _cells(snapshot.edge_features),
+                strict=True,
+            )
+        )
+        if context is not None:
+            for change in context.changes:
+                self._changes[change.kind, change.service, change.start_s] = change
+            for trouble in context.troubles:
+                self._troubles[trouble.kind, trouble.service, trouble.start_s] = trouble
+
+    def label(self, event: Event) -> None:
+        """Note something that went wrong."""
+        self._events.append(event)
+
+    def close(self, told: manifest.Manifest | None = None) -> None:
+        """Write labels, changes and troubles, and `mesh.toml` where there is something to tell in it."""
+        labels = self._open("labels", ["start", "end", "service", "source", "destination", "kind"])
+        for event in sorted(self._events, key=lambda event: event.start_s):
+            path = event.path or ("", "")
+            labels.writerow([repr(event.start_s), repr(event.end_s), event.service, *path, event.kind])
+        for stem, items in (("changes", self._changes.values()), ("troubles", self._troubles.values())):
+            if items:
+                self._items(stem, items)
+        for file in self._files:
+            file.close()
+        if told is not None:
+            manifest.write(self._folder, told)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close, unless that was done."""
+        if not all(file.closed for file in self._files):
+            self.close()
+
+    def _items(self, stem: str, items: Iterable[Change | Trouble]) -> None:
+        more = ["before", "after"] if stem == "changes" else []
+        writer = self._open(stem, ["start", "end", "service", "kind", "detail", *more])
+        for item in sorted(items, key=lambda item: item.start_s):
+            end = "" if item.end_s is None else repr(item.end_s)
+            pods = ["" if getattr(item, name) is None else getattr(item, name) for name in more]
+            writer.writerow([repr(item.start_s), end, item.service, item.kind, item.detail, *pods])
+
+    def _open(self, stem: str, header: Sequence[str]) -> Any:
+        # Lines end as RFC 4180 has it: then the module quotes names that have any line break in them.
+        file = (self._folder / f"{stem}.csv").open("w", newline="", encoding="utf-8")
+        self._files.append(file)
+        writer = csv.writer(file)
+        writer.writerow(header)
+        return writer
+
+
+def write_folder(recording: Recording, folder: Path) -> None:
+    """Write a recording as CSV.
+
+    Raises:
+        ConfigError: the folder has a recording.
+    """
+    schema = recording.snapshots[0].schema if recording.snapshots else Schema()
+    recorder = Recorder(folder, schema)
+    for snapshot, context in zip(recording.snapshots, recording.contexts, strict=True):
+        recorder.add(snapshot, context)
+    for event in recording.events:
+        recorder.label(event)
+    recorder.close(
+        manifest.Manifest(
+            recording.name, recording.interval_s, recording.train, recording.test, recording.cpu_limits
+        )
+    )
+
+
+def _cells(values: FloatArray) -> list[list[str]]:
+    """Nine digits: as many as bring a float32 back as it was. "" where nothing was measured."""
+    return [["" if value != value else f"{value:.9g}" for value in row] for row in values.tolist()]

@@ -1,0 +1,193 @@
+"""A mesh that was recorded: its snapshots, what was known of changes, and what is known to have gone wrong.
+
+Knows values in memory and how time is cut into training and test; nothing of files or detectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+
+from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.errors import SnapshotInvalid
+from hopline_mesh.snapshot import Snapshot
+
+_DAY_S = 86_400.0
+_Item = TypeVar("_Item", Change, Trouble)
+
+
+class Period(msgspec.Struct, frozen=True):
+    """A stretch of time, Unix seconds; `start_s` belongs to it, `end_s` does not."""
+
+    start_s: float
+    end_s: float
+
+    def __contains__(self, time_s: object) -> bool:
+        return isinstance(time_s, (int, float)) and self.start_s <= time_s < self.end_s
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that is known to have gone wrong.
+
+    Attributes:
+        start_s: when it began, Unix seconds.
+        end_s: when its effect was over.
+        service: where it comes from. Of a call path, the end that is to blame: the callee, or a caller
+            that calls too often.
+        caller: where it comes from a call path, its caller; else None.
+        kind: such as "cpu_contention"; scores are also given by kind.
+        callee: the call path's callee; None is `service`.
+    """
+
+    start_s: float
+    end_s: float
+    service: str
+    caller: str | None = None
+    kind: str = ""
+    callee: str | None = None
+
+    @property
+    def path(self) -> tuple[str, str] | None:
+        """Caller and callee, where it comes from a call path."""
+        return None if self.caller is None else (self.caller, self.callee or self.service)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """What a detector is judged on.
+
+    Attributes:
+        snapshots: oldest first, one schema and roster.
+        contexts: what was known at the time of each snapshot.
+        events: what went wrong, ordered by start.
+        train: what a detector may learn from.
+        test: what it is judged on; no part of `train`.
+        interval_s: seconds from one snapshot to the next.
+        cpu_limits: cores that a service may use, where known; static thresholds on a share of it need it.
+        name: for tables.
+
+    Raises:
+        SnapshotInvalid: not one context for each snapshot, snapshots out of order, a training period that
+            overlaps a test period.
+    """
+
+    snapshots: Sequence[Snapshot]
+    contexts: Sequence[Context]
+    events: Sequence[Event]
+    train: tuple[Period, ...]
+    test: tuple[Period, ...]
+    interval_s: float
+    cpu_limits: Mapping[str, float] = field(default_factory=dict)
+    name: str = "mesh"
+
+    def __post_init__(self) -> None:
+        if len(self.snapshots) != len(self.contexts):
+            raise SnapshotInvalid(
+                f"{self.name}: {len(self.snapshots)} snapshots with {len(self.contexts)} contexts; "
+                "each needs one"
+            )
+        times = [snapshot.time_s for snapshot in self.snapshots]
+        for before, after in itertools.pairwise(times):
+            if after <= before:
+                raise SnapshotInvalid(
+                    f"{self.name}: the snapshot at {after:.0f} s follows the one at {before:.0f} s; "
+                    "they must be in order, and no time twice"
+                )
+        for one in self.train:
+            for other in self.test:
+                if one.start_s < other.end_s and other.start_s < one.end_s:
+                    raise SnapshotInvalid(
+                        f"{self.name}: training {one.start_s:.0f} to {one.end_s:.0f} s overlaps the test "
+                        f"{other.start_s:.0f} to {other.end_s:.0f} s"
+                    )
+
+    def training(self) -> tuple[list[Snapshot], list[Context]]:
+        """Snapshots and contexts of the training periods, as `Detector.fit` takes them."""
+        return self._within(self.train)
+
+    def testing(self) -> tuple[list[Snapshot], list[Context]]:
+        """Snapshots and contexts of the test periods, one `Detector.step` each."""
+        return self._within(self.test)
+
+    def test_events(self) -> list[Event]:
+        """Events that begin in a test period."""
+        return [event for event in self.events if any(event.start_s in period for period in self.test)]
+
+    def in_playing_order(self) -> Recording:
+        """The same, with all that was recorded before the training moved to after its end.
+
+        A detector is given time in one direction only. Where the faults were injected before the normal
+        time was recorded, the earlier part is played last: all its times are moved by the same whole number
+        of days, so that time of day stays what it was.
+        """
+        begin = min((period.start_s for period in self.train), default=None)
+        if begin is None or not self.snapshots or self.snapshots[0].time_s >= begin:
+            return self
+        first, last = self.snapshots[0].time_s, self.snapshots[-1].time_s
+        shift = _DAY_S
+        while first + shift <= last:
+            shift += _DAY_S
+
+        def moved(time_s: float) -> float:
+            return time_s + shift if time_s < begin else time_s
+
+        def period(old: Period) -> list[Period]:
+            if old.start_s < begin < old.end_s:
+                return [Period(begin, old.end_s), Period(old.start_s + shift, begin + shift)]
+            return [Period(old.start_s + shift, old.end_s + shift) if old.end_s <= begin else old]
+
+        pairs = sorted(
+            (
+                (moved(snapshot.time_s), snapshot, context)
+                for snapshot, context in zip(self.snapshots, self.contexts, strict=True)
+            ),
+            key=lambda pair: pair[0],
+        )
+        return replace(
+            self,
+            snapshots=[replace(snapshot, time_s=time_s) for time_s, snapshot, _ in pairs],
+            contexts=[_moved(context, time_s - snapshot.time_s) for time_s, snapshot, context in pairs],
+            events=sorted(
+                (
+                    msgspec.structs.replace(
+                        event,
+                        start_s=moved(event.start_s),
+                        end_s=event.end_s + moved(event.start_s) - event.start_s,
+                    )
+                    for event in self.events
+                ),
+                key=lambda event: event.start_s,
+            ),
+            train=_ordered(piece for old in self.train for piece in period(old)),
+            test=_ordered(piece for old in self.test for piece in period(old)),
+        )
+
+    def _within(self, periods: tuple[Period, ...]) -> tuple[list[Snapshot], list[Context]]:
+        chosen = [
+            (snapshot, context)
+            for snapshot, context in zip(self.snapshots, self.contexts, strict=True)
+            if any(snapshot.time_s in period for period in periods)
+        ]
+        return [snapshot for snapshot, _ in chosen], [context for _, context in chosen]
+
+
+def _ordered(periods: Iterable[Period]) -> tuple[Period, ...]:
+    return tuple(sorted(periods, key=lambda period: period.start_s))
+
+
+def _moved(context: Context, by_s: float) -> Context:
+    if by_s == 0 or not (context.changes or context.troubles):
+        return context
+
+    def one(item: _Item) -> _Item:
+        end_s = None if item.end_s is None else item.end_s + by_s
+        return msgspec.structs.replace(item, start_s=item.start_s + by_s, end_s=end_s)
+
+    return Context(
+        tuple(one(change) for change in context.changes),
+        tuple(one(trouble) for trouble in context.troubles),
+    )

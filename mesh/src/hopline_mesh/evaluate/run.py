@@ -1,0 +1,57 @@
+"""Lets a detector learn from a recording's training and judge its test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from hopline_mesh.detector import Detector
+from hopline_mesh.evaluate.recording import Recording
+from hopline_mesh.evaluate.scores import GRACE_S, Scores, score
+from hopline_mesh.incident import Verdict
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a detector said of a test, and how long it took.
+
+    Attributes:
+        verdicts: one for each snapshot, oldest first.
+        fit_s: seconds that learning took.
+        step_ms: median milliseconds of an interval.
+    """
+
+    verdicts: list[Verdict]
+    fit_s: float
+    step_ms: float
+
+    def score(self, recording: Recording, *, grace_s: float = GRACE_S) -> Scores:
+        """Compare with the events of the recording that was judged."""
+        return score(
+            self.verdicts, recording.test_events(), interval_s=recording.interval_s, grace_s=grace_s
+        )
+
+
+def judge(
+    detector: Detector, recording: Recording, *, progress: Callable[[float], None] | None = None
+) -> Judgement:
+    """Let a detector learn, then judge.
+
+    Args:
+        recording: in playing order (`Recording.in_playing_order`).
+        progress: is told how much of the test is done, 0 to 1.
+    """
+    began = time.perf_counter()
+    detector.fit(*recording.training())
+    fit_s = time.perf_counter() - began
+    snapshots, contexts = recording.testing()
+    verdicts, times = [], []
+    for number, (snapshot, context) in enumerate(zip(snapshots, contexts, strict=True), start=1):
+        began = time.perf_counter()
+        verdicts.append(detector.step(snapshot, context))
+        times.append(time.perf_counter() - began)
+        if progress is not None:
+            progress(number / len(snapshots))
+    return Judgement(verdicts, fit_s, 1e3 * median(times) if times else 0.0)

@@ -1,0 +1,325 @@
+"""Asks the API server: lists in pages, watches as streams of lines.
+
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/. Objects are decoded to the few fields
+that are read; one that cannot be decoded is left out and named, and spoils nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from hopline_mesh.errors import QueryFailed, SourceUnavailable
+from hopline_mesh.kubernetes.credentials import Credentials
+from hopline_mesh.kubernetes.feed import EventType
+from hopline_mesh.kubernetes.objects import Object
+from hopline_mesh.kubernetes.resources import Resource
+
+#: Longest line of a watch; etcd holds no object above 1.5 MB.
+LINE_BYTES = 16 * 2**20
+#: Objects of one page, as kubectl asks for.
+PAGE = 500
+
+
+class Refused(QueryFailed):
+    """The API server answers with an error.
+
+    Attributes:
+        status: HTTP's.
+        retry_after_s: how long it asks to wait; 0 where it does not say.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long to wait for what, in seconds.
+
+    Attributes:
+        connect: for a connection.
+        answer: for an answer to begin, and between two parts of a list.
+        idle: between two lines of a watch. Servers send a bookmark every minute or so: a connection that is
+            silent for longer may have been cut without a word.
+    """
+
+    connect: float = 5.0
+    answer: float = 30.0
+    idle: float = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a list.
+
+    Attributes:
+        objects: decoded.
+        version: `resourceVersion` of the list, from which a watch goes on.
+        unread: why objects could not be read.
+    """
+
+    objects: list[Object]
+    version: str
+    unread: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One line of a watch.
+
+    Attributes:
+        kind: what happened to the object; None for a bookmark, and for an object that cannot be read.
+        body: the object, None with `kind`.
+        version: `resourceVersion` from which the watch goes on.
+        unread: why it could not be read, or "".
+    """
+
+    kind: EventType | None
+    body: Object | None
+    version: str
+    unread: str = ""
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct):
+    metadata: _ListMeta
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    retry_after_seconds: float = 0.0
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+    details: _Details | None = None
+
+
+_LISTS = msgspec.json.Decoder(_List)
+_LINES = msgspec.json.Decoder(_Line)
+_VERSIONS = msgspec.json.Decoder(_Versioned)
+_STATUSES = msgspec.json.Decoder(_Status)
+
+
+class Api:
+    """One API server.
+
+    Args:
+        credentials: who asks.
+        timeouts: see there.
+    """
+
+    def __init__(self, credentials: Credentials, timeouts: Timeouts | None = None) -> None:
+        self._credentials = credentials
+        self._timeouts = timeouts or Timeouts()
+        self._client: httpx.AsyncClient | None = None
+        self._connecting = asyncio.Lock()
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, fields: str
+    ) -> AsyncGenerator[Page, None]:
+        """All objects there are, page by page.
+
+        Args:
+            fields: field selector.
+
+        Raises:
+            Refused: by the server; 410 if the list took so long that its state is no longer kept.
+            QueryFailed: what it answers is no list.
+            SourceUnavailable: it does not answer.
+            ConfigError: credentials cannot be read.
+        """
+        follow = ""
+        while True:
+            query: dict[str, Any] = {"limit": PAGE}
+            if fields:
+                query["fieldSelector"] = fields
+            if follow:
+                query["continue"] = follow
+            response = await self._send(resource.path(namespace), query, self._timeouts.answer)
+            try:
+                body = await response.aread()
+            except httpx.HTTPError as error:
+                raise self._unavailable(error) from None
+            finally:
+                await response.aclose()
+            try:
+                found = _LISTS.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise QueryFailed(
+                    f"{self._credentials.url}: not a list of {resource.name}: {error}"
+                ) from None
+            page = Page([], found.metadata.resource_version, [])
+            for raw in found.items or ():
+                try:
+                    page.objects.append(self._decode(resource, raw))
+                except (msgspec.DecodeError, ValueError) as error:
+                    page.unread.append(str(error))
+            yield page
+            follow = found.metadata.continue_
+            if not follow:
+                return
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, fields: str, version: str, for_s: int
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """What happens from a version on, until the server ends the stream (after `for_s` by its clock).
+
+        The first thing that comes is a bookmark of `version` itself: the server took the watch.
+
+        Raises:
+            Refused: 410 if that version is too old, be it as an answer or within the stream.
+            QueryFailed: a line that is no event.
+            SourceUnavailable: the connection broke, or was silent for too long.
+            ConfigError: credentials cannot be read.
+        """
+        query: dict[str, Any] = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": for_s,
+        }
+        if fields:
+            query["fieldSelector"] = fields
+        response = await self._send(resource.path(namespace), query, self._timeouts.idle)
+        try:
+            yield WatchEvent(None, None, version)
+            buffer = bytearray()
+            async for chunk in response.aiter_bytes():
+                start = len(buffer)
+                buffer += chunk
+                if chunk.find(b"\n") < 0:
+                    if len(buffer) > LINE_BYTES:
+                        raise QueryFailed(
+                            f"{resource.name}: a line of the watch is longer than {LINE_BYTES} bytes"
+                        )
+                    continue
+                end = buffer.rfind(b"\n", start)
+                lines = bytes(buffer[:end]).split(b"\n")
+                del buffer[: end + 1]
+                for line in lines:
+                    if line.strip():
+                        yield self._event(resource, line)
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from None
+        finally:
+            await response.aclose()
+
+    def _event(self, resource: Resource, line: bytes) -> WatchEvent:
+        try:
+            event = _LINES.decode(line)
+            if event.type == "ERROR":
+                status = _STATUSES.decode(event.object)
+                wait_s = status.details.retry_after_seconds if status.details is not None else 0.0
+                raise Refused(status.code, f"{resource.name}: {status.message or status.code}", wait_s)
+            version = _VERSIONS.decode(event.object).metadata.resource_version
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise QueryFailed(f"{resource.name}: a line of the watch is no event: {error}") from None
+        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+            return WatchEvent(None, None, version)
+        try:
+            return WatchEvent(event.type, self._decode(resource, event.object), version)  # type: ignore[arg-type]
+        except (msgspec.DecodeError, ValueError) as error:
+            return WatchEvent(None, None, version, str(error))
+
+    def _decode(self, resource: Resource, raw: msgspec.Raw) -> Object:
+        decoder = self._decoders.get(resource.type)
+        if decoder is None:
+            decoder = self._decoders[resource.type] = msgspec.json.Decoder(resource.type)
+        found: Object = decoder.decode(raw)
+        return found
+
+    async def _send(self, path: str, query: dict[str, Any], read_s: float) -> httpx.Response:
+        # A credential plugin may take its time, and a file may lie on a network.
+        token = await asyncio.to_thread(self._credentials.token)
+        client = await self._connected()
+        request = client.build_request(
+            "GET",
+            self._credentials.url + path,
+            params=query,
+            headers={
+                "accept": "application/json",
+                **({"authorization": f"Bearer {token}"} if token else {}),
+            },
+            timeout=httpx.Timeout(self._timeouts.answer, connect=self._timeouts.connect, read=read_s),
+        )
+        try:
+            response = await client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            unavailable = self._unavailable(error)
+            if isinstance(error, httpx.ConnectError) and isinstance(_cause(error), ssl.SSLError):
+                # The certificate may have been replaced: the next try reads it anew.
+                await self.close()
+            raise unavailable from None
+        if response.status_code != 200:
+            raise await self._refused(response, path)
+        return response
+
+    async def _connected(self) -> httpx.AsyncClient:
+        async with self._connecting:
+            if self._client is None:
+                context = await asyncio.to_thread(self._credentials.tls)
+                self._client = httpx.AsyncClient(
+                    verify=context if context is not None else False,
+                    trust_env=False,
+                    limits=httpx.Limits(max_connections=None),
+                )
+            return self._client
+
+    async def _refused(self, response: httpx.Response, path: str) -> Refused:
+        try:
+            body = await response.aread()
+            message = _STATUSES.decode(body).message
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
+            message = ""
+        finally:
+            await response.aclose()
+        try:
+            wait_s = max(0.0, float(response.headers.get("retry-after", 0)))
+        except ValueError:
+            wait_s = 0.0
+        message = message or response.reason_phrase or "refused"
+        return Refused(
+            response.status_code,
+            f"{self._credentials.url}{path} answered {response.status_code}: {message}",
+            wait_s,
+        )
+
+    def _unavailable(self, error: Exception) -> SourceUnavailable:
+        return SourceUnavailable(f"{self._credentials.url}: {str(error) or type(error).__name__}")
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error

@@ -1,0 +1,169 @@
+"""Which pods stand behind which service, and whose pods they are.
+
+Endpoints name pods, pods name their workload; either may be heard of first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from hopline_mesh.kubernetes.objects import EndpointSlice
+from hopline_mesh.kubernetes.pod import PodState
+from hopline_mesh.kubernetes.workload import WorkloadKey
+
+Key = tuple[str, str]
+
+#: Workloads that keep running; others (a Job's pods) are of no interest where no service names them.
+LASTING = frozenset({"Deployment", "StatefulSet", "DaemonSet", "Rollout", "ReplicaSet"})
+
+
+class Backends:
+    """Pods, workloads and services, and what leads from one to the other."""
+
+    def __init__(self) -> None:
+        self.pods: dict[Key, PodState] = {}
+        self._slices: dict[Key, tuple[str, tuple[Key, ...], int]] = {}
+        self._slices_of: dict[str, set[Key]] = {}
+        # A pod comes once for each slice that names it: twice where a service has IPv4 and IPv6.
+        self._services_of_pod: dict[Key, tuple[str, ...]] = {}
+        self._pods_of: dict[WorkloadKey, set[Key]] = {}
+        # Kept when the last pod is gone: a service that has none at the moment is still that workload's.
+        self._services_of: dict[WorkloadKey, frozenset[str]] = {}
+
+    @property
+    def services(self) -> Iterable[str]:
+        """Names of all services that have endpoints, be the list of them empty."""
+        return self._slices_of.keys()
+
+    def __contains__(self, service: object) -> bool:
+        return service in self._slices_of
+
+    def ready(self, service: str) -> int:
+        """Number of a service's endpoints that get requests."""
+        return sum(self._slices[key][2] for key in self._slices_of.get(service, ()))
+
+    def services_of_slice(self, key: Key) -> tuple[str, ...]:
+        """The service that a slice belongs to, none where it is not known."""
+        known = self._slices.get(key)
+        return () if known is None else (known[0],)
+
+    def slice_keys(self) -> list[Key]:
+        """All slices that are known."""
+        return list(self._slices)
+
+    def pods_of(self, workload: WorkloadKey) -> set[Key]:
+        """Pods of a workload, those that are ending among them."""
+        return self._pods_of.get(workload, set())
+
+    def services_of_pod(self, key: Key) -> tuple[str, ...]:
+        """Services that a pod stands behind; where none names it, those of its workload."""
+        named = self._services_of_pod.get(key)
+        if named:
+            return tuple(sorted(set(named)))
+        pod = self.pods.get(key)
+        return self.services_of(pod.workload) if pod is not None else ()
+
+    def services_of(self, workload: WorkloadKey) -> tuple[str, ...]:
+        """Services that a workload stands behind; where there never was one, a name like a service's.
+
+        Callers that serve nobody have no service; collectors name them by their workload.
+        """
+        known = [name for name in self._services_of.get(workload, ()) if name in self._slices_of]
+        if known:
+            return tuple(sorted(known))
+        return (f"{workload.namespace}/{workload.name}",) if workload.kind in LASTING else ()
+
+    def put_pod(self, key: Key, pod: PodState) -> None:
+        """A pod is there, or is as it is now."""
+        known = self.pods.get(key)
+        if known is not None and known.workload != pod.workload:
+            self._unlink(key, known)
+        self.pods[key] = pod
+        self._pods_of.setdefault(pod.workload, set()).add(key)
+        named = self._services_of_pod.get(key)
+        if named:
+            self._services_of[pod.workload] = self._services_of.get(pod.workload, frozenset()) | {*named}
+
+    def drop_pod(self, key: Key) -> PodState | None:
+        """A pod is gone; returns what was known of it."""
+        pod = self.pods.pop(key, None)
+        if pod is not None:
+            self._unlink(key, pod)
+        return pod
+
+    def put_slice(self, body: EndpointSlice) -> str | None:
+        """Endpoints are as they are now; returns the service's name, None for a slice of no service."""
+        service = service_of(body)
+        if service is None:
+            self.drop_slice(body.metadata.key)
+            return None
+        namespace = body.metadata.namespace
+        pods, ready = [], 0
+        for endpoint in body.endpoints or ():
+            target = endpoint.target_ref
+            ready += endpoint.conditions.ready is not False
+            if target is not None and target.kind == "Pod":
+                pods.append((target.namespace or namespace, target.name))
+        self._set_slice(body.metadata.key, (service, tuple(pods), ready))
+        return service
+
+    def drop_slice(self, key: Key) -> str | None:
+        """Endpoints are gone; returns the service's name if these were its last ones."""
+        known = self._slices.get(key)
+        if known is None:
+            return None
+        self._set_slice(key, None)
+        return None if known[0] in self._slices_of else known[0]
+
+    def forget(self, workload: WorkloadKey) -> None:
+        """A workload is gone: drop what was kept of it, unless pods are left."""
+        if workload not in self._pods_of:
+            self._services_of.pop(workload, None)
+
+    def _set_slice(self, key: Key, new: tuple[str, tuple[Key, ...], int] | None) -> None:
+        old = self._slices.pop(key, None)
+        if old is not None:
+            service, pods, _ = old
+            for pod in pods:
+                rest = list(self._services_of_pod.get(pod, ()))
+                if service in rest:
+                    rest.remove(service)
+                if rest:
+                    self._services_of_pod[pod] = tuple(rest)
+                else:
+                    self._services_of_pod.pop(pod, None)
+            self._slices_of[service].discard(key)
+            if not self._slices_of[service]:
+                del self._slices_of[service]
+        if new is not None:
+            service, pods, _ = new
+            self._slices[key] = new
+            self._slices_of.setdefault(service, set()).add(key)
+            for pod in pods:
+                self._services_of_pod[pod] = (*self._services_of_pod.get(pod, ()), service)
+        touched = {*(old[1] if old else ()), *(new[1] if new else ())}
+        for workload in {self.pods[pod].workload for pod in touched if pod in self.pods}:
+            self._link(workload)
+
+    def _link(self, workload: WorkloadKey) -> None:
+        services = {
+            name for pod in self._pods_of.get(workload, ()) for name in self._services_of_pod.get(pod, ())
+        }
+        if services:
+            self._services_of[workload] = frozenset(services)
+
+    def _unlink(self, key: Key, pod: PodState) -> None:
+        rest = self._pods_of.get(pod.workload)
+        if rest is not None:
+            rest.discard(key)
+            if not rest:
+                del self._pods_of[pod.workload]
+
+
+def service_of(body: EndpointSlice) -> str | None:
+    """The name of the service that a slice belongs to."""
+    labels = body.metadata.labels
+    if labels is None or not labels.service_name:
+        return None
+    return sys.intern(f"{body.metadata.namespace}/{labels.service_name}")

@@ -1,0 +1,62 @@
+"""From settings to a watch of the cluster, or to one that says why there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hopline.errors import ConfigError
+from hopline_mesh.kubernetes.credentials import ACCOUNT, Credentials, from_files, in_cluster
+from hopline_mesh.kubernetes.feed import ChangeFeed
+from hopline_mesh.kubernetes.scope import Scope
+from hopline_mesh.kubernetes.watcher import KubernetesWatch
+from hopline_mesh.settings import MeshSettings
+
+
+def kubernetes_watch(
+    settings: MeshSettings, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> KubernetesWatch:
+    """The watch that the settings ask for.
+
+    Raises:
+        ConfigError: `kubernetes = require` and there is no way to reach a cluster, or credentials that
+            are named cannot be read.
+    """
+    wanted = settings.kubernetes
+    credentials: Credentials | None = None
+    absent = ""
+    if wanted.kubernetes != "never":
+        if wanted.kubernetes_url:
+            credentials = from_files(
+                wanted.kubernetes_url,
+                wanted.kubernetes_token_file or _if_file(account / "token"),
+                wanted.kubernetes_ca_file or _if_file(account / "ca.crt"),
+            )
+        elif wanted.kubeconfig is not None:
+            from hopline_mesh.kubernetes.kubeconfig import from_kubeconfig
+
+            credentials = from_kubeconfig(wanted.kubeconfig)
+        else:
+            credentials = in_cluster(env, account)
+        if credentials is None:
+            absent = (
+                "planned changes are not known: not in a pod with a service account; "
+                "set kubernetes_url or kubeconfig, or kubernetes = never"
+            )
+            if wanted.kubernetes == "require":
+                raise ConfigError(f"kubernetes: {absent}")
+        else:
+            # What is wrong with files that were named is said at once, not an hour later.
+            credentials.token()
+            credentials.tls()
+    return KubernetesWatch(
+        credentials,
+        ChangeFeed(stuck_after_s=wanted.stuck_after_s, calm_s=wanted.trouble_calm_s),
+        scope=Scope(settings.source.namespaces, settings.source.exclude_namespaces),
+        absent=absent,
+    )
+
+
+def _if_file(file: Path) -> Path | None:
+    return file if file.is_file() else None

@@ -1,0 +1,178 @@
+"""Credentials from a kubeconfig file, for development: from a desk to a cluster elsewhere.
+
+Read are contexts with certificates, tokens, token files and credential plugins (`exec`), as of
+https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/ and client-authentication.v1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hopline.errors import ConfigError
+from hopline_mesh.kubernetes.credentials import Credentials, from_files
+
+#: A credential plugin may ask a cloud.
+PLUGIN_S = 60.0
+#: Tokens are renewed before they are no longer valid.
+EARLY_S = 60.0
+
+
+def from_kubeconfig(
+    file: Path, context: str | None = None, clock: Callable[[], float] = time.time
+) -> Credentials:
+    """Those of a context of a kubeconfig file.
+
+    Args:
+        context: its name; None is the file's current one.
+        clock: Unix seconds, for tokens that expire.
+
+    Raises:
+        ConfigError: the file, or what it refers to, cannot be read or is not understood.
+    """
+    import yaml
+
+    try:
+        tree = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: cannot be read as a kubeconfig file: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: not a kubeconfig file")
+    name = context or tree.get("current-context") or ""
+    chosen = _entry(tree, "contexts", "context", name, file)
+    cluster = _entry(tree, "clusters", "cluster", chosen.get("cluster", ""), file)
+    user = _entry(tree, "users", "user", chosen["user"], file) if chosen.get("user") else {}
+    url = cluster.get("server")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{file}: cluster {chosen.get('cluster')!r} has no server")
+    plugin = _Plugin(user["exec"], cluster, file, clock) if isinstance(user.get("exec"), dict) else None
+
+    def token() -> str:
+        if plugin is not None:
+            return str(plugin.status().get("token", ""))
+        if user.get("tokenFile"):
+            return from_files(url, file.parent / str(user["tokenFile"]), None).token()
+        return str(user.get("token", ""))
+
+    def tls() -> ssl.SSLContext | None:
+        if url.startswith("http://"):
+            return None
+        trusted = _pem(cluster, "certificate-authority", file)
+        found = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
+        if cluster.get("insecure-skip-tls-verify"):
+            found.check_hostname = False
+            found.verify_mode = ssl.CERT_NONE
+        certificate, key = _pem(user, "client-certificate", file), _pem(user, "client-key", file)
+        if plugin is not None and plugin.status().get("clientCertificateData"):
+            certificate = plugin.status()["clientCertificateData"].encode()
+            key = plugin.status().get("clientKeyData", "").encode()
+        if certificate and key:
+            # OpenSSL reads them from files only.
+            with tempfile.NamedTemporaryFile() as both:
+                both.write(certificate + b"\n" + key)
+                both.flush()
+                found.load_cert_chain(both.name)
+        return found
+
+    def safe_tls() -> ssl.SSLContext | None:
+        try:
+            return tls()
+        except (ssl.SSLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: certificates of context {name!r}: {error}") from None
+
+    return Credentials(url.rstrip("/"), token, safe_tls)
+
+
+def default_kubeconfig(env: Mapping[str, str] = os.environ) -> Path | None:
+    """The first file of KUBECONFIG that exists, else ~/.kube/config, else None."""
+    listed = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
+    for file in listed or [Path.home() / ".kube" / "config"]:
+        if file.is_file():
+            return file
+    return None
+
+
+def _entry(tree: dict[str, Any], group: str, inside: str, name: Any, file: Path) -> dict[str, Any]:
+    for each in tree.get(group) or ():
+        if isinstance(each, dict) and each.get("name") == name and isinstance(each.get(inside), dict):
+            found: dict[str, Any] = each[inside]
+            return found
+    raise ConfigError(f"{file}: no {inside} named {name!r}")
+
+
+def _pem(part: Mapping[str, Any], name: str, file: Path) -> bytes:
+    """A certificate or key, given inline or as a file; empty where it is not given."""
+    try:
+        if part.get(f"{name}-data"):
+            return base64.b64decode(part[f"{name}-data"], validate=True)
+        return (file.parent / str(part[name])).read_bytes() if part.get(name) else b""
+    except (OSError, binascii.Error, TypeError) as error:
+        raise ConfigError(f"{file}: {name}: {error}") from None
+
+
+class _Plugin:
+    """A program that prints credentials, as those of clouds do; asked again when they expire."""
+
+    def __init__(
+        self, spec: Mapping[str, Any], cluster: Mapping[str, Any], file: Path, clock: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._clock = clock
+        command = str(spec.get("command", ""))
+        # A path with a slash is meant from where the file lies, a name alone is looked for.
+        self._command = [str(file.parent / command) if "/" in command else command]
+        self._command += [str(each) for each in spec.get("args") or ()]
+        self._env = {str(each["name"]): str(each["value"]) for each in spec.get("env") or ()}
+        info: dict[str, Any] = {
+            "kind": "ExecCredential",
+            "apiVersion": spec.get("apiVersion", "client.authentication.k8s.io/v1"),
+            "spec": {"interactive": False},
+        }
+        if spec.get("provideClusterInfo"):
+            info["spec"]["cluster"] = {
+                "server": cluster["server"],
+                "certificate-authority-data": cluster.get("certificate-authority-data"),
+            }
+        self._info = json.dumps(info)
+        self._status: dict[str, Any] = {}
+        self._until_s = -1.0
+
+    def status(self) -> dict[str, Any]:
+        if self._clock() < self._until_s:
+            return self._status
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": self._info}
+        try:
+            ran = subprocess.run(
+                self._command, env=env, capture_output=True, timeout=PLUGIN_S, check=True, text=True
+            )
+            status = json.loads(ran.stdout)["status"]
+            until = status.get("expirationTimestamp")
+            self._until_s = float("inf")
+            if until is not None:
+                self._until_s = datetime.fromisoformat(until).timestamp() - EARLY_S
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or "").strip()[-300:]
+            raise ConfigError(
+                f"{self._file}: {self._command[0]} exited with {error.returncode}: {said}"
+            ) from None
+        except (
+            OSError,
+            subprocess.TimeoutExpired,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            raise ConfigError(f"{self._file}: {self._command[0]} gave no credentials: {error}") from None
+        self._status = status
+        return self._status

@@ -1,0 +1,327 @@
+"""Planned changes: how they begin, end, and turn out to go wrong.
+
+Knows workloads, pods and services by what the feed keeps of them; nothing of the API.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from hopline_mesh.changes import Change, ChangeKind
+from hopline_mesh.kubernetes.ailments import Ailments
+from hopline_mesh.kubernetes.backends import Backends, Key
+from hopline_mesh.kubernetes.history import History
+from hopline_mesh.kubernetes.operation import Cause, Failure, Operation
+from hopline_mesh.kubernetes.pod import PodState
+from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
+
+#: Watches of different kinds of objects are not in step: what belongs together arrives within this time.
+TOGETHER_S = 10.0
+#: A pod that takes longer to end keeps its service in change no more: requests go elsewhere by now.
+ENDING_S = 120.0
+
+_OF_WORKLOADS: tuple[ChangeKind, ...] = ("rollout", "scale", "drain")
+
+
+class Operations:
+    """Changes under way, and those that ended a while ago.
+
+    Args:
+        backends: pods and services.
+        workloads: states by key; kept up to date by the feed.
+        ailments: what is wrong with pods.
+        stuck_after_s: a change that comes no nearer to its aim for this long is stuck. A Deployment may ask
+            for less by its `progressDeadlineSeconds`.
+        history: of those that ended.
+        keep_s: how long a removed service is listed.
+    """
+
+    def __init__(
+        self,
+        backends: Backends,
+        workloads: Mapping[WorkloadKey, Workload],
+        ailments: Ailments,
+        stuck_after_s: float,
+        history: History[Change],
+        keep_s: float,
+    ) -> None:
+        self._backends = backends
+        self._workloads = workloads
+        self._ailments = ailments
+        self._stuck_after_s = stuck_after_s
+        self._history = history
+        self._keep_s = keep_s
+        self._open: dict[tuple[WorkloadKey | str, ChangeKind], Operation] = {}
+        self._lately: dict[WorkloadKey, float] = {}
+        self._ending: dict[WorkloadKey, dict[Key, float]] = {}
+        self._unheard: dict[str, float] = {}
+        # Changes of workloads that failed, until they do not any more.
+        self.failed: dict[WorkloadKey, Failure] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def workload_changed(
+        self, key: WorkloadKey, old: Workload | None, new: Workload, now_s: float, listed: bool
+    ) -> None:
+        """A workload is there, or is as it is now.
+
+        Args:
+            old: as it was; None if it was not known.
+            listed: it comes from a list rather than from a watch, so that its beginnings were not seen.
+        """
+        if old is not None and old.uid == new.uid:
+            if new.template != old.template and not new.by_hand:
+                self._begin("rollout", key, now_s, "new version").aim("new version", now_s)
+            if new.desired != old.desired:
+                scale = self._begin("scale", key, now_s, "", pods=(old.desired, new.desired))
+                scale.aim(f"{scale.size} to {new.desired} pods", now_s)
+        self.review(key, now_s, listed=listed)
+
+    def workload_gone(self, key: WorkloadKey, now_s: float) -> None:
+        """A workload was deleted; its pods follow."""
+        self.failed.pop(key, None)
+        for kind in ("rollout", "scale"):
+            self._end((key, kind), now_s, "deleted")
+        if any(service in self._backends for service in self._backends.services_of(key)):
+            self._begin("drain", key, now_s, f"{key.kind.lower()} {key.name} deleted")
+        self.review(key, now_s)
+
+    def pod_ending(self, key: Key, pod: PodState, why: str, now_s: float) -> None:
+        """A pod begins to end, as somebody wished."""
+        workload = pod.workload
+        self._ending.setdefault(workload, {})[key] = now_s
+        drain = self._open.get((workload, "drain"))
+        if drain is not None:
+            drain.aim(why, now_s)
+            return
+        of_another = (
+            (workload, "rollout") in self._open
+            or (workload, "scale") in self._open
+            or now_s - self._lately.get(workload, -math.inf) <= TOGETHER_S
+        )
+        if not of_another and workload not in self.failed:
+            self._begin("drain", workload, now_s, why)
+
+    def pod_gone(self, key: Key, pod: PodState, now_s: float) -> None:
+        """A pod is no more."""
+        ending = self._ending.get(pod.workload)
+        if ending is not None:
+            drain = self._open.get((pod.workload, "drain"))
+            if ending.pop(key, None) is not None and drain is not None:
+                # The workload's numbers, which say that it is replaced, may be those of before.
+                drain.hold_s = now_s + TOGETHER_S
+            if not ending:
+                del self._ending[pod.workload]
+        self.review(pod.workload, now_s)
+
+    def service_added(self, service: str, now_s: float) -> None:
+        """A service is there that was not."""
+        self._end((service, "removed"), now_s)
+        self._begin("added", service, now_s, "new service")
+        self.review_service(service, now_s)
+
+    def service_removed(self, service: str, now_s: float) -> None:
+        """A service and its endpoints are deleted."""
+        self._end((service, "added"), now_s)
+        self._begin("removed", service, now_s, "service deleted")
+
+    def autoscaled(self, target: WorkloadKey, size: int, desired: int, now_s: float) -> None:
+        """An autoscaler says how many pods there are and shall be; for workloads that are not watched."""
+        if target in self._workloads:
+            return
+        if size != desired:
+            scale = self._begin("scale", target, now_s, "", pods=(size, desired))
+            scale.detail = f"{scale.size} to {desired} pods"
+        else:
+            self._end((target, "scale"), now_s)
+
+    def review_service(self, service: str, now_s: float) -> None:
+        """Endpoints of a service changed."""
+        if (service, "added") in self._open and self._backends.ready(service):
+            self._end((service, "added"), now_s)
+
+    def review(self, key: WorkloadKey, now_s: float, listed: bool = False) -> None:
+        """Judge a workload's changes by what is known now."""
+        state = self._workloads.get(key)
+        failure = self.failed.get(key)
+        if failure is not None:
+            if state is not None and not self._over(failure, key, state):
+                if state.overdue and failure.cause == "sick":
+                    self._fail(key, state, "overdue", state.overdue, now_s)
+                return
+            del self.failed[key]
+        if state is not None:
+            if state.overdue:
+                self._fail(key, state, "overdue", state.overdue, now_s)
+                return
+            if state.rolling and not state.by_hand:
+                self._begin("rollout", key, now_s, "new version", listed=listed)
+            elif listed and state.observed and state.replicas != state.desired and not state.by_hand:
+                pods = (state.replicas, state.desired)
+                self._begin("scale", key, now_s, f"{pods[0]} to {pods[1]} pods", listed=listed, pods=pods)
+        for kind in _OF_WORKLOADS:
+            operation = self._open.get((key, kind))
+            if operation is not None:
+                self._judge(operation, key, state, now_s)
+
+    def look(self, now_s: float) -> None:
+        """Judge by the time that has passed."""
+        self._lately = {key: end_s for key, end_s in self._lately.items() if now_s - end_s <= TOGETHER_S}
+        for (subject, kind), operation in list(self._open.items()):
+            if isinstance(subject, WorkloadKey):
+                unheard_s = self._unheard_since_s(operation)
+                if unheard_s is not None and now_s - unheard_s > self._stuck_after_s:
+                    self._end((subject, kind), now_s, "not heard of since")
+                else:
+                    self.review(subject, now_s)
+            elif kind == "removed" and now_s - operation.start_s > self._keep_s:
+                # It does not end: it is only old news.
+                del self._open[subject, kind]
+            elif kind == "added" and now_s - operation.start_s > self._stuck_after_s:
+                self._end((subject, kind), now_s)
+        for key in list(self.failed):
+            self.review(key, now_s)
+
+    def shift(self, by_s: float, now_s: float) -> None:
+        """The clock was set, or the process stopped for a while: waiting times go on where they were."""
+        for operation in self._open.values():
+            operation.best_s += by_s
+            operation.hold_s += by_s
+            operation.start_s = min(operation.start_s, now_s)
+        for ending in self._ending.values():
+            for key in ending:
+                ending[key] += by_s
+        self._lately.clear()
+
+    def lost(self, kind: str, now_s: float) -> None:
+        """Objects of a kind are not heard of any more."""
+        self._unheard.setdefault(kind, now_s)
+
+    def heard(self, kind: str, now_s: float) -> None:
+        """They are again; what did not move meanwhile was only not seen to move."""
+        if self._unheard.pop(kind, None) is not None:
+            for operation in self._open.values():
+                operation.best_s = now_s
+
+    def under_way(self, detail: Callable[[Operation], str]) -> Iterator[Change]:
+        """Changes that go on; `detail` puts them into words."""
+        for operation in self._open.values():
+            for service in self._services(operation.subject):
+                yield _change(operation, service, None, detail(operation))
+
+    def _judge(self, operation: Operation, key: WorkloadKey, state: Workload | None, now_s: float) -> None:
+        if self._done(operation, key, state, now_s):
+            self._end((key, operation.kind), now_s)
+            return
+        for pod in self._ailments.pods & self._backends.pods_of(key):
+            if self._backends.pods[pod].created_s >= operation.pods_since_s:
+                cause, detail = self._ailments.of_pod(pod)
+                self._fail(key, state, cause, detail, now_s)
+                return
+        if state is not None:
+            operation.note(state.distance, now_s)
+        limit_s = self._stuck_after_s if state is None else min(self._stuck_after_s, state.deadline_s)
+        waits = operation.kind == "rollout" or not (
+            self._backends.pods_of(key) == set() if state is None else state.resized
+        )
+        heard = self._unheard_since_s(operation) is None
+        if waits and heard and now_s - operation.best_s > limit_s:
+            detail = "no progress"
+            if state is not None:
+                counts = f"{state.available} of {state.desired} pods available, {state.updated} updated"
+                detail = f"{counts}, no progress"
+            self._fail(key, state, "idle", f"{detail} for {limit_s:.0f} s", now_s)
+
+    def _done(self, operation: Operation, key: WorkloadKey, state: Workload | None, now_s: float) -> bool:
+        if operation.kind == "rollout":
+            return state is None or state.by_hand or (state.settled and not state.rolling)
+        if operation.kind == "scale":
+            # A workload without pods is meant to serve nobody for as long as it is so.
+            return state is not None and state.resized and state.desired > 0
+        if now_s < operation.hold_s or any(
+            now_s - seen_s <= ENDING_S for seen_s in self._ending.get(key, {}).values()
+        ):
+            return False
+        if state is not None:
+            return state.available >= state.desired
+        # It is deleted, or of a kind that is not watched: others serve, or the services are deleted too.
+        there = [service for service in self._backends.services_of(key) if service in self._backends]
+        return not there or any(self._backends.ready(service) for service in there)
+
+    def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
+        """Whether a failure is past."""
+        if not failure.about(state) or (state.settled and not state.overdue):
+            return True
+        if failure.cause == "overdue":
+            return not state.overdue
+        if failure.cause == "idle":
+            return state.distance < failure.distance
+        return not (self._ailments.pods & self._backends.pods_of(key))
+
+    def _unheard_since_s(self, operation: Operation) -> float | None:
+        """Since when nothing is heard of what an operation is about; None where that is not so."""
+        assert isinstance(operation.subject, WorkloadKey)
+        kinds = {operation.subject.kind, *(["Pod"] if operation.kind == "drain" else [])}
+        return min((self._unheard[kind] for kind in kinds if kind in self._unheard), default=None)
+
+    def _begin(
+        self,
+        kind: ChangeKind,
+        subject: WorkloadKey | str,
+        now_s: float,
+        detail: str,
+        *,
+        listed: bool = False,
+        pods: tuple[int, int] | tuple[None, None] = (None, None),
+    ) -> Operation:
+        """Open an operation, or return the one that goes on; `pods` before and after, of `scale`."""
+        operation = self._open.get((subject, kind))
+        if operation is not None:
+            if pods[1] is not None:
+                operation.wanted = pods[1]
+            return operation
+        if isinstance(subject, WorkloadKey) and kind != "drain":
+            self.failed.pop(subject, None)
+        start_s = now_s
+        drain = self._open.get((subject, "drain"))
+        if kind in ("rollout", "scale") and drain is not None and now_s - drain.start_s <= TOGETHER_S:
+            # Its pods were heard of before the change that ends them.
+            start_s = drain.start_s
+            del self._open[subject, "drain"]
+        for service in self._services(subject):
+            start_s = self._history.reopened_s(kind, service, start_s) or start_s
+            self._history.reopen(kind, service)
+        pods_since_s = -math.inf if listed else now_s - TOGETHER_S
+        operation = Operation(kind, subject, start_s, detail, pods_since_s, math.inf, now_s, *pods)
+        self._open[subject, kind] = operation
+        return operation
+
+    def _end(self, key: tuple[WorkloadKey | str, ChangeKind], now_s: float, why: str = "") -> None:
+        operation = self._open.pop(key, None)
+        if operation is None:
+            return
+        subject = operation.subject
+        if isinstance(subject, WorkloadKey) and operation.kind != "drain":
+            self._lately[subject] = now_s
+        detail = f"{operation.detail}; {why}" if why else operation.detail
+        for service in self._services(subject):
+            self._history.add(_change(operation, service, max(now_s, operation.start_s), detail))
+
+    def _fail(
+        self, key: WorkloadKey, state: Workload | None, cause: Cause, detail: str, now_s: float
+    ) -> None:
+        for kind in _OF_WORKLOADS:
+            self._end((key, kind), now_s, f"went wrong: {detail}")
+        if state is not None:
+            self.failed[key] = Failure(cause, now_s, detail, state.template, state.desired, state.distance)
+
+    def _services(self, subject: WorkloadKey | str) -> tuple[str, ...]:
+        return self._backends.services_of(subject) if isinstance(subject, WorkloadKey) else (subject,)
+
+
+def _change(operation: Operation, service: str, end_s: float | None, detail: str) -> Change:
+    """The operation, as a change of one of its services."""
+    start_s, pods = operation.start_s, (operation.size, operation.wanted)
+    return Change(operation.kind, service, start_s, end_s, detail, *pods)

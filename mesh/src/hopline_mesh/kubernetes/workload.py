@@ -1,0 +1,172 @@
+"""A Deployment, StatefulSet or DaemonSet: how many pods it is to have and has, and whether it is changing.
+
+Pure values; the rules for each kind are those of `kubectl rollout status`
+(https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#deployment-status), with one
+difference: pods that fall over later, with nothing being changed, are no rollout.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from hopline_mesh.kubernetes.objects import Condition, WorkloadObject
+
+#: kubectl's and the API's default.
+DEADLINE_S = 600.0
+
+
+class WorkloadKey(NamedTuple):
+    """Which workload."""
+
+    namespace: str
+    kind: str
+    name: str
+
+
+class Workload(msgspec.Struct, frozen=True, gc=False):
+    """One workload at one moment.
+
+    Attributes:
+        uid: of the object; another one of the same name has another.
+        desired: pods that it is to have.
+        replicas: pods that it has, without those that are being ended.
+        updated: those of the newest version.
+        available: those that serve.
+        template: differs wherever the pods' description differs.
+        observed: whether the numbers are about what is asked for now.
+        rolling: whether the controller says that pods are being replaced.
+        deadline_s: how long it may go without progress.
+        overdue: the controller's word that it went longer, or "".
+        held: old pods that are to stay (a StatefulSet's partition).
+        by_hand: pods are replaced when somebody deletes them, or (paused) not at all.
+    """
+
+    uid: str
+    desired: int
+    replicas: int
+    updated: int
+    available: int
+    template: int
+    observed: bool
+    rolling: bool
+    deadline_s: float
+    overdue: str
+    held: int
+    by_hand: bool
+
+    @property
+    def distance(self) -> int:
+        """Pods that are still to be created, replaced, ended or made available; 0: as it is to be."""
+        return (
+            max(0, self.desired - self.held - self.updated)
+            + max(0, self.replicas - self.held - self.updated if self.rolling else 0)
+            + abs(self.desired - self.replicas)
+            + max(0, self.desired - self.available)
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether all is as it is to be."""
+        return self.observed and self.distance == 0
+
+    @property
+    def resized(self) -> bool:
+        """Whether all is as it is to be but for the pods' version."""
+        return self.observed and self.replicas == self.desired and self.available >= self.desired
+
+
+def workload_of(kind: str, body: WorkloadObject) -> Workload:
+    """Read an object of the API."""
+    if kind == "DaemonSet":
+        return _daemon_set(body)
+    if kind == "StatefulSet":
+        return _stateful_set(body)
+    return _deployment(body)
+
+
+def _deployment(body: WorkloadObject) -> Workload:
+    spec, status = body.spec, body.status
+    progressing = _condition(status.conditions, "Progressing")
+    observed = status.observed_generation >= body.metadata.generation
+    desired = 1 if spec.replicas is None else spec.replicas
+    overdue = ""
+    if progressing is not None and progressing.reason == "ProgressDeadlineExceeded":
+        overdue = progressing.message or "its progress deadline is exceeded"
+    going_on = (
+        progressing is not None
+        and progressing.status == "True"
+        and progressing.reason in ("NewReplicaSetCreated", "FoundNewReplicaSet", "ReplicaSetUpdated")
+    )
+    return Workload(
+        uid=body.metadata.uid,
+        desired=desired,
+        replicas=status.replicas,
+        updated=status.updated_replicas,
+        available=status.available_replicas or 0,
+        template=crc32(bytes(spec.template)),
+        observed=observed,
+        # Old pods beside new ones are a rollout whatever the condition says.
+        rolling=not spec.paused
+        and (going_on or bool(overdue) or status.replicas > status.updated_replicas),
+        deadline_s=float(spec.progress_deadline_seconds or DEADLINE_S),
+        overdue=overdue,
+        held=max(0, status.replicas - status.updated_replicas) if spec.paused else 0,
+        by_hand=spec.paused,
+    )
+
+
+def _stateful_set(body: WorkloadObject) -> Workload:
+    spec, status = body.spec, body.status
+    desired = 1 if spec.replicas is None else spec.replicas
+    strategy = spec.update_strategy
+    partition = 0
+    if strategy is not None and strategy.rolling_update is not None:
+        partition = strategy.rolling_update.partition or 0
+    by_hand = strategy is not None and strategy.type == "OnDelete"
+    held = desired if by_hand else min(partition, desired)
+    two_versions = status.update_revision != status.current_revision
+    # Once all pods are of one version, controllers before 1.30 count none of them as updated.
+    updated = status.updated_replicas if two_versions else status.replicas
+    # Servers before 1.22 do not know `availableReplicas`.
+    available = status.available_replicas
+    return Workload(
+        uid=body.metadata.uid,
+        desired=desired,
+        replicas=status.replicas,
+        updated=updated,
+        available=status.ready_replicas if available is None else available,
+        template=crc32(bytes(spec.template)),
+        observed=status.observed_generation >= body.metadata.generation,
+        rolling=two_versions and updated < desired - held,
+        deadline_s=DEADLINE_S,
+        overdue="",
+        held=held if two_versions else 0,
+        by_hand=by_hand,
+    )
+
+
+def _daemon_set(body: WorkloadObject) -> Workload:
+    spec, status = body.spec, body.status
+    by_hand = spec.update_strategy is not None and spec.update_strategy.type == "OnDelete"
+    desired = status.desired_number_scheduled
+    return Workload(
+        uid=body.metadata.uid,
+        desired=desired,
+        replicas=status.current_number_scheduled,
+        updated=status.updated_number_scheduled,
+        available=status.number_available,
+        template=crc32(bytes(spec.template)),
+        observed=status.observed_generation >= body.metadata.generation,
+        rolling=not by_hand and status.updated_number_scheduled < status.current_number_scheduled,
+        deadline_s=DEADLINE_S,
+        overdue="",
+        held=max(0, desired - status.updated_number_scheduled) if by_hand else 0,
+        by_hand=by_hand,
+    )
+
+
+def _condition(conditions: tuple[Condition, ...] | None, type_: str) -> Condition | None:
+    return next((each for each in conditions or () if each.type == type_), None)

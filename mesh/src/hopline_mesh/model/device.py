@@ -1,0 +1,72 @@
+"""Where a model runs: what a device needs, and the encoder that uses it. Loads torch for a GPU only."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Protocol
+
+from hopline.errors import ConfigError
+from hopline_mesh.model.encoder import Encoder, Reconstruction
+from hopline_mesh.model.graph import BoolArray, MeshGraph
+from hopline_mesh.model.weights import FloatArray, Weights
+
+
+class AnyEncoder(Protocol):
+    """What `Encoder` and `GpuEncoder` both do."""
+
+    def reconstruct(
+        self,
+        graph: MeshGraph,
+        x: FloatArray,
+        h: FloatArray,
+        e: FloatArray,
+        g: FloatArray,
+        node_mask: BoolArray | None = None,
+    ) -> Reconstruction:
+        """See `Encoder.reconstruct`."""
+
+
+def encoder_for(
+    weights: Weights,
+    device: str = "cpu",
+    threads: int | None = None,
+    usual_edge: FloatArray | None = None,
+) -> AnyEncoder:
+    """An encoder on a device.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1" …
+        threads, usual_edge: on the CPU; see `Encoder`.
+
+    Raises:
+        ConfigError: there is no such device; see `check_device`.
+    """
+    if device == "cpu":
+        return Encoder(weights, threads=threads, usual_edge=usual_edge)
+    check_device(device)
+    from hopline_mesh.model.gpu import GpuEncoder
+
+    return GpuEncoder(weights, device)
+
+
+def check_device(device: str) -> None:
+    """Find out whether a device can be used.
+
+    Raises:
+        ConfigError: it cannot; the message says what is missing.
+    """
+    if device == "cpu":
+        return
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"device: {device} needs torch; pip install 'hopline-mesh[train]'")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("device: torch finds no CUDA device here; cpu is right")
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError(f"device: {device} needs Triton; pip install triton")
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:  # a device with this number is not there, is full, or is too old
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"device: {device} cannot be used: {first}; cpu needs none") from None

@@ -1,0 +1,262 @@
+"""The same pass on a GPU: PyTorch for products, one fused kernel for attention, a CUDA graph for each size.
+
+A mesh of n services is padded up to one of few sizes, so that a pass is one replay of what was recorded for
+that size: no launch of single kernels, no allocation. Inputs and results cross through pinned memory.
+Padding rows have empty lists and change nothing; results are cut to the mesh.
+
+The tensor program itself runs on any device (`device="cpu"` is for tests, with attention in plain PyTorch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from hopline.errors import ConfigError
+from hopline_mesh.model.encoder import Reconstruction
+from hopline_mesh.model.graph import BoolArray, Lists, MeshGraph
+from hopline_mesh.model.reference import SLOPE
+from hopline_mesh.model.weights import FloatArray, Weights
+
+#: Sizes kept recorded at a time; a mesh seldom leaves one and comes back.
+_KEPT = 4
+_SMALLEST = 128
+
+
+def padded_size(count: int) -> int:
+    """The size that so many rows are padded to: a power of two, or half way between two; at least 128."""
+    size = _SMALLEST
+    while size < count:
+        size *= 2
+    half_way = size * 3 // 4
+    return half_way if count <= half_way and half_way > _SMALLEST else size
+
+
+def attend_plain(
+    source: Tensor, target: Tensor, attention: Tensor, lists: tuple[Tensor, Tensor, Tensor], e: Tensor,
+    edge_weight: Tensor, own: Tensor, bias: Tensor, slope: float, out: Tensor,
+) -> None:  # fmt: skip
+    """`attention_triton.attend` without Triton."""
+    indptr, others, edges = (each.to(torch.int64) for each in lists)
+    heads, channels = attention.shape
+    count = int(indptr[-1])
+    heard, named = others[:count], edges[:count]
+    listener = torch.repeat_interleave(torch.arange(len(out), device=out.device), indptr.diff())
+    rows = source[heard]
+    mixed = leaky_relu(rows + target[listener] + e[named] @ edge_weight, SLOPE)
+    scores = (mixed.view(-1, heads, channels) * attention).sum(dim=2)
+    where = listener[:, None].expand_as(scores)
+    highest = torch.full((len(out), heads), -3.0e38, device=out.device)
+    highest = highest.scatter_reduce(0, where, scores, "amax")
+    shares = (scores - highest[listener]).exp()
+    total = torch.zeros(len(out), heads, device=out.device).index_add_(0, listener, shares)
+    shares = shares / total[listener]
+    message = (rows.view(-1, heads, channels) * shares[:, :, None]).flatten(1)
+    sums = torch.zeros_like(out).index_add_(0, listener, message)
+    out.copy_(leaky_relu(sums + own + bias, slope))
+
+
+@dataclass
+class _Size:
+    """Memory of one padded size, and what was recorded with it."""
+
+    host: dict[str, Tensor]
+    device: dict[str, Tensor]
+    results: dict[str, Tensor]
+    host_results: dict[str, Tensor]
+    graph: Any
+
+
+class GpuEncoder:
+    """`Encoder` on a GPU; same arguments, same results up to TF32's 10 bits of fraction. Not for threads.
+
+    Args:
+        weights: not changed any more.
+        device: "cuda", "cuda:1" …, or "cpu" for tests.
+        tf32: whether products may round their factors to TF32.
+
+    Raises:
+        ConfigError: there is no such device, or no Triton.
+    """
+
+    def __init__(self, weights: Weights, device: str = "cuda", *, tf32: bool = True) -> None:
+        self.weights, self.shape = weights, weights.shape
+        self._device = torch.device(device)
+        self._attend: Callable[..., None] = attend_plain
+        self._is_cuda = self._device.type == "cuda"
+        if self._is_cuda:
+            self._begin_cuda(tf32)
+        self._weights = {
+            name: torch.from_numpy(array).to(self._device) for name, array in weights.arrays.items()
+        }
+        self._edge_weights = [
+            self._weights[f"layers.{layer}.edge.weight"].T.contiguous()
+            for layer in range(self.shape.layers)
+        ]
+        self._sizes: dict[tuple[int, int], _Size] = {}
+
+    def _begin_cuda(self, tf32: bool) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device {self._device}: PyTorch sees no CUDA device; device 'cpu' needs none"
+            )
+        try:
+            from hopline_mesh.model import attention_triton
+        except ImportError as error:
+            raise ConfigError("the GPU path needs Triton: pip install triton") from error
+        self._attend = attention_triton.attend
+        if tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+    def reconstruct(
+        self,
+        graph: MeshGraph,
+        x: FloatArray,
+        h: FloatArray,
+        e: FloatArray,
+        g: FloatArray,
+        node_mask: BoolArray | None = None,
+    ) -> Reconstruction:
+        """As `Encoder.reconstruct`; arrays are valid until the next pass."""
+        n, num_edges = graph.num_nodes, graph.num_edges
+        size = self._size(padded_size(n), padded_size(num_edges))
+        self._fill(size.host, graph, {"x": x, "h": h, "e": e, "g": g}, node_mask)
+        with torch.inference_mode():
+            for name, tensor in size.host.items():
+                size.device[name].copy_(tensor, non_blocking=True)
+            if size.graph is None:
+                size.results = self._program(size.device)
+            else:
+                size.graph.replay()
+            for name, tensor in size.results.items():
+                size.host_results[name].copy_(tensor, non_blocking=True)
+            if self._is_cuda:
+                torch.cuda.current_stream(self._device).synchronize()
+        found = {name: tensor.numpy() for name, tensor in size.host_results.items()}
+        return Reconstruction(
+            found["z"][:n], found["nodes"][:n], found["edges"][:num_edges], found["links"][:num_edges]
+        )
+
+    def _size(self, nodes: int, edges: int) -> _Size:
+        """Memory for a padded size; recorded when it is first needed."""
+        kept = self._sizes.pop((nodes, edges), None)
+        if kept is None:
+            if len(self._sizes) >= _KEPT:
+                del self._sizes[next(iter(self._sizes))]
+            kept = self._record(nodes, edges)
+        self._sizes[nodes, edges] = kept  # the last one is the most recent
+        return kept
+
+    def _record(self, nodes: int, edges: int) -> _Size:
+        shape = self.shape
+        rows = {
+            "x": (nodes, shape.d_in),
+            "h": (nodes, shape.d_temporal),
+            "e": (edges, shape.d_edge),
+            "g": (edges, shape.d_edge_temporal),
+            "shown": (nodes, 1),
+        }
+        lists = {f"{side}.indptr": nodes + 1 for side in ("callers", "callees")}
+        lists |= {
+            f"{side}.{what}": edges for side in ("callers", "callees") for what in ("others", "edges")
+        }
+        lists |= {"sources": edges, "targets": edges}
+        host = {name: torch.zeros(of, pin_memory=self._is_cuda) for name, of in rows.items()}
+        host |= {
+            name: torch.zeros(count, dtype=torch.int32, pin_memory=self._is_cuda)
+            for name, count in lists.items()
+        }
+        device = {name: torch.zeros_like(tensor, device=self._device) for name, tensor in host.items()}
+        graph = None
+        with torch.inference_mode():
+            if self._is_cuda:
+                aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                aside.wait_stream(torch.cuda.current_stream(self._device))
+                with torch.cuda.stream(aside):
+                    for _ in range(2):  # compile and choose algorithms before anything is recorded
+                        self._program(device)
+                torch.cuda.current_stream(self._device).wait_stream(aside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    results = self._program(device)
+            else:
+                results = self._program(device)
+        host_results = {
+            name: torch.zeros(tensor.shape, pin_memory=self._is_cuda) for name, tensor in results.items()
+        }
+        return _Size(host, device, results, host_results, graph)
+
+    @staticmethod
+    def _fill(
+        host: dict[str, Tensor],
+        graph: MeshGraph,
+        inputs: dict[str, FloatArray],
+        node_mask: BoolArray | None,
+    ) -> None:
+        """Write a mesh into the memory of its size; padding rows get empty lists."""
+        n, num_edges = graph.num_nodes, graph.num_edges
+        for name, array in inputs.items():
+            host[name].numpy()[: len(array)] = array
+        shown = host["shown"].numpy()
+        shown[:] = 0
+        shown[:n, 0] = 1 if node_mask is None else node_mask
+        for side, lists in (("callers", graph.callers), ("callees", graph.callees)):
+            _fill_lists(host, side, lists, n)
+        host["sources"].numpy()[:num_edges] = graph.sources
+        host["targets"].numpy()[:num_edges] = graph.targets
+        host["sources"].numpy()[num_edges:] = host["targets"].numpy()[num_edges:] = 0
+
+    def _program(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The pass on tensors of one size."""
+        shape, weights, h = self.shape, self._weights, given["h"]
+        state = given["x"]
+        for layer, listens in enumerate(shape.listens):
+            at = f"layers.{layer}."
+            source = torch.addmm(weights[at + "source.bias"], state, weights[at + "source.weight"].T)
+            target = source
+            if not shape.shared:
+                target = torch.addmm(weights[at + "target.bias"], state, weights[at + "target.weight"].T)
+            target = torch.addmm(target, h, weights[at + "temporal.weight"].T)
+            own = state
+            if layer == 0:
+                own = h @ weights["own_temporal.weight"].T
+                if shape.own_inputs:
+                    own = torch.addmm(own, state, weights["own.weight"].T)
+            e = given["e"] if layer < shape.edge_layers else given["e"][:, :0].contiguous()
+            lists = tuple(given[f"{listens}.{what}"] for what in ("indptr", "others", "edges"))
+            state = torch.empty_like(target)
+            self._attend(
+                source, target, weights[at + "attention"], lists, e, self._edge_weights[layer],
+                own, weights[at + "bias"], 1.0 if layer + 1 == shape.layers else SLOPE, state,
+            )  # fmt: skip
+        z = torch.addmm(weights["out.bias"], state, weights["out.weight"].T) * given["shown"]
+        inner = leaky_relu(
+            torch.addmm(weights["nodes.hidden.bias"], z, weights["nodes.hidden.weight"].T), SLOPE
+        )
+        sources, targets = given["sources"], given["targets"]
+        hidden = (z @ weights["edges.caller.weight"].T)[sources]
+        hidden = hidden + (z @ weights["edges.callee.weight"].T)[targets] + weights["edges.hidden.bias"]
+        hidden = leaky_relu(torch.addmm(hidden, given["g"], weights["edges.temporal.weight"].T), SLOPE)
+        return {
+            "z": z,
+            "nodes": torch.addmm(weights["nodes.out.bias"], inner, weights["nodes.out.weight"].T),
+            "edges": torch.addmm(weights["edges.out.bias"], hidden, weights["edges.out.weight"].T),
+            "links": ((z @ weights["link.weight"])[sources] * z[targets]).sum(1) + weights["link.bias"],
+        }
+
+
+def _fill_lists(host: dict[str, Tensor], side: str, lists: Lists, n: int) -> None:
+    indptr = host[f"{side}.indptr"].numpy()
+    indptr[: n + 1] = lists.indptr[: n + 1]
+    count = int(lists.indptr[n])
+    indptr[n + 1 :] = count
+    host[f"{side}.others"].numpy()[:count] = lists.others[:count]
+    host[f"{side}.edges"].numpy()[:count] = lists.edges[:count]
+
+
+__all__ = ["GpuEncoder", "attend_plain", "padded_size"]

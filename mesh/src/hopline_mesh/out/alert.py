@@ -1,0 +1,106 @@
+"""An incident as an alert of Alertmanager: labels that never change, annotations that do.
+
+Alertmanager knows an alert by its labels alone, so those of an incident are made once, when it opens, and
+kept; suspects may change their order later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from hopline_mesh.incident import Incident
+from hopline_mesh.out.words import clean, summary, suspects_text
+from hopline_mesh.roster import namespace_of
+
+ALERT_NAME = "MeshAnomaly"
+_MAX_LABEL = 200
+_MAX_ANNOTATION = 4000
+_SUSPECTS, _EVIDENCE = 5, 4
+
+
+class Alert(msgspec.Struct):
+    """What is told of one incident.
+
+    Attributes:
+        id: the incident's.
+        labels: its identity; made once.
+        annotations: as of the newest verdict.
+        start_s: Unix seconds.
+        end_s: when it was over; None while it goes on.
+        told_end: names of the Alertmanagers that took its end.
+    """
+
+    id: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    start_s: float
+    end_s: float | None = None
+    told_end: set[str] = set()
+
+    def update(self, incident: Incident, page_url: str) -> None:
+        """What the newest verdict says. Labels stay."""
+        self.annotations = annotations_of(incident, page_url)
+
+    def posted(self, now_s: float, until_s: float) -> dict[str, Any]:
+        """The alert as Alertmanager takes it.
+
+        Args:
+            now_s: the time.
+            until_s: when it ends by itself, unless it is posted again before.
+        """
+        # A clock that was set back must not make an alert that ends before it begins: those are refused.
+        start_s = min(self.start_s, now_s - 0.001)
+        end_s = until_s if self.end_s is None else max(min(self.end_s, now_s), start_s + 0.001)
+        body = {
+            "labels": self.labels,
+            "annotations": self.annotations,
+            "startsAt": _time(start_s),
+            "endsAt": _time(end_s),
+        }
+        if link := self.annotations.get("link"):
+            body["generatorURL"] = link
+        return body
+
+
+def alert_of(incident: Incident, extra: Mapping[str, str], page_url: str) -> Alert:
+    """The alert of an incident that opens.
+
+    Args:
+        incident: as it is now; its first suspect gives the labels `service` and `namespace`.
+        extra: labels that every alert has.
+        page_url: where people find the page, "" for nowhere.
+    """
+    labels = {"alertname": ALERT_NAME, **extra, "incident": clean(incident.id, _MAX_LABEL)}
+    if incident.suspects:
+        service = incident.suspects[0].service
+        labels["service"] = clean(service, _MAX_LABEL)
+        if namespace := namespace_of(service):
+            labels["namespace"] = clean(namespace, _MAX_LABEL)
+    # Alertmanager drops empty labels, and refuses an alert without any other.
+    labels = {name: value for name, value in labels.items() if value}
+    return Alert(incident.id, labels, annotations_of(incident, page_url), incident.start_s)
+
+
+def annotations_of(incident: Incident, page_url: str) -> dict[str, str]:
+    """What is said of an incident now."""
+    found = {
+        "summary": clean(summary(incident), 500),
+        "suspects": _bounded(suspects_text(incident.suspects, most=_SUSPECTS, evidence=_EVIDENCE)),
+        "peak_score": f"{incident.peak_score:.2f}",
+    }
+    if page_url:
+        found["link"] = f"{page_url.rstrip('/')}/#incident={clean(incident.id, _MAX_LABEL)}"
+    return {name: value for name, value in found.items() if value}
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _MAX_ANNOTATION else text[: _MAX_ANNOTATION - 1] + "…"
+
+
+def _time(seconds: float) -> str:
+    """RFC 3339."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

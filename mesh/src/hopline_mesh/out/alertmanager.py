@@ -1,0 +1,121 @@
+"""One Alertmanager and its API v2 (`POST /api/v2/alerts`); nothing of incidents."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hopline.errors import ConfigError
+from hopline_mesh.errors import QueryFailed, SourceUnavailable
+
+#: Of an answer that refuses, in messages.
+_MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class AlertmanagerTarget:
+    """Where an Alertmanager is, and how it is asked.
+
+    Attributes:
+        url: with the prefix it is served under, if it has one; `user:password@` is sent as basic auth.
+        token_file: file with a bearer token, read anew for each post.
+        ca_file: PEM certificates that its own is checked with; None takes the system's.
+        cert_file, key_file: PEM client certificate and key.
+        timeout_s: for one post, from connecting to the end of the answer.
+    """
+
+    url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    timeout_s: float = 10.0
+
+    @property
+    def name(self) -> str:
+        """The address without credentials, for metrics and messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+
+
+class Alertmanager:
+    """A client of one Alertmanager.
+
+    Raises:
+        ConfigError: an address or files that cannot be used.
+    """
+
+    def __init__(self, target: AlertmanagerTarget) -> None:
+        import httpx
+
+        self.target = target
+        try:
+            self.name = target.name
+            url = httpx.URL(target.url)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(f"alertmanager_urls: one of them is no URL: {error}") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError(f"alertmanager_urls: {self.name!r} is not a URL such as http://host:9093")
+        # Credentials move from the address to a header here, so that no log shows them.
+        auth = httpx.BasicAuth(url.username, url.password) if url.username else None
+        self._url = str(url.copy_with(userinfo=b"", path=f"{url.path.rstrip('/')}/api/v2/alerts"))
+        self._client = httpx.AsyncClient(
+            auth=auth, verify=_tls(target) if url.scheme == "https" else False, timeout=target.timeout_s
+        )
+
+    async def post(self, alerts: list[dict[str, Any]]) -> None:
+        """Hand alerts over.
+
+        Raises:
+            SourceUnavailable: it cannot be reached, is too slow, or fails; worth another try.
+            QueryFailed: it refuses them.
+        """
+        import httpx
+
+        headers = {}
+        if self.target.token_file is not None:
+            headers["authorization"] = f"Bearer {_token(self.target.token_file)}"
+        try:
+            # httpx's own limit is for each piece of an answer, which may drip for ever.
+            async with asyncio.timeout(self.target.timeout_s):
+                answer = await self._client.post(self._url, json=alerts, headers=headers)
+        except TimeoutError:
+            raise SourceUnavailable(
+                f"Alertmanager {self.name} did not answer within {self.target.timeout_s:g} s"
+            ) from None
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise SourceUnavailable(f"Alertmanager {self.name} cannot be reached: {reason}") from None
+        if answer.is_success:
+            return
+        text = f"Alertmanager {self.name} answered {answer.status_code}: {answer.text[:_MAX_TEXT].strip()}"
+        if answer.status_code >= 500 or answer.status_code in (408, 429):
+            raise SourceUnavailable(text)
+        raise QueryFailed(text)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+
+def _tls(target: AlertmanagerTarget) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=target.ca_file)
+        if target.cert_file is not None:
+            context.load_cert_chain(target.cert_file, target.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"certificates for Alertmanager {target.name}: {error}") from None
+    return context
+
+
+def _token(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceUnavailable(
+            f"the token for Alertmanager in {str(file)!r} cannot be read: {error}"
+        ) from None

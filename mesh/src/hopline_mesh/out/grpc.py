@@ -1,0 +1,211 @@
+"""gRPC of the watch: `hopline.mesh.v1.Mesh` and `grpc.health.v1.Health`, on TCP and a Unix socket.
+
+Knows messages and calls; who asks is the guard's, what is told the board's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from hopline.errors import HoplineError, ModelNotFound, Overloaded, Unavailable
+from hopline.ingress.gatekeeper import Gatekeeper
+from hopline.transports.failure import as_hopline_error
+from hopline.transports.grpc_access import GrpcGuard
+from hopline.transports.grpc_errors import grpc_code
+from hopline_mesh.errors import IncidentNotFound
+from hopline_mesh.event import Event
+from hopline_mesh.out.access import permission_of
+from hopline_mesh.out.between import embeddings, state_of, take_events
+from hopline_mesh.out.board import Board
+from hopline_mesh.out.error_tables import GRPC_CODE
+from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
+from hopline_mesh.out.wire import fields_of, graph_fields, record_fields
+from hopline_mesh.proto import message, methods
+
+MESH = "hopline.mesh.v1.Mesh"
+HEALTH = "grpc.health.v1.Health"
+#: Streams of verdicts at a time.
+_MAX_STREAMS = 64
+_SERVING, _NOT_SERVING = 1, 2
+#: Seconds between looks at readiness for those who watch it.
+_HEALTH_S = 0.5
+
+
+class MeshGrpc:
+    """The methods of both services.
+
+    Args:
+        board: what is told.
+        gate: knows who asks; None lets everybody in.
+
+    Attributes:
+        draining: health says no, and streams end.
+    """
+
+    def __init__(self, board: Board, gate: Gatekeeper | None = None) -> None:
+        self.draining = False
+        self._board = board
+        self._guard = None if gate is None else GrpcGuard(gate, permission_of)
+        self._num_streams = 0
+
+    def handlers(self) -> list[Any]:
+        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        mesh = {
+            "GetVerdict": self._get_verdict,
+            "GetIncident": self._get_incident,
+            "GetIncidents": self._get_incidents,
+            "GetGraph": self._get_graph,
+            "TellEvents": self._tell_events,
+            "GetEmbeddings": self._get_embeddings,
+            "WatchVerdicts": self._watch_verdicts,
+        }
+        health = {"Check": self._check, "Watch": self._watch}
+        return [self._service(MESH, mesh), self._service(HEALTH, health)]
+
+    def _service(self, name: str, behaviours: Mapping[str, Callable[[Any], Any]]) -> Any:
+        table = {}
+        for method in methods(name):
+            request = message(method.input_type.full_name).FromString
+            response = message(method.output_type.full_name).SerializeToString
+            behaviour = behaviours[method.name]
+            if method.server_streaming:
+                table[method.name] = grpc.unary_stream_rpc_method_handler(
+                    self._streamed(behaviour, method.name), request, response
+                )
+            else:
+                table[method.name] = grpc.unary_unary_rpc_method_handler(
+                    self._guarded(behaviour, method.name), request, response
+                )
+        return grpc.method_handlers_generic_handler(name, table)
+
+    def _guarded(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                self._admit(method, request, context)
+                response = behaviour(request)
+                if inspect.isawaitable(response):
+                    response = await response
+            except Exception as error:
+                await self._abort(error, context)
+            self._count("OK")
+            return response
+
+        return call
+
+    def _streamed(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., AsyncIterator[Any]]:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            if self._num_streams >= _MAX_STREAMS:
+                await self._abort(Overloaded(f"{_MAX_STREAMS} streams are open; close some"), context)
+            self._num_streams += 1
+            try:
+                self._admit(method, request, context)
+                async for response in behaviour(request):
+                    yield response
+            except HoplineError as error:
+                await self._abort(error, context)
+            finally:
+                self._num_streams -= 1
+            self._count("OK")
+
+        return call
+
+    def _admit(self, method: str, request: Any, context: Any) -> None:
+        """Raises: Unauthenticated, PermissionDenied, RateLimited."""
+        if self._guard is None:
+            return
+        metadata = dict(context.invocation_metadata() or ())
+        client = self._guard.recognise(method, metadata.get("authorization"), metadata.get("x-api-key"))
+        if client is not None:
+            self._guard.check(method, request, client)
+            client.admit()
+
+    async def _abort(self, error: Exception, context: Any) -> None:
+        known = as_hopline_error(error, "(none)")
+        code = grpc_code(known, GRPC_CODE)
+        self._count(code.name)
+        await context.abort(grpc.StatusCode[code.name], str(known), (("hopline-error", known.code),))
+
+    def _count(self, code: str) -> None:
+        self._board.metrics.answers("grpc", code).inc()
+
+    def _get_verdict(self, request: Any) -> Any:
+        if self._board.verdict is None:
+            raise Unavailable("there is no verdict yet: nothing was collected since the watch began")
+        return message("hopline.mesh.v1.Verdict")(**fields_of(self._board.verdict))
+
+    async def _watch_verdicts(self, request: Any) -> AsyncIterator[Any]:
+        update = message("hopline.mesh.v1.VerdictUpdate")
+        reader = self._board.subscribe()
+        try:
+            if self._board.verdict is not None:
+                yield update(verdict=fields_of(self._board.verdict))
+            while True:
+                verdict, dropped = await reader.get()
+                self._board.metrics.verdicts_dropped.inc(dropped)
+                yield update(verdict=fields_of(verdict), dropped=dropped)
+        finally:
+            reader.close()
+
+    def _get_incident(self, request: Any) -> Any:
+        record = self._board.incident(request.id)
+        if record is None:
+            raise IncidentNotFound(f"no incident {request.id[:100]!r} is kept: it may have ended hours ago")
+        return message("hopline.mesh.v1.IncidentRecord")(**record_fields(record))
+
+    def _get_incidents(self, request: Any) -> Any:
+        records = self._board.open_incidents() if request.open_only else self._board.incidents()
+        return message("hopline.mesh.v1.GetIncidentsResponse")(
+            incidents=[fields_of(each.incident) for each in records]
+        )
+
+    async def _get_graph(self, request: Any) -> Any:
+        def told() -> Any:
+            graph = live_graph(self._board, request.limit, request.around)
+            if graph is None:
+                raise Unavailable("there is no graph yet: no snapshot was collected since the watch began")
+            return message("hopline.mesh.v1.Graph")(**graph_fields(graph))
+
+        return told() if 0 < request.limit <= MAX_AT_ONCE else await asyncio.to_thread(told)
+
+    async def _tell_events(self, request: Any) -> Any:
+        events = [_event(each) for each in request.events]
+        return message("hopline.mesh.v1.TellEventsResponse")(**await take_events(self._board.live, events))
+
+    async def _get_embeddings(self, request: Any) -> Any:
+        found = embeddings(await state_of(self._board.live), list(request.services))
+        for each in found["embeddings"]:
+            each["deviations"] = {
+                column: math.nan if spreads is None else spreads
+                for column, spreads in each["deviations"].items()
+            }
+        return message("hopline.mesh.v1.GetEmbeddingsResponse")(**found)
+
+    # Health
+
+    def _check(self, request: Any) -> Any:
+        if request.service not in ("", MESH):
+            raise ModelNotFound(f"no service {request.service!r}; there is {MESH}")
+        return message("grpc.health.v1.HealthCheckResponse")(status=self._status())
+
+    async def _watch(self, request: Any) -> AsyncIterator[Any]:
+        last = None
+        while True:
+            status = self._status() if request.service in ("", MESH) else 3
+            if status != last:
+                last = status
+                yield message("grpc.health.v1.HealthCheckResponse")(status=status)
+            await asyncio.sleep(_HEALTH_S)
+
+    def _status(self) -> int:
+        return _SERVING if self._board.ready and not self.draining else _NOT_SERVING
+
+
+def _event(told: Any) -> Event:
+    values = {column: None if math.isnan(value) else value for column, value in told.values.items()}
+    return Event(told.service, told.caller, told.callee, values, told.gone)

@@ -1,0 +1,224 @@
+"""The live graph for people and programs: services with scores, call paths with their share of traffic.
+
+Of a large mesh only a part can be shown: the worst services and what is around them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.incident import Incident, Suspect
+from hopline_mesh.out.board import Board
+from hopline_mesh.snapshot import FloatArray, Snapshot
+
+#: Of the services shown, the share that is picked by score alone; the rest is what is around those.
+_WORST_SHARE = 0.25
+#: Call paths for each service that are shown at most, where only a part of the mesh is.
+_EDGES_PER_SERVICE = 8
+#: Services that may be asked for on the event loop; larger graphs are made on another thread.
+MAX_AT_ONCE = 1000
+#: Suspects with at least this share of the first one's score are marked.
+_LIKELY = 0.25
+#: Comes before every score.
+_SUSPECTED = np.float32(1e6)
+
+Rows = NDArray[np.int64]
+
+
+class GraphNode(msgspec.Struct, frozen=True):
+    """A service.
+
+    Attributes:
+        service: its name.
+        score: 1.0 is the threshold; None where there is none.
+        suppressed: a planned change goes on, its score does not count.
+        incident: id of the open incident that it is a likely suspect of; None for none.
+        values: one for each of `LiveGraph.node_features`; None = not measured.
+    """
+
+    service: str
+    score: float | None
+    suppressed: bool
+    incident: str | None
+    values: list[float | None]
+
+
+class GraphEdge(msgspec.Struct, frozen=True):
+    """A call path.
+
+    Attributes:
+        caller, callee: positions in `LiveGraph.nodes`.
+        share: of the caller's requests; None where rates are not measured.
+        blamed: it is evidence against a likely suspect of an open incident.
+        values: one for each of `LiveGraph.edge_features`; None = not measured.
+    """
+
+    caller: int
+    callee: int
+    share: float | None
+    blamed: bool
+    values: list[float | None]
+
+
+class LiveGraph(msgspec.Struct, frozen=True):
+    """A mesh, or a part of it. `total_services` and `total_edges` count the whole."""
+
+    time_s: float
+    total_services: int
+    total_edges: int
+    node_features: tuple[str, ...]
+    edge_features: tuple[str, ...]
+    nodes: list[GraphNode]
+    edges: list[GraphEdge]
+
+
+def live_graph(board: Board, limit: int = 0, around: str = "") -> LiveGraph | None:
+    """What is on the board, as a graph.
+
+    Args:
+        board: to read.
+        limit: services at most; 0 is all.
+        around: a service; those that are fewest calls away from it are shown. "" picks the worst ones.
+
+    Returns: None before the first snapshot; no services where `around` is not among them.
+    """
+    snapshot, scores = board.shown
+    if snapshot is None:
+        return None
+    if around:
+        slot = snapshot.roster.find(around)
+        start = np.flatnonzero(snapshot.nodes == (-1 if slot is None else slot))
+        rows = _grown(snapshot, start, limit or len(snapshot.nodes), _rank(board, snapshot, scores))
+    elif limit and len(snapshot.nodes) > limit:
+        rank = _rank(board, snapshot, scores)
+        worst = np.argsort(-rank, kind="stable")
+        rows = _grown(snapshot, worst[: max(1, int(limit * _WORST_SHARE))], limit, rank)
+        left = worst[~np.isin(worst, rows)][: limit - len(rows)]
+        rows = np.concatenate((rows, left))
+    else:
+        rows = np.arange(len(snapshot.nodes))
+    return _drawn(board, snapshot, scores, rows)
+
+
+def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> LiveGraph:
+    verdict, name = board.verdict, snapshot.roster.name
+    suppressed = set(verdict.suppressed if verdict is not None else ())
+    suspected: dict[str, str] = {}
+    blamed: set[tuple[str, str]] = set()
+    for record in board.open_incidents():
+        for suspect in _likely(record.incident):
+            suspected.setdefault(suspect.service, record.incident.id)
+            blamed |= {(each.caller, each.service) for each in suspect.evidence if each.caller is not None}
+    nodes = [
+        GraphNode(service, score, service in suppressed, suspected.get(service), values)
+        for service, score, values in zip(
+            [name(slot) for slot in snapshot.nodes[rows].tolist()],
+            _listed(scores[rows]),
+            _listed(snapshot.node_features[rows]),
+            strict=True,
+        )
+    ]
+    place = np.full(len(snapshot.roster), -1, np.int64)
+    place[snapshot.nodes[rows]] = np.arange(len(rows))
+    callers, callees = place[snapshot.edge_src], place[snapshot.edge_dst]
+    shown = np.flatnonzero((callers >= 0) & (callees >= 0))
+    shares = _shares(snapshot)
+    most = _EDGES_PER_SERVICE * len(rows)
+    if len(rows) < len(snapshot.nodes) and len(shown) > most:
+        by_share = np.argsort(-np.nan_to_num(shares[shown], nan=0.0), kind="stable")
+        shown = np.sort(shown[by_share[:most]])
+    edges = [
+        GraphEdge(
+            caller,
+            callee,
+            share,
+            bool(blamed) and (nodes[caller].service, nodes[callee].service) in blamed,
+            values,
+        )
+        for caller, callee, share, values in zip(
+            callers[shown].tolist(),
+            callees[shown].tolist(),
+            _listed(shares[shown]),
+            _listed(snapshot.edge_features[shown]),
+            strict=True,
+        )
+    ]
+    schema = snapshot.schema
+    return LiveGraph(
+        snapshot.time_s,
+        len(snapshot.nodes),
+        len(snapshot.edge_src),
+        schema.node_features,
+        schema.edge_features,
+        nodes,
+        edges,
+    )
+
+
+def _likely(incident: Incident) -> list[Suspect]:
+    """The suspects that are worth a colour."""
+    least = _LIKELY * max((suspect.score for suspect in incident.suspects), default=0.0)
+    return [suspect for suspect in incident.suspects if suspect.score >= least]
+
+
+def _grown(snapshot: Snapshot, start: Rows, limit: int, rank: FloatArray) -> Rows:
+    """Rows of services around some others, ring by ring, in each the worst first."""
+    row_of = np.full(len(snapshot.roster), -1, np.int64)
+    row_of[snapshot.nodes] = np.arange(len(snapshot.nodes))
+    callers, callees = row_of[snapshot.edge_src], row_of[snapshot.edge_dst]
+    taken = np.zeros(len(snapshot.nodes), bool)
+    start = start[:limit]
+    taken[start] = True
+    rings, num_taken = [start], len(start)
+    while num_taken < limit:
+        ring = np.zeros(len(taken), bool)
+        ring[callees[taken[callers]]] = True
+        ring[callers[taken[callees]]] = True
+        rows = np.flatnonzero(ring & ~taken)
+        if not len(rows):
+            break
+        rows = rows[np.argsort(-rank[rows], kind="stable")][: limit - num_taken]
+        taken[rows] = True
+        rings.append(rows)
+        num_taken += len(rows)
+    return np.concatenate(rings)
+
+
+def _shares(snapshot: Snapshot) -> FloatArray:
+    """float32 [e]: each call path's share of its caller's requests; NaN where they are not measured."""
+    columns = snapshot.schema.edge_features
+    if "request_rate" not in columns:
+        return np.full(len(snapshot.edge_src), np.nan, np.float32)
+    rate = snapshot.edge_features[:, columns.index("request_rate")]
+    total = np.bincount(snapshot.edge_src, np.nan_to_num(rate), len(snapshot.roster))[snapshot.edge_src]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(total > 0, rate / total, np.nan).astype(np.float32)
+
+
+def _rank(board: Board, snapshot: Snapshot, scores: FloatArray) -> FloatArray:
+    """What matters most is largest: suspects, then high scores; services without one come last."""
+    rank = np.nan_to_num(scores, nan=-1.0)
+    suspected = np.zeros(len(snapshot.roster), bool)
+    for record in board.open_incidents():
+        for suspect in record.incident.suspects:
+            for name in (suspect.service, suspect.caller):
+                slot = None if name is None else snapshot.roster.find(name)
+                if slot is not None:
+                    suspected[slot] = True
+    rank[suspected[snapshot.nodes]] += _SUSPECTED
+    return rank
+
+
+def _listed(values: FloatArray) -> list[Any]:
+    """As lists, None for what is no number."""
+    missing = ~np.isfinite(values)
+    if missing.any():
+        boxed = values.astype(object)
+        boxed[missing] = None
+        values = boxed
+    listed: list[Any] = values.tolist()
+    return listed

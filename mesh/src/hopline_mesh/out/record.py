@@ -1,0 +1,158 @@
+"""An incident with its evidence over time.
+
+Knows incidents and snapshots; nothing of who reads it. All of it is bounded: an incident may last weeks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from hopline_mesh.incident import Evidence, Incident
+from hopline_mesh.snapshot import Snapshot
+from hopline_mesh.tagae.calls import CallsPerRequest
+
+#: Numbers of one incident that are followed, and moments kept of each.
+MAX_SERIES = 8
+MAX_POINTS = 240
+
+#: feature, service, caller: what was measured, and of what.
+Key: TypeAlias = tuple[str, str, str | None]
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """What was expected and seen at one time; None where that is not known."""
+
+    time_s: float
+    expected: float | None
+    seen: float | None
+
+
+class Series(msgspec.Struct):
+    """One number of an incident over time.
+
+    Attributes:
+        feature, service, caller: as in `Evidence`.
+        points: oldest first, at most `MAX_POINTS`; once full, every second one of them is dropped.
+    """
+
+    feature: str
+    service: str
+    caller: str | None
+    points: list[Point] = []
+
+    @property
+    def key(self) -> Key:
+        """What is followed."""
+        return self.feature, self.service, self.caller
+
+    def add(self, point: Point) -> None:
+        """Append, and thin out where there are too many. A clock that went back begins anew."""
+        if self.points and point.time_s <= self.points[-1].time_s:
+            self.points = [old for old in self.points if old.time_s < point.time_s]
+        self.points.append(point)
+        if len(self.points) > MAX_POINTS:
+            self.points = [*self.points[:-1:2], self.points[-1]]
+
+
+class Record(msgspec.Struct):
+    """One incident and what was followed of it.
+
+    Attributes:
+        incident: as the newest verdict had it.
+        series: of the strongest evidence first seen, in the order of its suspects.
+        tail: intervals that are still followed once the incident is over.
+    """
+
+    incident: Incident
+    series: list[Series] = []
+    tail: int = 20
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes on."""
+        return self.incident.end_s is None
+
+    def take(self, incident: Incident) -> None:
+        """What the newest verdict says of the incident."""
+        self.incident = incident
+        self._follow_new()
+
+    def follow(self, snapshot: Snapshot, seen: Mapping[Key, float | None]) -> None:
+        """Add what one interval shows.
+
+        Args:
+            snapshot: the interval.
+            seen: of at least what is followed here; see `seen_in`.
+        """
+        evidence = {(each.feature, each.service, each.caller): each for each in evidence_of(self.incident)}
+        for series in self.series:
+            found = evidence.get(series.key)
+            known = snapshot.time_s >= self.incident.start_s and self.is_open and found is not None
+            # What is no column of the snapshot (a trouble) is only in the evidence itself.
+            value = seen.get(series.key, found.seen if known and found is not None else None)
+            series.add(
+                Point(snapshot.time_s, found.expected if known and found is not None else None, value)
+            )
+
+    def _follow_new(self) -> None:
+        known = {each.key for each in self.series}
+        for each in evidence_of(self.incident):
+            key = each.feature, each.service, each.caller
+            if len(self.series) >= MAX_SERIES:
+                break
+            if key not in known:
+                known.add(key)
+                self.series.append(Series(*key))
+
+
+def evidence_of(incident: Incident) -> list[Evidence]:
+    """All evidence of an incident, that of the first suspects first."""
+    return [each for suspect in incident.suspects for each in suspect.evidence]
+
+
+def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
+    """What an interval shows of some numbers.
+
+    Args:
+        snapshot: the interval.
+        keys: what is asked for.
+
+    Returns: for each key whose feature is a column, or is counted from some: the value, None where nothing
+        was measured or where the service or call path is not there. Other keys are left out.
+    """
+    found: dict[Key, float | None] = {}
+    schema, slots = snapshot.schema, {key: _slots(snapshot, key) for key in keys}
+    nodes = {slot for slot, caller in slots.values() if caller is None and slot is not None}
+    callers = {caller for _, caller in slots.values() if caller is not None}
+    # One pass over all services and call paths, however many keys there are.
+    rows = np.flatnonzero(np.isin(snapshot.nodes, list(nodes)))
+    node_row = {int(snapshot.nodes[row]): int(row) for row in rows}
+    rows = np.flatnonzero(np.isin(snapshot.edge_src, list(callers)))
+    edge_row = {(int(snapshot.edge_dst[row]), int(snapshot.edge_src[row])): int(row) for row in rows}
+    calls = CallsPerRequest(schema)
+    is_counted = any(key[0] in calls.columns and key[2] is not None for key in keys)
+    edge_values = calls.of(snapshot) if is_counted else snapshot.edge_features
+    edge_columns = (*schema.edge_features, *calls.columns) if is_counted else schema.edge_features
+    for key, (slot, caller) in slots.items():
+        feature, of_edge = key[0], key[2] is not None
+        columns = edge_columns if of_edge else schema.node_features
+        if feature not in columns:
+            continue
+        if of_edge:
+            row = edge_row.get((slot, caller)) if slot is not None and caller is not None else None
+        else:
+            row = node_row.get(slot) if slot is not None else None
+        values = edge_values if of_edge else snapshot.node_features
+        value = float("nan") if row is None else float(values[row, columns.index(feature)])
+        found[key] = None if value != value else value
+    return found
+
+
+def _slots(snapshot: Snapshot, key: Key) -> tuple[int | None, int | None]:
+    """Slots of the service and of the caller."""
+    _, service, caller = key
+    return snapshot.roster.find(service), None if caller is None else snapshot.roster.find(caller)

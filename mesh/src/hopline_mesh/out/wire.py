@@ -1,0 +1,60 @@
+"""Verdicts, incidents and graphs as JSON, and as what Protobuf messages are made of.
+
+Names come from the mesh: halves of surrogate pairs in them (JSON can bring those in, no encoder takes them)
+are replaced rather than refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hopline_mesh.out.live_graph import LiveGraph
+from hopline_mesh.out.record import Record
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON; numbers that are none become null."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """A struct as the keyword arguments of the message of its name."""
+    fields = _encodable(msgspec.to_builtins(value))
+    if "state" in fields:
+        fields["state"] = f"STATE_{fields['state'].upper()}"
+    return fields  # type: ignore[no-any-return]
+
+
+def record_fields(record: Record) -> dict[str, Any]:
+    """Of an `IncidentRecord`."""
+    fields = fields_of(record)
+    for series in fields["series"]:
+        series["points"] = [
+            {"time_s": time_s, "expected": expected, "seen": seen}
+            for time_s, expected, seen in series["points"]
+        ]
+    return {"incident": fields["incident"], "series": fields["series"]}
+
+
+def graph_fields(graph: LiveGraph) -> dict[str, Any]:
+    """Of a `Graph`."""
+    fields = fields_of(graph)
+    for each in (*fields["nodes"], *fields["edges"]):
+        each["values"] = [float("nan") if value is None else value for value in each["values"]]
+    return fields
+
+
+def _encodable(value: Any) -> Any:
+    """The same with text that can be encoded; plain values only."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    return value

@@ -1,0 +1,110 @@
+"""Numbers and names of a mesh in words, for alerts and the page's server side.
+
+Names come from a mesh that others write to: nothing here trusts them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from hopline_mesh.incident import Evidence, Incident, Suspect
+
+#: What a name may not do to those who read it: line breaks, control characters, characters that turn the
+#: direction of text around it (Unicode TR 36), and halves of surrogate pairs, which no encoder takes.
+_HOSTILE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNITS = {"request_rate": "/s", "cpu_cores": " cores", "connections": " connections"}
+_NAMES = {
+    "request_rate": "requests",
+    "error_share": "errors",
+    "p50_ms": "median latency",
+    "p99_ms": "p99 latency",
+    "cpu_cores": "CPU",
+    "memory_bytes": "memory",
+    "connections": "open connections",
+    "client_ms": "latency seen by the caller",
+    "server_ms": "latency seen by the callee",
+    "stuck_rollout": "rollout is stuck",
+    "oom_kill": "killed for memory",
+    "crash_loop": "crash loop",
+}
+
+
+def clean(text: str, limit: int) -> str:
+    """A name that is safe to show, at most `limit` characters."""
+    text = _HOSTILE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def feature_name(feature: str) -> str:
+    """A column in words: "p99 latency"."""
+    return _NAMES.get(feature, clean(feature, 60).replace("_", " "))
+
+
+def amount(feature: str, value: float | None) -> str:
+    """A value with its unit: "812 ms", "2.3 %", "1.2 GiB", "–" for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if feature.endswith("_share"):
+        percent = 100 * value  # too much for a float, where somebody sends nonsense
+        return f"{_short(percent)} %" if math.isfinite(percent) else "–"
+    if feature.endswith("_ms"):
+        return f"{_short(value / 1000)} s" if abs(value) >= 10_000 else f"{_short(value)} ms"
+    if feature.endswith("_bytes"):
+        power = min(len(_BYTES) - 1, int(math.log(abs(value), 1024)) if abs(value) >= 1 else 0)
+        return f"{_short(value / 1024**power)} {_BYTES[power]}"
+    return f"{_short(value)}{_UNITS.get(feature, '')}"
+
+
+def subject(service: str, caller: str | None) -> str:
+    """Of what something was measured: a service, or a call path."""
+    name = clean(service, 120)
+    return name if caller is None else f"{clean(caller, 120)} → {name}"
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """One line: "web → cart: p99 latency 812 ms, expected 40 ms"."""
+    where = subject(evidence.service, evidence.caller)
+    what = feature_name(evidence.feature)
+    if evidence.seen is None and evidence.expected is None:
+        return f"{where}: {what}"
+    if evidence.seen is None:
+        return f"{where}: {what} gone, expected {amount(evidence.feature, evidence.expected)}"
+    text = f"{where}: {what} {amount(evidence.feature, evidence.seen)}"
+    if evidence.expected is None:
+        return text
+    return f"{text}, expected {amount(evidence.feature, evidence.expected)}"
+
+
+def summary(incident: Incident) -> str:
+    """An incident in one line."""
+    if not incident.suspects:
+        return "The mesh behaves unusually"
+    first = incident.suspects[0]
+    others = len(incident.suspects) - 1
+    text = evidence_text(first.evidence[0]) if first.evidence else subject(first.service, first.caller)
+    where = subject(first.service, first.caller)
+    if first.evidence and not text.startswith(f"{where}:"):
+        text = f"{where} ({text})"
+    return f"{text} (and {others} more suspect{'s' if others > 1 else ''})" if others else text
+
+
+def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) -> str:
+    """Ranked suspects with their evidence, a line each."""
+    lines = []
+    for rank, suspect in enumerate(suspects[:most], 1):
+        lines.append(f"{rank}. {subject(suspect.service, suspect.caller)} (score {_short(suspect.score)})")
+        lines += [f"   {evidence_text(each)}" for each in suspect.evidence[:evidence]]
+    if len(suspects) > most:
+        lines.append(f"and {len(suspects) - most} more")
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    """Three digits that count, without an exponent."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{min(digits, 6)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

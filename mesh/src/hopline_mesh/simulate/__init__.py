@@ -1,0 +1,43 @@
+"""A mesh that exists only here: for tests, training, benchmarks and the demo.
+
+In memory, fast:
+
+    run = high_churn(hours=24, services=30, seed=1)  # or calm(...), or simulate(MeshPlan(...), seed)
+    for snapshot, context in run: ...  # may be iterated over again: the same values
+    run.faults  # labels: kind, service, caller, roots, start_s, end_s
+    run.operations  # what was meant to happen
+    run.world  # the state that the newest iteration is at: pods, flows, topology
+
+Times of `run.faults` and `run.operations` are Unix seconds, as those of snapshots are. A fault of one
+service has `caller == ""`; a fault of a call path names caller and callee (`service`); `fault.roots` are
+the services that count as the root cause, the guilty one first.
+"""
+
+from hopline_mesh.simulate.plan import (
+    EDGE_FAULTS,
+    FAULTS,
+    OPERATIONS,
+    Fault,
+    FaultKind,
+    MeshPlan,
+    Operation,
+    OperationKind,
+)
+from hopline_mesh.simulate.presets import MEASURED, calm, high_churn
+from hopline_mesh.simulate.simulation import Simulation, simulate
+
+__all__ = [
+    "EDGE_FAULTS",
+    "FAULTS",
+    "MEASURED",
+    "OPERATIONS",
+    "Fault",
+    "FaultKind",
+    "MeshPlan",
+    "Operation",
+    "OperationKind",
+    "Simulation",
+    "calm",
+    "high_churn",
+    "simulate",
+]

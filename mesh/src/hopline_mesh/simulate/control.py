@@ -1,0 +1,114 @@
+"""HTTP of a live simulation: `/metrics`, its state, and orders such as `POST /faults`."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from hopline.errors import BadRequest, ConfigError
+from hopline_mesh.simulate.exposition import CONTENT_TYPE
+from hopline_mesh.simulate.http_server import Handler
+from hopline_mesh.simulate.live import Live
+from hopline_mesh.simulate.plan import Fault, FaultKind, Operation, OperationKind
+
+
+class FaultOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of `POST /faults`. `duration_s` counts simulated seconds."""
+
+    kind: FaultKind
+    service: str = ""
+    caller: str = ""
+    severity: float = 0.6
+    duration_s: float = 86_400.0
+
+
+class OperationOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of `POST /scale`, `/rollout`, `/drain`, `/shift`, `/add` and `/remove`."""
+
+    service: str = ""
+    replicas: int = 0
+
+
+_OPERATIONS = {f"/{kind}": kind for kind in get_args(OperationKind)}
+
+
+def handler(live: Live) -> type[Handler]:
+    """A handler that serves a live simulation."""
+
+    class Control(_Control):
+        pass
+
+    Control.live = live
+    return Control
+
+
+class _Control(Handler):
+    live: Live
+
+    def do_GET(self) -> None:
+        """What there is."""
+        path, _ = self.target
+        if path == "/metrics":
+            page = self.live.metrics()
+            if page is None:
+                self._refuse(503, "this scrape fails, as the plan wants")
+            else:
+                self.answer(200, page, CONTENT_TYPE)
+        elif path == "/state":
+            self.answer(200, self.live.state())
+        elif path == "/faults":
+            self.answer(200, {"faults": self.live.state()["faults"]})
+        elif path in ("/", "/healthz"):
+            self.answer(200, {"status": "ok", "paths": ["/metrics", "/state", "/faults", *_OPERATIONS]})
+        else:
+            self._refuse(404, f"there is nothing at {path}")
+
+    def do_POST(self) -> None:
+        """Let something happen."""
+        path, _ = self.target
+        try:
+            content = self.body()
+            if path == "/faults":
+                order = _read(content, FaultOrder)
+                number, fault = self.live.begin(
+                    Fault(order.kind, 0.0, order.duration_s, order.service, order.caller, order.severity)
+                )
+                found = {"id": number, "kind": fault.kind, "service": fault.service}
+                self.answer(201, {**found, "caller": fault.caller or None})
+            elif path in _OPERATIONS:
+                wish = _read(content, OperationOrder)
+                done = self.live.operate(Operation(_OPERATIONS[path], 0.0, wish.service, wish.replicas))
+                self.answer(200, {"kind": done.kind, "service": done.service, "replicas": done.replicas})
+            elif path == "/kubernetes/compact":
+                self.live.log.compact()
+                self.answer(200, {"resource_version": self.live.log.version})
+            else:
+                self._refuse(404, f"there is nothing to be done at {path}")
+        except (BadRequest, ConfigError) as error:
+            self._refuse(400, str(error))
+
+    def do_DELETE(self) -> None:
+        """Let one fault end (`/faults/1`), or all (`/faults`)."""
+        path, _ = self.target
+        head, _, number = path.rpartition("/")
+        try:
+            if path == "/faults":
+                ended = [self.live.end(fault["id"]).kind for fault in self.live.state()["faults"]]
+                self.answer(200, {"ended": ended})
+            elif head == "/faults" and number.isdecimal():
+                self.answer(200, {"ended": [self.live.end(int(number)).kind]})
+            else:
+                self._refuse(404, f"there is nothing to be ended at {path}")
+        except BadRequest as error:
+            self._refuse(404, str(error))
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.answer(status, {"error": message})
+
+
+def _read(content: dict[str, Any], of: type[Any]) -> Any:
+    try:
+        return msgspec.convert(content, of)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from error

@@ -1,0 +1,224 @@
+"""`/metrics` of a simulated mesh: Istio's proxies, cAdvisor and kube-state-metrics on one page.
+
+Prometheus' text format 0.0.4. Names and labels are those of the originals; what a scrape of a real cluster
+gets from service discovery (`namespace`, `pod`) is on the series themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hopline_mesh.simulate import names
+from hopline_mesh.simulate.traffic import BOUNDS_MS, FAILED, FINE, NOBODY, TIMED_OUT, Counters, Traffic
+from hopline_mesh.simulate.world import World
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LE = (*(f"{bound:g}" if bound < 1e6 else f"{bound:.0f}" for bound in BOUNDS_MS), "+Inf")
+#: HTTP status, status of gRPC and Envoy's flags by how a request ended; gRPC's failures are status 200.
+_HTTP = {
+    FINE: ("200", "", "-"),
+    FAILED: ("500", "", "-"),
+    TIMED_OUT: ("504", "", "UT"),
+    NOBODY: ("503", "", "UH"),
+}
+_GRPC = {
+    FINE: ("200", "0", "-"),
+    FAILED: ("200", "13", "-"),
+    TIMED_OUT: ("200", "4", "UT"),
+    NOBODY: ("200", "14", "UH"),
+}
+
+
+class CpuMeter:
+    """Processor seconds of each pod since its start."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+
+    def count(self, world: World, step_s: float) -> None:
+        """Add what was used during the last step."""
+        serials = world.pods.serial.tolist()
+        used = self.seconds
+        self.seconds = {
+            serial: used.get(serial, 0.0) + cores * step_s
+            for serial, cores in zip(serials, world.pod_cpu.tolist(), strict=True)
+        }
+
+
+def render(world: World, traffic: Traffic, cpu: CpuMeter) -> bytes:
+    """The page."""
+    lines: list[str] = []
+    lines += _istio(world, traffic)
+    lines += _cadvisor(world, cpu)
+    lines += _kube_state(world)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _istio(world: World, traffic: Traffic) -> Iterator[str]:
+    pods = _pod_names(world)
+    both = (("source", traffic.source), ("destination", traffic.destination))
+    rows = [(counters, _rows(world, traffic, counters, reporter, pods)) for reporter, counters in both]
+    yield from _head("istio_requests_total", "counter", "Requests, by how they ended.")
+    for counters, labelled in rows:
+        ends = counters.ends.tolist()
+        for row, labels, grpc in labelled:
+            for end, (code, status, flags) in (_GRPC if grpc else _HTTP).items():
+                # As in Envoy, what never happened is not there.
+                if ends[row][end] or end == FINE:
+                    yield (
+                        f'istio_requests_total{{{labels},response_code="{code}",'
+                        f'grpc_response_status="{status}",response_flags="{flags}"}} {ends[row][end]}'
+                    )
+    name = "istio_request_duration_milliseconds"
+    yield from _head(name, "histogram", "Duration of requests.")
+    for counters, labelled in rows:
+        cumulated = np.cumsum(counters.buckets, axis=1).tolist()
+        for row, labels, grpc in labelled:
+            tail = (
+                ',response_code="200",grpc_response_status="0"'
+                if grpc
+                else ',response_code="200",grpc_response_status=""'
+            )
+            seen = cumulated[row]
+            for bound, value in zip(_LE, seen, strict=True):
+                yield f'{name}_bucket{{{labels}{tail},le="{bound}"}} {value}'
+            yield f"{name}_sum{{{labels}{tail}}} {counters.total_ms[row]:.3f}"
+            yield f"{name}_count{{{labels}{tail}}} {seen[-1]}"
+    for what, text in (("opened", "Connections opened."), ("closed", "Connections closed.")):
+        name = f"istio_tcp_connections_{what}_total"
+        yield from _head(name, "counter", text)
+        counters, labelled = rows[1]
+        values = getattr(counters, what).tolist()
+        for row, labels, _ in labelled:
+            yield f"{name}{{{labels}}} {values[row]}"
+
+
+def _rows(
+    world: World, traffic: Traffic, counters: Counters, reporter: str, pods: dict[int, tuple[str, str]]
+) -> list[tuple[int, str, bool]]:
+    """Row, labels and whether it is gRPC, of each counter whose pod is there."""
+    topology, found = world.topology, []
+    for row, (path, serial) in enumerate(
+        zip(counters.path.tolist(), counters.serial.tolist(), strict=True)
+    ):
+        if serial >= 0 and serial not in pods:
+            continue
+        source = "unknown/unknown" if traffic.src[path] < 0 else topology.names[traffic.src[path]]
+        (from_space, from_name), (to_space, to_name) = map(
+            names.split, (source, topology.names[traffic.dst[path]])
+        )
+        grpc = bool(topology.grpc[traffic.dst[path]])
+        labels = (
+            f'reporter="{reporter}",source_workload="{from_name}",source_workload_namespace="{from_space}",'
+            f'source_canonical_service="{from_name}",source_app="{from_name}",'
+            f'destination_workload="{to_name}",destination_workload_namespace="{to_space}",'
+            f'destination_canonical_service="{to_name}",destination_app="{to_name}",'
+            f'destination_service="{to_name}.{to_space}.svc.cluster.local",'
+            f'destination_service_name="{to_name}",destination_service_namespace="{to_space}",'
+            f'request_protocol="{"grpc" if grpc else "http"}",'
+            f'connection_security_policy="{"mutual_tls" if reporter == "destination" else "unknown"}"'
+        )
+        if serial >= 0:
+            space, pod = pods[serial]
+            labels += f',namespace="{space}",pod="{pod}"'
+        found.append((row, labels, grpc))
+    return found
+
+
+def _pod_names(world: World) -> dict[int, tuple[str, str]]:
+    """Namespace and name of each pod, by its serial number."""
+    found, pods = {}, world.pods
+    for serial, service, revision in zip(
+        pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
+    ):
+        full = world.topology.names[service]
+        found[serial] = (names.split(full)[0], names.pod(full, revision, serial))
+    return found
+
+
+def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
+    """Each pod's own container, its proxy, and (with no container's name) the sum of its control group."""
+    labelled = _pod_names(world)
+    rows = []
+    for serial, memory in zip(world.pods.serial.tolist(), world.pod_memory.tolist(), strict=True):
+        space, pod = labelled[serial]
+        used = cpu.seconds.get(serial, 0.0)
+        for container, seconds, held in (
+            ("app", 0.9 * used, memory),
+            ("istio-proxy", 0.1 * used, 5e7),
+            ("", used, memory + 5e7),
+        ):
+            rows.append((f'container="{container}",namespace="{space}",pod="{pod}"', seconds, held))
+    name = "container_cpu_usage_seconds_total"
+    yield from _head(name, "counter", "Processor time in seconds.")
+    for labels, seconds, _ in rows:
+        yield f'{name}{{{labels},cpu="total"}} {seconds:.4f}'
+    name = "container_memory_working_set_bytes"
+    yield from _head(name, "gauge", "Memory that cannot be freed.")
+    for labels, _, held in rows:
+        yield f"{name}{{{labels}}} {held:.0f}"
+
+
+def _kube_state(world: World) -> Iterator[str]:
+    pods, fleet, all_names = world.pods, world.fleet, world.topology.names
+    rows = [
+        (
+            names.split(all_names[service])[0],
+            names.pod(all_names[service], revision, serial),
+            service,
+            revision,
+        )
+        for serial, service, revision in zip(
+            pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
+        )
+    ]
+    yield from _head("kube_pod_owner", "gauge", "Who owns a pod.")
+    for space, pod, service, revision in rows:
+        owner = names.replica_set(all_names[service], revision)
+        yield (
+            f'kube_pod_owner{{namespace="{space}",pod="{pod}",owner_kind="ReplicaSet",'
+            f'owner_name="{owner}",owner_is_controller="true"}} 1'
+        )
+    yield from _head("kube_pod_container_status_restarts_total", "counter", "Restarts of a container.")
+    for (space, pod, _, _), restarts in zip(rows, pods.restarts.tolist(), strict=True):
+        yield (
+            f'kube_pod_container_status_restarts_total{{namespace="{space}",pod="{pod}",container="app"}} '
+            f"{restarts}"
+        )
+    yield from _head("kube_replicaset_owner", "gauge", "Who owns a replica set.")
+    for service, revision in sorted({(service, revision) for _, _, service, revision in rows}):
+        space, name = names.split(all_names[service])
+        yield (
+            f'kube_replicaset_owner{{namespace="{space}",'
+            f'replicaset="{names.replica_set(all_names[service], revision)}",owner_kind="Deployment",'
+            f'owner_name="{name}",owner_is_controller="true"}} 1'
+        )
+    s = len(all_names)
+    there = np.bincount(pods.service[pods.staying()], minlength=s)
+    newest = pods.staying() & (pods.revision == fleet.revision[pods.service])
+    counts = {
+        "kube_deployment_spec_replicas": ("Pods that are wanted.", fleet.desired),
+        "kube_deployment_status_replicas": ("Pods that there are.", there),
+        "kube_deployment_status_replicas_available": ("Pods that serve.", world.ready),
+        "kube_deployment_status_replicas_ready": ("Pods that are ready.", world.ready),
+        "kube_deployment_status_replicas_unavailable": (
+            "Pods that do not serve.",
+            np.maximum(there - world.ready, 0),
+        ),
+        "kube_deployment_status_replicas_updated": (
+            "Pods of the newest version.",
+            np.bincount(pods.service[newest], minlength=s),
+        ),
+    }
+    for metric, (text, values) in counts.items():
+        yield from _head(metric, "gauge", text)
+        for service in np.flatnonzero(fleet.running).tolist():
+            space, name = names.split(all_names[service])
+            yield f'{metric}{{namespace="{space}",deployment="{name}"}} {int(values[service])}'

@@ -1,0 +1,269 @@
+"""Deployments: how many pods of which version each service is to have, and how they get there.
+
+Rolling updates as Kubernetes makes them (a quarter more pods for a while, none fewer), autoscaling on
+processor use, drains of machines. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.simulate.journal import Journal
+from hopline_mesh.simulate.lognormal import Floats
+from hopline_mesh.simulate.pods import START_S, Pods
+from hopline_mesh.simulate.topology import Topology
+
+#: Autoscaling looks this often, aims at this share of the requested processors, and scales in only to the
+#: most that it would have wanted during the last five minutes.
+HPA_S = 15.0
+HPA_TARGET = 0.65
+_HPA_TOLERANCE = 0.1
+_HPA_LOOKS = 20
+#: Share of pods that run the new version during a shift.
+SHIFT = 0.3
+#: A rollout that makes no progress for so long is stuck.
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a controller said: what Kubernetes keeps as an Event.
+
+    Attributes:
+        number: grows by one with each.
+        time_s: when, in the simulation's time.
+        kind: of what it is about: Node (`subject` is a machine) or HorizontalPodAutoscaler (a service).
+        subject: number of the machine or service.
+        reason, message: as Kubernetes words them.
+    """
+
+    number: int
+    time_s: float
+    kind: str
+    subject: int
+    reason: str
+    message: str
+
+
+class Fleet:
+    """Wanted pods of each service, and the way there.
+
+    Attributes:
+        running: bool [s], whether the service exists.
+        desired: int64 [s], wanted pods.
+        revision: int64 [s], the version that new pods get.
+        shifted: services of which a share of the pods runs a new version; the version of the others.
+        failing: services whose newest version never becomes ready.
+        notes: what was said last.
+    """
+
+    def __init__(
+        self, topology: Topology, pods: Pods, journal: Journal, now_s: float, rng: np.random.Generator,
+        window_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        self._topology, self._pods, self._journal, self._rng = topology, pods, journal, rng
+        self.running = topology.spare_of < 0
+        self.desired = np.where(self.running, topology.replicas, 0)
+        self.revision = np.ones(len(topology.names), dtype=np.int64)
+        self.shifted: dict[int, int] = {}
+        self.failing: set[int] = set()
+        self._highest = self.revision.copy()
+        self._dirty: set[int] = set()
+        self._progress_s: dict[int, float] = {}
+        self._looks = np.tile(self.desired, (_HPA_LOOKS, 1))
+        self._looked_s = now_s
+        # Share of the newest look in what autoscaling goes by.
+        self._newest = 1.0 - math.exp(-HPA_S / window_s) if window_s else 1.0
+        self._usage: Floats | None = None
+        self._pods_seen = np.zeros(len(topology.names), dtype=np.int64)
+        self._notes = 0
+        self.notes: deque[Note] = deque(maxlen=200)
+        for service in np.flatnonzero(self.running):
+            pods.create(int(service), int(self.desired[service]), 1, now_s - 3600.0, rng, START_S)
+
+    def scale(self, service: int, replicas: int, now_s: float) -> None:
+        """Want another number of pods."""
+        before = int(self.desired[service])
+        if replicas == before:
+            return
+        self.desired[service] = replicas
+        self._looks[:, service] = replicas
+        self._dirty.add(service)
+        self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
+
+    def roll_out(self, service: int, now_s: float, *, fails: bool = False) -> None:
+        """Replace all pods by those of a new version."""
+        self._highest[service] += 1
+        self.revision[service] = self._highest[service]
+        self.shifted.pop(service, None)
+        (self.failing.add if fails else self.failing.discard)(service)
+        self._dirty.add(service)
+        self._progress_s[service] = now_s
+        self._journal.begin("rollout", self._name(service), now_s, f"revision {self.revision[service]}")
+
+    def roll_back(self, service: int, now_s: float) -> None:
+        """Return to the version before one that fails."""
+        if service in self.failing:
+            self.failing.discard(service)
+            self.revision[service] -= 1
+            self._dirty.add(service)
+            self._journal.over("stuck_rollout", self._name(service), now_s)
+
+    def shift(self, service: int, now_s: float) -> None:
+        """Let a share of the pods run a new version, and the others stay as they are."""
+        before = int(self.revision[service]) - (service in self.failing)
+        self.roll_out(service, now_s)
+        self.shifted[service] = before
+
+    def add(self, service: int, now_s: float) -> None:
+        """Start a service that does not run."""
+        if not self.running[service]:
+            self.running[service] = True
+            self._highest[service] += 1
+            self.revision[service] = self._highest[service]
+            self.desired[service] = max(2, math.ceil(0.5 * self._topology.replicas[service]))
+            self._looks[:, service] = self.desired[service]
+            self._dirty.add(service)
+            self._journal.begin("added", self._name(service), now_s, f"{self.desired[service]} pods")
+
+    def remove(self, service: int, now_s: float) -> None:
+        """End a service; its callers have to have stopped calling it."""
+        if self.running[service]:
+            self.running[service] = False
+            self.desired[service] = 0
+            self.shifted.pop(service, None)
+            self._dirty.discard(service)
+            name = self._name(service)
+            for kind in ("scale", "rollout", "drain", "added"):
+                self._journal.end(kind, name, now_s)
+            self._journal.over("stuck_rollout", name, now_s)
+            self._journal.begin("removed", name, now_s, "deleted")
+            self._journal.end("removed", name, now_s)
+            pods = self._pods
+            pods.delete(np.flatnonzero((pods.service == service) & pods.staying()), now_s)
+
+    def drain(self, machine: int, now_s: float) -> list[int]:
+        """Evict the pods of a machine, never all that a service has (as a disruption budget would).
+
+        Returns: the services that lost pods.
+        """
+        pods = self._pods
+        ready = np.bincount(pods.service[pods.ready(now_s)], minlength=len(self.desired))
+        on_it = np.flatnonzero((pods.node == machine) & pods.staying())
+        services: list[int] = []
+        self._note(now_s, "Node", machine, "NodeNotSchedulable", f"Node machine-{machine + 1} is cordoned")
+        for service in np.unique(pods.service[on_it]):
+            rows = on_it[pods.service[on_it] == service]
+            rows = rows[: max(0, int(ready[service]) // 2)]
+            if len(rows):
+                pods.delete(rows, now_s, evicted=True)
+                self._dirty.add(int(service))
+                services.append(int(service))
+                self._journal.begin("drain", self._name(int(service)), now_s, f"machine-{machine + 1}")
+        return services
+
+    def autoscale(self, cpu_cores: Floats, ready: NDArray[np.int64], now_s: float) -> None:
+        """Follow the load, as the horizontal pod autoscaler does.
+
+        Args:
+            cpu_cores: used by all pods of each service.
+            ready: ready pods of each service.
+        """
+        if now_s - self._looked_s < HPA_S:
+            return
+        self._looked_s = now_s
+        topology = self._topology
+        pods = np.maximum(ready, 1)
+        usage = cpu_cores / (pods * topology.cpu_request)
+        # Pods that are added share the work at once, so what was used before is no measure any more.
+        if self._usage is not None:
+            usage = np.where(
+                pods == self._pods_seen, usage * self._newest + self._usage * (1.0 - self._newest), usage
+            )
+        self._usage, self._pods_seen = usage, pods
+        ratio = usage / HPA_TARGET
+        wanted = np.where(np.abs(ratio - 1.0) > _HPA_TOLERANCE, np.ceil(pods * ratio - 1e-9), self.desired)
+        wanted = np.clip(wanted, np.minimum(2, topology.replicas), topology.max_replicas)
+        wanted = np.minimum(wanted, np.maximum(2 * self.desired, 4)).astype(np.int64)
+        self._looks = np.roll(self._looks, 1, axis=0)
+        self._looks[0] = wanted
+        wanted = np.where(wanted > self.desired, wanted, np.minimum(self._looks.max(axis=0), self.desired))
+        free = self.running & (topology.max_replicas > topology.replicas) & (wanted != self.desired)
+        for service in np.flatnonzero(free):
+            if ready[service] and int(service) not in self._progress_s:
+                looks = self._looks[:, service].copy()
+                self._note(
+                    now_s,
+                    "HorizontalPodAutoscaler",
+                    int(service),
+                    "SuccessfulRescale",
+                    f"New size: {wanted[service]}; reason: cpu resource utilization",
+                )
+                self.scale(int(service), int(wanted[service]), now_s)
+                self._looks[:, service] = looks
+
+    def reconcile(self, now_s: float) -> None:
+        """Bring pods nearer to what is wanted: one round of the controllers."""
+        for service in sorted(self._dirty):
+            self._reconcile(service, now_s)
+        self._pods.forget(now_s)
+
+    def _reconcile(self, service: int, now_s: float) -> None:
+        pods, desired = self._pods, int(self.desired[service])
+        rows = np.flatnonzero((pods.service == service) & pods.staying())
+        ready = pods.ready(now_s)[rows]
+        is_new = pods.revision[rows] == self.revision[service]
+        wanted_new = math.ceil(SHIFT * desired) if service in self.shifted else desired
+        wanted_old = desired - wanted_new
+        new, old = int(is_new.sum()), int((~is_new).sum())
+        if new == wanted_new and old == wanted_old and ready.all():
+            self._done(service, now_s)
+            return
+        if new > wanted_new:
+            # The youngest go first, and those that are not ready before all others.
+            order = np.lexsort((-pods.created_s[rows], ready))
+            chosen = rows[order][is_new[order]][: new - wanted_new]
+            pods.delete(chosen, now_s)
+        spare = int(ready.sum()) - desired
+        if old > wanted_old:
+            order = np.lexsort((pods.created_s[rows], ready))
+            order = order[~is_new[order]]
+            idle = int((~ready[order]).sum())
+            pods.delete(rows[order][: min(old - wanted_old, idle + max(0, spare))], now_s)
+            if spare > 0 or idle:
+                self._progress_s[service] = now_s
+        room = max(0, desired + max(1, math.ceil(0.25 * desired)) - len(rows))
+        if new < wanted_new and room:
+            count = min(wanted_new - new, room)
+            # A version that fails never gets ready; the old one goes on.
+            start_s = np.inf if service in self.failing else START_S
+            pods.create(service, count, int(self.revision[service]), now_s, self._rng, start_s)
+            room -= count
+        if old < wanted_old and room:
+            count = min(wanted_old - old, room)
+            pods.create(service, count, self.shifted[service], now_s, self._rng, START_S)
+        if service in self.failing and now_s - self._progress_s.get(service, now_s) > DEADLINE_S:
+            self._journal.trouble(
+                "stuck_rollout",
+                self._name(service),
+                now_s,
+                f"revision {self.revision[service]} has no ready pod",
+            )
+
+    def _done(self, service: int, now_s: float) -> None:
+        self._dirty.discard(service)
+        self._progress_s.pop(service, None)
+        for kind in ("scale", "rollout", "drain", "added"):
+            self._journal.end(kind, self._name(service), now_s)
+
+    def _note(self, now_s: float, kind: str, subject: int, reason: str, message: str) -> None:
+        self.notes.append(Note(self._notes, now_s, kind, subject, reason, message))
+        self._notes += 1
+
+    def _name(self, service: int) -> str:
+        return self._topology.names[service]

@@ -1,0 +1,208 @@
+"""The physics of one moment: who sends how much to whom, how long it takes and what of it fails.
+
+Requests go down the layers by the calls of each; latencies and failures come back up. What depends on
+itself (failures cause retries, which cause failures) takes its cause from the moment before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hopline_mesh.simulate.lognormal import Floats, share_above
+from hopline_mesh.simulate.topology import Topology
+
+#: Longest a request waits for a free worker, in service times: queues are bounded.
+_LONGEST_WAIT = 40.0
+#: Part of the time of a call that its caller waits for nothing else: some calls are made side by side.
+_IN_TURN = 0.7
+#: As good as all, where a logarithm of nothing would be infinite.
+_ALL = 0.999999
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """What rules at one moment; arrays over services [s] or edges [e].
+
+    Attributes:
+        entering: requests per second from outside [s].
+        calls: calls per request of the caller [e]; 0 where the path is not in use.
+        ready: pods that serve [s].
+        slow_mean, slow_square: mean and mean square, over the ready pods, of how many times longer than
+            usual a request takes in a pod [s].
+        own_ms: usual time in the service itself [s].
+        own_errors: share of requests that fail by themselves [s].
+        loss: share of calls that never arrive and time out [e].
+        delay_ms: further time on the way [e].
+        resend: how many times each call is sent without need [e], usually 1.
+    """
+
+    entering: Floats
+    calls: Floats
+    ready: Floats
+    slow_mean: Floats
+    slow_square: Floats
+    own_ms: Floats
+    own_errors: Floats
+    loss: Floats
+    delay_ms: Floats
+    resend: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """What happens at one moment.
+
+    Attributes:
+        arrived: requests per second that reach a pod of the service [s], from outside and from callers.
+        errors: share of them that the service answers with an error [s].
+        busy: utilisation of the workers [s]; above 1 requests are turned away.
+        served: requests per second that were worked on [s].
+        mean_ms, variance: of the latency that the server sees, of requests that no call held up [s].
+        stuck: share of the requests that a call held up until a timeout somewhere below [s].
+        stuck_ms: how long those take [s].
+        in_flight: requests in the service, by Little's law [s].
+        sent: attempts per second [e].
+        received: those that reach the callee [e].
+        failed: share of the attempts that fail, as the caller sees it [e].
+        client_ms, client_variance: latency of an attempt, as the caller sees it, when not stuck [e].
+        client_stuck, client_stuck_ms: share of attempts that are held up, and how long they take [e].
+    """
+
+    arrived: Floats
+    errors: Floats
+    busy: Floats
+    served: Floats
+    mean_ms: Floats
+    variance: Floats
+    stuck: Floats
+    stuck_ms: Floats
+    in_flight: Floats
+    sent: Floats
+    received: Floats
+    failed: Floats
+    client_ms: Floats
+    client_variance: Floats
+    client_stuck: Floats
+    client_stuck_ms: Floats
+
+
+def start(topology: Topology) -> Flow:
+    """A moment without any request: what comes before the first one."""
+    nodes, edges = np.zeros(len(topology.names)), np.zeros(len(topology.src))
+    return Flow(*[nodes] * 9, *[edges] * 7)
+
+
+def advance(topology: Topology, levels: list[slice], now: Conditions, before: Flow) -> Flow:
+    """What happens under given conditions, after what happened before.
+
+    Queueing: Sakasegawa's approximation of the wait of M/M/c, with the pod's workers as servers.
+
+    Args:
+        levels: `topology.levels`.
+    """
+    src, dst = topology.src, topology.dst
+    s = len(topology.names)
+    gone = now.ready <= 0
+    ready = np.maximum(now.ready, 1e-9)
+    # Callers wait for callees in their own threads: too many of them, and new requests are turned away.
+    limit = ready * (30.0 * topology.workers + 50.0)
+    clogged = np.clip(1.0 - limit / np.maximum(before.in_flight, 1e-9), 0.0, 0.9)
+    own_ms = now.own_ms * now.slow_mean
+    capacity = ready * topology.workers * 1000.0 / own_ms
+
+    # Downwards: requests.
+    failing = np.minimum(before.failed, 0.999)
+    attempts = (1.0 - failing ** (topology.retries + 1)) / (1.0 - failing) * now.resend
+    per_request = now.calls * attempts
+    arrives = np.where(gone[dst], 0.0, 1.0 - now.loss)
+    arrived = np.where(gone, 0.0, now.entering)
+    served = np.zeros(s)
+    sent = np.zeros(len(src))
+    for level in levels:
+        served = _served(arrived, capacity, clogged)
+        sent[level] = served[src[level]] * per_request[level]
+        arrived += np.bincount(dst[level], sent[level] * arrives[level], s)
+    busy = arrived / capacity
+    served = _served(arrived, capacity, clogged)
+    turned_away = 1.0 - served / np.maximum(arrived, 1e-12)
+
+    # Upwards: latencies and failures.
+    rho = np.minimum(busy, 0.99)
+    wait = rho ** (np.sqrt(2.0 * (topology.workers + 1.0)) - 1.0) / (topology.workers * (1.0 - rho))
+    wait = np.minimum(wait + 20.0 * np.clip((busy - 0.95) / 0.3, 0.0, 1.0), _LONGEST_WAIT) * own_ms
+    mean = own_ms + wait
+    variance = now.own_ms**2 * (
+        topology.spread**2 * now.slow_square + np.maximum(now.slow_square - now.slow_mean**2, 0.0)
+    )
+    variance += wait**2
+    right = np.log1p(-np.minimum(now.own_errors, _ALL))
+    right += np.log1p(-np.clip(turned_away, 0.0, _ALL))
+    smooth = np.zeros(s)
+    stuck_time = np.zeros(s)
+    stuck_weight = np.zeros(s)
+    failed, client, client_variance, client_stuck, client_stuck_ms = np.zeros((5, len(src)))
+    for level in reversed(levels):
+        callee, caller = dst[level], src[level]
+        errors = -np.expm1(right[callee])
+        stuck = -np.expm1(smooth[callee])
+        stuck_ms = stuck_time[callee] / np.maximum(stuck_weight[callee], 1e-12) + mean[callee]
+        way = topology.network_ms[level] + now.delay_ms[level]
+        timeout = topology.timeout_ms[level]
+        took = mean[callee] + way
+        spread = variance[callee] + (0.25 * way) ** 2
+        late = share_above(timeout, took, spread)
+        # What is lost is waited for until the timeout; where no pod is left the proxy says so at once.
+        none = gone[callee]
+        loss = np.where(none, 0.0, now.loss[level])
+        slow = np.minimum(stuck_ms + way, timeout)
+        too_slow = np.where(slow >= timeout, stuck, 0.0)
+        lost = 1.0 - (1.0 - loss) * (1.0 - late) * (1.0 - too_slow)
+        passed = (1.0 - lost) * (stuck - too_slow)
+        failed[level] = np.where(none, 1.0, 1.0 - (1.0 - errors) * (1.0 - lost))
+        client[level] = np.where(none, 1.0, np.minimum(took, timeout))
+        client_variance[level] = np.where(none, 0.1, spread)
+        held = client_stuck[level] = np.where(none, 0.0, np.minimum(lost + passed, 1.0))
+        held_ms = client_stuck_ms[level] = (lost * timeout + passed * slow) / np.maximum(
+            lost + passed, 1e-12
+        )
+        calls = now.calls[level]
+        tries = np.minimum(attempts[level] / now.resend[level], 3.0)
+        share, several = np.minimum(calls, 1.0), np.maximum(calls, 1.0)
+        length = _IN_TURN * tries * client[level]
+        mean += np.bincount(caller, calls * length, s)
+        square = client_variance[level] * (_IN_TURN * tries) ** 2
+        variance += np.bincount(caller, several * (share * (square + length**2) - (share * length) ** 2), s)
+        for_good = failed[level] ** (topology.retries[level] + 1)
+        hurt = np.minimum(share * topology.critical[level] * for_good, _ALL)
+        right += np.bincount(caller, np.log1p(-hurt), s)
+        held = np.minimum(calls * tries * held, _ALL)
+        smooth += np.bincount(caller, np.log1p(-held), s)
+        stuck_time += np.bincount(caller, held * held_ms * _IN_TURN, s)
+        stuck_weight += np.bincount(caller, held, s)
+    stuck = -np.expm1(smooth)
+    stuck_ms = np.where(stuck > 0.0, stuck_time / np.maximum(stuck_weight, 1e-12) + mean, 0.0)
+    return Flow(
+        arrived=arrived,
+        errors=np.where(gone, 0.0, -np.expm1(right)),
+        busy=np.where(gone, 0.0, busy),
+        served=served,
+        mean_ms=mean,
+        variance=variance,
+        stuck=stuck,
+        stuck_ms=stuck_ms,
+        in_flight=served * ((1.0 - stuck) * mean + stuck * stuck_ms) / 1000.0,
+        sent=sent,
+        received=sent * arrives,
+        failed=failed,
+        client_ms=client,
+        client_variance=client_variance,
+        client_stuck=client_stuck,
+        client_stuck_ms=client_stuck_ms,
+    )
+
+
+def _served(arrived: Floats, capacity: Floats, clogged: Floats) -> Floats:
+    """Requests per second that are worked on; the rest is turned away at once."""
+    return np.minimum(arrived * (1.0 - clogged), capacity)

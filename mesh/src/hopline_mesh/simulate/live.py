@@ -1,0 +1,250 @@
+"""A simulated mesh that runs by the clock: what `hopline mesh simulate` serves.
+
+One thread steps the world; whoever asks or interferes holds the same lock for a moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hopline.errors import BadRequest
+from hopline_mesh.simulate.cast import cast
+from hopline_mesh.simulate.cluster.log import Log
+from hopline_mesh.simulate.cluster.mirror import Mirror
+from hopline_mesh.simulate.exposition import CpuMeter, render
+from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
+from hopline_mesh.simulate.traffic import Traffic
+from hopline_mesh.simulate.world import World
+
+#: The world goes on in steps of at most this many simulated seconds.
+_LONGEST_STEP_S = 5.0
+
+
+class Live:
+    """A world that goes on with the wall clock.
+
+    Args:
+        plan: of the mesh; its faults and operations happen by themselves, in the simulation's seconds after
+            the start.
+        speed: simulated seconds for each second of the clock.
+        per_pod: whether requests are counted by pod, as in a real mesh, or by service.
+        tick_s: seconds of the clock between steps.
+        clock: Unix seconds.
+
+    Attributes:
+        log: the objects of the Kubernetes API.
+    """
+
+    def __init__(
+        self, plan: MeshPlan, seed: int, speed: float = 1.0, tick_s: float = 0.5,
+        clock: Callable[[], float] = time.time, per_pod: bool = True,
+    ) -> None:  # fmt: skip
+        if not 0.01 <= speed <= 1000.0:
+            raise BadRequest(f"the speed is {speed}, not within 0.01 to 1000")
+        self._clock, self._speed, self._tick_s = clock, speed, tick_s
+        self._began_s = clock()
+        self._plan = plan = replace(plan, start_s=self._began_s)
+        self._world = world = World(plan, seed)
+        faults, operations = cast(plan, world.topology, np.random.default_rng([seed, 2]))
+        self._agenda: list[Fault | Operation] = sorted(
+            [*faults, *operations], key=lambda each: each.start_s, reverse=True
+        )
+        self._rng = np.random.default_rng([seed, 4])
+        self._traffic = Traffic(world, np.random.default_rng([seed, 3]), per_pod=per_pod)
+        self._cpu = CpuMeter()
+        self.log = Log()
+        self._mirror = Mirror(world, self.log, self.wall)
+        self._faults: dict[int, Fault] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+        self._page = b""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        while world.now_s < plan.start_s - 1e-6:
+            world.step(min(_LONGEST_STEP_S, plan.start_s - world.now_s))
+        self._mirror.update()
+
+    def wall(self, simulated_s: float) -> float:
+        """The clock's time at which the simulation has this time."""
+        return self._began_s + (simulated_s - self._plan.start_s) / self._speed
+
+    def start(self) -> None:
+        """Go on by itself until `close`."""
+        self._thread = threading.Thread(target=self._run, name="mesh-simulate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        self.log.close()
+
+    def catch_up(self) -> None:
+        """Step until the simulation's time is that of the clock; no time is ever gone back or lost."""
+        target_s = self._plan.start_s + (self._clock() - self._began_s) * self._speed
+        while (left_s := target_s - self._world.now_s) > 1e-6:
+            with self._lock:
+                self._due()
+                step_s = min(_LONGEST_STEP_S, left_s)
+                self._world.step(step_s)
+                self._traffic.count(step_s)
+                self._cpu.count(self._world, step_s)
+                self._page = b""
+            if self._stop.is_set():
+                break
+        with self._lock:
+            self._mirror.update()
+
+    def metrics(self) -> bytes | None:
+        """The page for Prometheus; made anew only when something happened since.
+
+        Returns: None for a scrape that is to fail, which the plan's share of them do.
+        """
+        with self._lock:
+            if self._plan.missing and self._rng.random() < self._plan.missing:
+                return None
+            if not self._page:
+                self._page = render(self._world, self._traffic, self._cpu)
+            return self._page
+
+    def begin(self, fault: Fault) -> tuple[int, Fault]:
+        """Let a fault begin now; where the service or caller is "", one is chosen.
+
+        Returns: its number, and the fault with its names and Unix time.
+
+        Raises:
+            ConfigError: no such service or call path.
+        """
+        with self._lock:
+            now = replace(self._plan, start_s=self._world.now_s, faults=(replace(fault, start_s=0.0),))
+            (found,), _ = cast(replace(now, operations=()), self._world.topology, self._rng)
+            self._world.begin(found)
+            number = next(self._numbers)
+            self._faults[number] = found
+            return number, found
+
+    def end(self, number: int) -> Fault:
+        """Let a fault end now.
+
+        Raises:
+            BadRequest: no such fault is under way.
+        """
+        with self._lock:
+            fault = self._faults.pop(number, None)
+            if fault is None:
+                raise BadRequest(f"no fault {number} is under way")
+            self._world.end(fault)
+            return fault
+
+    def operate(self, operation: Operation) -> Operation:
+        """Begin a planned change now; where the service is "", one is chosen.
+
+        Returns: with its names and time.
+
+        Raises:
+            ConfigError: no such service. BadRequest: it cannot be changed in that way.
+        """
+        with self._lock:
+            if operation.kind in ("add", "remove") and not operation.service:
+                operation = replace(operation, service=self._spare(running=operation.kind == "remove"))
+            now = replace(self._plan, start_s=self._world.now_s, faults=())
+            now = replace(now, operations=(replace(operation, start_s=0.0),))
+            _, (found,) = cast(now, self._world.topology, self._rng)
+            self._world.operate(found)
+            self._mirror.update()
+            return found
+
+    def state(self) -> dict[str, Any]:
+        """What there is and what happens, for people and tests; times are the clock's."""
+        with self._lock:
+            world, flow, topology = self._world, self._world.flow, self._world.topology
+            context = world.journal.context(world.now_s)
+            services = [
+                {
+                    "service": name,
+                    "running": bool(world.fleet.running[at]),
+                    "spare_of": topology.names[topology.spare_of[at]]
+                    if topology.spare_of[at] >= 0
+                    else None,
+                    "pods": int(world.fleet.desired[at]),
+                    "ready": int(world.ready[at]),
+                    "request_rate": round(float(flow.arrived[at]), 3),
+                    "error_share": round(float(flow.errors[at]), 6),
+                    "mean_ms": round(float(flow.mean_ms[at]), 3),
+                    "in_flight": round(float(flow.in_flight[at]), 3),
+                    "cpu_cores": round(float(world.cpu_cores[at]), 4),
+                }
+                for at, name in enumerate(topology.names)
+            ]
+            paths = [
+                {
+                    "caller": topology.names[src],
+                    "service": topology.names[dst],
+                    "request_rate": round(rate, 3),
+                }
+                for src, dst, rate in zip(
+                    topology.src.tolist(), topology.dst.tolist(), flow.sent.tolist(), strict=True
+                )
+                if rate > 0.0
+            ]
+            return {
+                "time_s": self.wall(world.now_s),
+                "simulated_s": world.now_s - self._plan.start_s,
+                "speed": self._speed,
+                "services": services,
+                "paths": paths,
+                "faults": [{"id": number, **_told(fault, self)} for number, fault in self._faults.items()],
+                "changes": [
+                    {"kind": change.kind, "service": change.service, "detail": change.detail}
+                    for change in context.changes
+                    if change.end_s is None
+                ],
+                "troubles": [
+                    {"kind": trouble.kind, "service": trouble.service, "detail": trouble.detail}
+                    for trouble in context.troubles
+                    if trouble.end_s is None
+                ],
+            }
+
+    def _spare(self, *, running: bool) -> str:
+        """The first spare service that runs, or that does not; "" where there is none."""
+        world = self._world
+        fits = (world.topology.spare_of >= 0) & (world.fleet.running == running)
+        return world.topology.names[int(np.argmax(fits))] if fits.any() else ""
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            self.catch_up()
+
+    def _due(self) -> None:
+        """Begin what the plan has for this moment, and end faults whose time is over."""
+        world = self._world
+        while self._agenda and self._agenda[-1].start_s <= world.now_s:
+            item = self._agenda.pop()
+            if isinstance(item, Fault):
+                world.begin(item)
+                self._faults[next(self._numbers)] = item
+            elif world.fleet.running[world.find(item.service)] != (item.kind == "add"):
+                world.operate(item)
+        for number, fault in list(self._faults.items()):
+            if fault.end_s <= world.now_s:
+                world.end(self._faults.pop(number))
+
+
+def _told(fault: Fault, live: Live) -> dict[str, Any]:
+    return {
+        "kind": fault.kind,
+        "service": fault.service,
+        "caller": fault.caller or None,
+        "severity": fault.severity,
+        "start_s": live.wall(fault.start_s),
+        "end_s": live.wall(fault.end_s),
+    }

@@ -1,0 +1,196 @@
+"""What monitoring makes of the mesh: a snapshot with sampling noise, a window, idle services and gaps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.roster import Roster
+from hopline_mesh.simulate.lognormal import Floats, quantile
+from hopline_mesh.simulate.world import World
+from hopline_mesh.snapshot import Gap, Snapshot
+
+#: A call path without a request for so long is no longer reported.
+FORGET_S = 600.0
+#: Columns that come from one source; they fail together.
+_SOURCES = {
+    "request_rate": "istio", "error_share": "istio", "p50_ms": "istio", "p99_ms": "istio",
+    "cpu_cores": "cadvisor", "memory_bytes": "cadvisor", "connections": "envoy",
+}  # fmt: skip
+
+
+class Monitor:
+    """Looks at a world after every step, and says what was measured during the window."""
+
+    def __init__(self, world: World, roster: Roster, rng: np.random.Generator) -> None:
+        plan = world.plan
+        self._world, self._roster, self._rng = world, roster, rng
+        self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
+        self._window_s, self._missing, self._noise = plan.window_s, plan.missing, plan.noise
+        self._slots = np.full(len(world.topology.names), -1, dtype=np.int32)
+        self._seen_s = np.full(len(world.topology.src), -np.inf)
+        self._sums: dict[str, Floats] = {}
+
+    def look(self, step_s: float) -> None:
+        """Count what happened during the last step."""
+        world, rng, flow, exact = self._world, self._rng, self._world.flow, self._noise == 0.0
+        counts = flow.arrived * step_s
+        sent = flow.sent * step_s
+        if not exact:
+            counts, sent = rng.poisson(counts).astype(np.float64), rng.poisson(sent).astype(np.float64)
+        failed = counts * flow.errors if exact else rng.binomial(counts.astype(np.int64), flow.errors)
+        edge_failed = sent * flow.failed if exact else rng.binomial(sent.astype(np.int64), flow.failed)
+        callee = world.topology.dst
+        got = sent * flow.received / np.maximum(flow.sent, 1e-12)
+        sums = {
+            "counts": counts,
+            "failed": failed.astype(np.float64),
+            **_moments("node", counts, flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms),
+            "cpu": world.cpu_cores * step_s,
+            "sent": sent,
+            "edge_failed": edge_failed.astype(np.float64),
+            "got": got,
+            **_moments(
+                "client",
+                sent,
+                flow.client_ms,
+                flow.client_variance,
+                flow.client_stuck,
+                flow.client_stuck_ms,
+            ),
+            **_moments(
+                "server",
+                got,
+                flow.mean_ms[callee],
+                flow.variance[callee],
+                flow.stuck[callee],
+                flow.stuck_ms[callee],
+            ),
+        }
+        self._kept.append((step_s, sums))
+        length = sum(step for step, _ in self._kept)
+        while len(self._kept) > 1 and length - self._kept[0][0] >= self._window_s - 1e-6:
+            length -= self._kept.popleft()[0]
+        self._length_s = length
+        self._sums = {name: sum((kept[name] for _, kept in self._kept), np.zeros(1)) for name in sums}
+        self._seen_s[flow.sent > 1e-6] = world.now_s
+
+    def snapshot(self) -> Snapshot:
+        """What is known at this moment."""
+        world, schema = self._world, self._world.plan.schema
+        topology, now_s = world.topology, world.now_s
+        alive = np.flatnonzero(world.fleet.running)
+        for service in alive[self._slots[alive] < 0]:
+            self._slots[service] = self._roster.slot(topology.names[service])
+        paths = np.flatnonzero(
+            (now_s - self._seen_s < FORGET_S)
+            & world.fleet.running[topology.src]
+            & world.fleet.running[topology.dst]
+        )
+        nodes = self._columns(schema.node_features, self._node_columns(alive), len(alive))
+        edges = self._columns(schema.edge_features, self._edge_columns(paths), len(paths))
+        gaps = self._lose(nodes, edges, schema.node_features)
+        return Snapshot(
+            time_s=now_s,
+            schema=schema,
+            roster=self._roster,
+            nodes=self._slots[alive],
+            node_features=nodes,
+            edge_src=self._slots[topology.src[paths]],
+            edge_dst=self._slots[topology.dst[paths]],
+            edge_features=edges,
+            gaps=gaps,
+        )
+
+    def _node_columns(self, alive: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
+        world = self._world
+        counts, failed, cpu = (self._sums[name][alive] for name in ("counts", "failed", "cpu"))
+        memory = np.bincount(world.pods.service, world.pod_memory, len(world.topology.names))[alive]
+        flying = world.flow.in_flight[alive]
+        return {
+            "request_rate": lambda: counts / self._length_s,
+            "error_share": lambda: _ratio(failed, counts),
+            "p50_ms": lambda: self._latency("node", alive, counts, 0.5),
+            "p99_ms": lambda: self._latency("node", alive, counts, 0.99),
+            "cpu_cores": lambda: cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
+            "memory_bytes": lambda: memory * self._error(np.full(len(alive), 0.003)),
+            "connections": lambda: self._rng.poisson(flying).astype(np.float64) if self._noise else flying,
+        }
+
+    def _edge_columns(self, paths: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
+        sent, got, failed = (self._sums[name][paths] for name in ("sent", "got", "edge_failed"))
+        return {
+            "request_rate": lambda: sent / self._length_s,
+            "error_share": lambda: _ratio(failed, sent),
+            "client_ms": lambda: self._latency("client", paths, sent, 0.99),
+            "server_ms": lambda: self._latency("server", paths, got, 0.99),
+        }
+
+    def _latency(self, of: str, rows: NDArray[np.int64], counts: Floats, share: float) -> Floats:
+        """A quantile of the window's requests; NaN without any, and rough where they were few."""
+        mean, square, stuck, stuck_ms = (self._sums[f"{of} {what}"][rows] for what in _MOMENTS)
+        some = np.maximum(counts, 1e-12)
+        mean = mean / some
+        values = quantile(
+            share,
+            mean,
+            np.maximum(square / some - mean**2, 0.0),
+            stuck / some,
+            stuck_ms / np.maximum(stuck, 1e-12),
+        )
+        rough = (0.01 if share < 0.9 else 0.03) + (0.5 if share < 0.9 else 2.0) / np.sqrt(
+            np.maximum(counts, 1.0)
+        )
+        return np.where(counts > 0.0, values * self._error(rough), np.nan)
+
+    def _columns(
+        self, names: tuple[str, ...], made: dict[str, Callable[[], Floats]], rows: int
+    ) -> NDArray[np.float32]:
+        features = np.full((rows, len(names)), np.nan, dtype=np.float32)
+        for column, name in enumerate(names):
+            if name in made:
+                features[:, column] = made[name]()
+        return features
+
+    def _error(self, size: Floats) -> Floats:
+        """Factor by which a measurement is off, with heavy tails; 1 without noise."""
+        if not self._noise:
+            return np.ones(len(size))
+        off: Floats = self._rng.standard_t(4, len(size)).clip(-8, 8)
+        return np.exp(np.clip(size * self._noise, 0.0, 0.3) * off)
+
+    def _lose(
+        self, nodes: NDArray[np.float32], edges: NDArray[np.float32], names: tuple[str, ...]
+    ) -> tuple[Gap, ...]:
+        """Scrapes that fail: of one service now and then, of a whole source rarely."""
+        if not self._missing:
+            return ()
+        gaps = []
+        for source in ("istio", "cadvisor", "envoy"):
+            columns = [column for column, name in enumerate(names) if _SOURCES.get(name) == source]
+            lost = self._rng.random(len(nodes)) < self._missing
+            if self._rng.random() < self._missing / 4:
+                lost[:] = True
+                gaps += [Gap(f"node.{names[column]}", f"{source} was not scraped") for column in columns]
+            if lost.any():
+                nodes[np.ix_(np.flatnonzero(lost), np.array(columns))] = np.nan
+        edges[self._rng.random(len(edges)) < self._missing] = np.nan
+        return tuple(gaps)
+
+
+_MOMENTS = ("mean", "square", "stuck", "stuck_ms")
+
+
+def _moments(
+    of: str, counts: Floats, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats
+) -> dict[str, Floats]:
+    """Sums that add up over time, from which a distribution of latencies can be told."""
+    sums = (counts * mean, counts * (variance + mean**2), counts * stuck, counts * stuck * stuck_ms)
+    return {f"{of} {what}": values for what, values in zip(_MOMENTS, sums, strict=True)}
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.where(whole > 0.0, part / np.maximum(whole, 1e-12), np.nan)

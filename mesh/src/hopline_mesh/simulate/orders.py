@@ -1,0 +1,55 @@
+"""Faults and operations as words of a command line."""
+
+from __future__ import annotations
+
+import re
+
+from hopline.errors import BadRequest
+from hopline_mesh.simulate.plan import Fault, Operation
+
+_SHAPE = re.compile(
+    r"(?P<kind>[a-z_]+)@(?P<start>[0-9.]+)(\+(?P<length>[0-9.]+))?(:(?P<target>[^=*]*))?"
+    r"(=(?P<replicas>[0-9]+))?(\*(?P<severity>[0-9.]+))?"
+)
+
+
+def read_fault(text: str) -> Fault:
+    """Read `KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY]`, such as `edge_latency@9:web>cart*0.8`.
+
+    Raises:
+        BadRequest: it is written otherwise. ConfigError: no such kind, or a severity outside of 0 to 1.
+    """
+    found = _SHAPE.fullmatch(text)
+    if found is None or found["replicas"]:
+        raise BadRequest(
+            f"--fault {text}: write KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY], such as"
+            " memory_leak@300+600:cart or edge_latency@300:web>cart*0.8"
+        )
+    caller, arrow, callee = (found["target"] or "").partition(">")
+    if not arrow:
+        caller, callee = "", caller
+    kind = found["kind"]
+    start_s, length_s = _number(text, found["start"]), _number(text, found["length"] or "300")
+    severity = _number(text, found["severity"] or "0.6")
+    return Fault(kind, start_s, length_s, callee, caller, severity)  # type: ignore[arg-type]
+
+
+def read_operation(text: str) -> Operation:
+    """Read `KIND@T[:SERVICE][=REPLICAS]`, such as `scale@300:cart=7`.
+
+    Raises:
+        BadRequest: it is written otherwise. ConfigError: no such kind.
+    """
+    found = _SHAPE.fullmatch(text)
+    if found is None or found["length"] or found["severity"]:
+        raise BadRequest(f"--operation {text}: write KIND@T[:SERVICE][=REPLICAS], such as scale@300:cart=7")
+    replicas = int(found["replicas"] or 0)
+    start_s = _number(text, found["start"])
+    return Operation(found["kind"], start_s, found["target"] or "", replicas)  # type: ignore[arg-type]
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError as error:
+        raise BadRequest(f"{text}: {number!r} is no number") from error

@@ -1,0 +1,148 @@
+"""All pods of the mesh, as columns.
+
+A pod is created, starts, becomes ready, may fall over and start again, is deleted and goes. Knows no
+deployments: who wants how many pods is told from outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.simulate.lognormal import Floats
+
+#: From creation to the first ready probe, and from deletion until it is gone, in seconds.
+START_S = 12.0
+GRACE_S = 20.0
+#: A new process is slow until caches are warm.
+COLD_S = 60.0
+
+_COLUMNS: dict[str, type] = {
+    "serial": np.int64,  # unique for ever
+    "service": np.int64,
+    "revision": np.int64,  # which version of the service
+    "node": np.int64,  # machine
+    "created_s": np.float64,
+    "started_s": np.float64,  # the container's last start
+    "ready_s": np.float64,  # from when it is ready, as long as it lives
+    "deleted_s": np.float64,  # asked to end; inf
+    "down_s": np.float64,  # its container does not run until then; -inf
+    "restarts": np.int64,
+    "last_start_s": np.float64,  # of the container that ended last
+    "ended_s": np.float64,  # when that was
+    "evicted": np.bool_,  # asked to end because its machine is emptied
+    "oom": np.bool_,  # its last end was for want of memory
+    "leaked": np.float64,  # bytes that it will never free
+    "phase": np.float64,  # of its garbage collection, 0 to 1
+}
+
+
+class Pods:
+    """Columns of pods, in order of creation."""
+
+    def __init__(self, machines: int) -> None:
+        self.machines = machines
+        self._next = 0
+        self._rows: dict[str, NDArray[np.generic]] = {
+            name: np.empty(0, dtype=kind) for name, kind in _COLUMNS.items()
+        }
+        self._bind()
+
+    def __len__(self) -> int:
+        return len(self.serial)
+
+    def create(
+        self,
+        service: int,
+        count: int,
+        revision: int,
+        now_s: float,
+        rng: np.random.Generator,
+        start_s: float,
+    ) -> None:
+        """Add pods that are ready `start_s` seconds from now, more or less; never ready where it is inf."""
+        fresh = np.arange(self._next, self._next + count)
+        self._next += count
+        took = start_s * rng.uniform(0.7, 1.6, count)
+        added: dict[str, Any] = {
+            "serial": fresh,
+            "service": service,
+            "revision": revision,
+            "node": rng.integers(self.machines, size=count),
+            "created_s": now_s,
+            "started_s": now_s,
+            "ready_s": now_s + took,
+            "deleted_s": np.inf,
+            "down_s": -np.inf,
+            "restarts": 0,
+            "last_start_s": now_s,
+            "ended_s": -np.inf,
+            "evicted": False,
+            "oom": False,
+            "leaked": 0.0,
+            "phase": rng.random(count),
+        }
+        for name, kind in _COLUMNS.items():
+            rows: NDArray[np.generic] = np.empty(count, dtype=kind)
+            rows[:] = added[name]
+            self._rows[name] = np.concatenate([self._rows[name], rows])
+        self._bind()
+
+    def delete(self, rows: NDArray[np.int64], now_s: float, *, evicted: bool = False) -> None:
+        """Ask pods to end; they no longer get requests."""
+        self.evicted[rows] = evicted
+        self.deleted_s[rows] = np.minimum(self.deleted_s[rows], now_s)
+
+    def forget(self, now_s: float) -> None:
+        """Drop pods that are gone."""
+        keep = self.deleted_s + GRACE_S > now_s
+        if not keep.all():
+            self._rows = {name: rows[keep] for name, rows in self._rows.items()}
+            self._bind()
+
+    def ready(self, now_s: float) -> NDArray[np.bool_]:
+        """Whether each pod gets requests."""
+        return (self.ready_s <= now_s) & (self.deleted_s > now_s) & (self.down_s <= now_s)
+
+    def staying(self) -> NDArray[np.bool_]:
+        """Whether each pod has not been asked to end."""
+        return np.isinf(self.deleted_s)
+
+    def restart(self, rows: NDArray[np.int64], now_s: float, pause_s: Floats, oom: bool) -> None:
+        """Containers end by themselves and start again after a pause."""
+        self.restarts[rows] += 1
+        self.last_start_s[rows] = self.started_s[rows]
+        self.ended_s[rows] = now_s
+        self.oom[rows] = oom
+        self.leaked[rows] = 0.0
+        self.down_s[rows] = now_s + pause_s
+        self.started_s[rows] = now_s + pause_s
+        self.ready_s[rows] = now_s + pause_s + 6.0
+
+    def slowness(self, now_s: float) -> Floats:
+        """How many times longer than usual a request takes in each pod: cold caches at first."""
+        age = np.clip((now_s - self.ready_s) / COLD_S, 0.0, 1.0)
+        return 1.0 + 0.8 * (1.0 - age) ** 2
+
+    def _bind(self) -> None:
+        for name, rows in self._rows.items():
+            setattr(self, name, rows)
+
+    serial: NDArray[np.int64]
+    service: NDArray[np.int64]
+    revision: NDArray[np.int64]
+    node: NDArray[np.int64]
+    created_s: Floats
+    started_s: Floats
+    ready_s: Floats
+    deleted_s: Floats
+    down_s: Floats
+    restarts: NDArray[np.int64]
+    last_start_s: Floats
+    ended_s: Floats
+    evicted: NDArray[np.bool_]
+    oom: NDArray[np.bool_]
+    leaked: Floats
+    phase: Floats

@@ -1,0 +1,123 @@
+"""Ready plans: a mesh in which pods are replaced all the time, and one in which little happens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.errors import ConfigError
+from hopline_mesh.simulate.plan import FAULTS, Fault, FaultKind, MeshPlan, Operation, OperationKind
+from hopline_mesh.simulate.simulation import Simulation
+
+#: Faults that are seen in measurements; a stuck rollout is seen by Kubernetes alone.
+MEASURED: tuple[FaultKind, ...] = tuple(kind for kind in FAULTS if kind != "stuck_rollout")
+
+
+def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0, interval_s: float = 15.0) -> Simulation:
+    """A usual day without faults: load, noise, autoscaling, a rollout now and then."""
+    rng = np.random.default_rng([seed, 10])
+    plan = MeshPlan(
+        services=services,
+        hours=hours,
+        interval_s=interval_s,
+        operations=_operations(hours, {"rollout": 0.5}, rng),
+    )
+    return Simulation(plan, seed)
+
+
+def high_churn(
+    hours: float = 24.0,
+    services: int = 30,
+    *,
+    seed: int = 0,
+    interval_s: float = 15.0,
+    quiet_hours: float = 4.0,
+    faults_per_hour: float = 1.2,
+    churn: float = 1.0,
+    kinds: tuple[FaultKind, ...] = MEASURED,
+) -> Simulation:
+    """Pods replaced all the time, and labelled faults in between.
+
+    Args:
+        hours: length in all.
+        services: size of the mesh.
+        quiet_hours: at the start, with churn but without faults: to learn from.
+        faults_per_hour: after that; they are at least ten minutes apart.
+        churn: 1.0 is about 20 rollouts, drains and scalings an hour for 30 services, autoscaling aside.
+        kinds: which faults, in turn.
+
+    Raises:
+        ConfigError: no kinds, or a rate that leaves no room between the faults.
+    """
+    if not kinds or not 0.0 <= faults_per_hour <= 3.0 or quiet_hours < 0.0:
+        raise ConfigError(
+            "high churn needs kinds of faults, 0 to 3 faults an hour and quiet hours of at least 0"
+        )
+    rng = np.random.default_rng([seed, 10])
+    per_hour: dict[OperationKind, float] = {"rollout": 9.0, "drain": 4.0, "scale": 4.0, "shift": 1.5}
+    busy = {kind: rate * churn * services / 30.0 for kind, rate in per_hour.items()}
+    plan = MeshPlan(
+        services=services,
+        hours=hours,
+        interval_s=interval_s,
+        bursts_per_hour=2.0 * churn,
+        autoscale_window_s=0.0,
+        faults=_faults(hours, quiet_hours, faults_per_hour, kinds, rng),
+        operations=(
+            *_operations(hours, busy, rng),
+            *_guests(hours, 0.5 * churn, rng),
+        ),
+    )
+    return Simulation(plan, seed)
+
+
+def _faults(
+    hours: float,
+    quiet_hours: float,
+    per_hour: float,
+    kinds: tuple[FaultKind, ...],
+    rng: np.random.Generator,
+) -> tuple[Fault, ...]:
+    """One fault in each of as many equal parts of the time as there are faults."""
+    count = int((hours - quiet_hours) * per_hour)
+    if count <= 0:
+        return ()
+    part_s = (hours - quiet_hours) * 3600.0 / count
+    order = [kinds[number % len(kinds)] for number in range(count)]
+    rng.shuffle(order)
+    faults = []
+    for number, kind in enumerate(order):
+        longest = min(900.0, part_s - 600.0)
+        length = float(rng.uniform(0.4, 1.0) * longest)
+        first = quiet_hours * 3600.0 + number * part_s
+        start = first + float(rng.uniform(0.0, max(0.0, part_s - 600.0 - length)))
+        faults.append(
+            Fault(kind, round(start), round(length), severity=round(float(rng.uniform(0.3, 1.0)), 2))
+        )
+    return tuple(faults)
+
+
+def _operations(
+    hours: float,
+    per_hour: dict[OperationKind, float],
+    rng: np.random.Generator,
+) -> tuple[Operation, ...]:
+    """Operations at random times."""
+    found = []
+    for kind, rate in per_hour.items():
+        for _ in range(int(rng.poisson(rate * hours))):
+            found.append(Operation(kind, float(rng.uniform(0.0, hours * 3600.0))))
+    return tuple(found)
+
+
+def _guests(hours: float, per_hour: float, rng: np.random.Generator) -> tuple[Operation, ...]:
+    """A spare service comes and goes again, one after the other."""
+    found: list[Operation] = []
+    time_s = 1800.0
+    while per_hour > 0.0:
+        time_s += float(rng.exponential(3600.0 / per_hour))
+        stay_s = float(rng.uniform(1800.0, 5400.0))
+        if time_s + stay_s > hours * 3600.0:
+            break
+        found += [Operation("add", time_s), Operation("remove", time_s + stay_s)]
+        time_s += stay_s
+    return tuple(found)

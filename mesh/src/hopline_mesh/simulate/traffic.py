@@ -1,0 +1,243 @@
+"""Istio's counters of a mesh that lives: what each proxy counted of each call path.
+
+As in a real mesh every pod has counters of its own, which begin at 0 with it and vanish with it, and each
+request is counted twice: by the caller's proxy and by the callee's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.simulate.lognormal import Floats, normal_cdf, parameters
+from hopline_mesh.simulate.world import World
+
+#: Upper bounds of the buckets of istio_request_duration_milliseconds; the last one, +Inf, is not in here.
+BOUNDS_MS = np.array(
+    [0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5, 6e5, 1.8e6, 3.6e6]
+)
+#: Ends of a request, as columns of `Counters.ends`.
+FINE, FAILED, TIMED_OUT, NOBODY = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairing:
+    """Which pods count which call path at present; rows of arrays are counters."""
+
+    rows: NDArray[np.int64]
+    where: NDArray[np.int64]
+    column: NDArray[np.int64]
+    shares: Floats
+
+
+class Counters:
+    """Counters of one reporter, one row for each call path and pod that ever counted it.
+
+    Paths are those of the topology, and after them one for each entry: what comes from outside.
+
+    Attributes:
+        path: int64 [r], number of the call path.
+        serial: int64 [r], the pod whose proxy counts.
+        ends: int64 [r, 4], requests by how they ended.
+        buckets: int64 [r, 20], requests by duration, not cumulated.
+        total_ms: float64 [r], durations together.
+        opened, closed: int64 [r], connections.
+    """
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[int, int], int] = {}
+        self._none()
+
+    def _none(self) -> None:
+        width = len(BOUNDS_MS) + 1
+        self.path: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.serial: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.ends: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
+        self.buckets: NDArray[np.int64] = np.zeros((0, width), dtype=np.int64)
+        self.total_ms: Floats = np.zeros(0)
+        self.opened: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.closed: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def pair(
+        self, paths: NDArray[np.int64], owners: NDArray[np.int64], pods: dict[int, list[int]]
+    ) -> _Pairing:
+        """Rows of all pods that serve, new ones where there were none.
+
+        Args:
+            paths: numbers of call paths.
+            owners: whose pods count each of them, a number of a service.
+            pods: serials of the serving pods of each service.
+        """
+        rows, where, column = [], [], []
+        most = max((len(serials) for serials in pods.values()), default=1)
+        shares = np.zeros((len(paths), most))
+        added: list[tuple[int, int]] = []
+        for at, (path, owner) in enumerate(zip(paths.tolist(), owners.tolist(), strict=True)):
+            serials = pods.get(owner, [])
+            for place, serial in enumerate(serials):
+                row = self._index.get((path, serial))
+                if row is None:
+                    row = self._index[path, serial] = len(self.path) + len(added)
+                    added.append((path, serial))
+                rows.append(row)
+                where.append(at)
+                column.append(place)
+            if serials:
+                shares[at, : len(serials)] = 1.0 / len(serials)
+        if added:
+            self._append(np.array(added, dtype=np.int64))
+        numbers = np.array([rows, where, column], dtype=np.int64)
+        return _Pairing(numbers[0], numbers[1], numbers[2], shares)
+
+    def forget(self, alive: set[int]) -> bool:
+        """Drop counters of pods that are gone; returns whether there were any."""
+        keep = np.array([serial in alive for serial in self.serial.tolist()], dtype=bool)
+        if keep.all():
+            return False
+        for name in ("path", "serial", "ends", "buckets", "total_ms", "opened", "closed"):
+            setattr(self, name, getattr(self, name)[keep])
+        pairs = zip(self.path.tolist(), self.serial.tolist(), strict=True)
+        self._index = {pair: row for row, pair in enumerate(pairs)}
+        return True
+
+    def _append(self, added: NDArray[np.int64]) -> None:
+        count = len(added)
+        self.path = np.concatenate([self.path, added[:, 0]])
+        self.serial = np.concatenate([self.serial, added[:, 1]])
+        self.total_ms = np.concatenate([self.total_ms, np.zeros(count)])
+        for name in ("ends", "buckets", "opened", "closed"):
+            known = getattr(self, name)
+            setattr(
+                self, name, np.concatenate([known, np.zeros((count, *known.shape[1:]), dtype=np.int64)])
+            )
+
+
+class Traffic:
+    """Both reporters' counters of a world; call `count` after each of its steps.
+
+    Args:
+        per_pod: False counts for each service as a whole: a third of the lines, but counters that never
+            begin anew. Instead of a pod's serial number they have -1 minus the service's number.
+
+    Attributes:
+        source, destination: counters.
+        src, dst: int64 [paths], services at the ends of each path; -1 is outside of the mesh.
+    """
+
+    def __init__(self, world: World, rng: np.random.Generator, *, per_pod: bool = True) -> None:
+        topology = world.topology
+        self._world, self._rng, self._per_pod = world, rng, per_pod
+        entries = np.flatnonzero(topology.entry_share > 0)
+        self.src = np.concatenate([topology.src, np.full(len(entries), -1)])
+        self.dst = np.concatenate([topology.dst, entries])
+        self._edges = len(topology.src)
+        self._entries = entries
+        self.source, self.destination = Counters(), Counters()
+        self._serving: bytes = b""
+
+    def count(self, step_s: float) -> None:
+        """Count what happened during the last step."""
+        world, rng, flow = self._world, self._rng, self._world.flow
+        self._pair()
+        sent = rng.poisson(flow.sent * step_s)
+        arrives = np.clip(flow.received / np.maximum(flow.sent, 1e-12), 0.0, 1.0)
+        got = rng.binomial(sent, arrives)
+        entering = np.zeros(len(world.topology.names))
+        entering[self._entries] = np.maximum(
+            flow.arrived[self._entries]
+            - np.bincount(world.topology.dst, flow.received, len(entering))[self._entries],
+            0.0,
+        )
+        got = np.concatenate([got, rng.poisson(entering[self._entries] * step_s)])
+        dst = self.dst
+        nobody = (world.ready[world.topology.dst] == 0) & (sent > 0)
+        failed = flow.errors[world.topology.dst]
+        lost = np.clip(
+            (flow.failed - failed * arrives) / np.maximum(1.0 - failed * arrives, 1e-9), 0.0, 1.0
+        )
+        ends = np.stack([(1 - lost) * (1 - failed * arrives), (1 - lost) * failed * arrives, lost], axis=1)
+        ends = np.concatenate([ends, np.zeros((len(ends), 1))], axis=1)
+        ends[nobody] = (0.0, 0.0, 0.0, 1.0)
+        self._add(
+            self.source, self._at_caller, sent, ends,
+            _spread(flow.client_ms, flow.client_variance, flow.client_stuck, flow.client_stuck_ms),
+            _mean(flow.client_ms, flow.client_stuck, flow.client_stuck_ms),
+        )  # fmt: skip
+        errors = flow.errors[dst]
+        ends = np.zeros((len(dst), 4))
+        ends[:, FINE], ends[:, FAILED] = 1.0 - errors, errors
+        self._add(
+            self.destination, self._at_callee, got, ends,
+            _spread(flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms)[dst],
+            _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst],
+        )  # fmt: skip
+        self._connect()
+
+    def _add(
+        self, counters: Counters, pairing: _Pairing, counts: NDArray[np.int64],
+        ends: Floats, buckets: Floats, mean_ms: Floats,
+    ) -> None:  # fmt: skip
+        """Share requests of paths out to pods, and count each there."""
+        rng, rows, where = self._rng, pairing.rows, pairing.where
+        if not rows.size:
+            return
+        each = rng.multinomial(counts, pairing.shares)[where, pairing.column]
+        counters.ends[rows] += rng.multinomial(each, ends[where] / ends[where].sum(axis=1, keepdims=True))
+        counters.buckets[rows] += rng.multinomial(each, buckets[where])
+        noise = 1.0 + rng.normal(0.0, 0.5, len(each)) / np.sqrt(np.maximum(each, 1))
+        counters.total_ms[rows] += each * mean_ms[where] * np.maximum(noise, 0.1)
+
+    def _connect(self) -> None:
+        """Connections are opened and closed so that as many are open as requests are in flight."""
+        counters, pairing = self.destination, self._at_callee
+        if not pairing.rows.size:
+            return
+        flow, dst = self._world.flow, self.dst
+        flying = np.concatenate([flow.received, np.zeros(len(self._entries))])
+        flying[self._edges :] = flow.arrived[self._entries]
+        flying *= _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst] / 1000.0
+        wanted = self._rng.poisson((flying[:, None] * pairing.shares)[pairing.where, pairing.column])
+        rows = pairing.rows
+        open_now = counters.opened[rows] - counters.closed[rows]
+        counters.opened[rows] += np.maximum(wanted - open_now, 0)
+        counters.closed[rows] += np.maximum(open_now - wanted, 0)
+
+    def _pair(self) -> None:
+        """Find the pods that serve; only where they are others than before is anything done."""
+        pods, now_s = self._world.pods, self._world.now_s
+        serving = pods.ready(now_s)
+        state = pods.serial[serving].tobytes()
+        if state == self._serving:
+            return
+        self._serving = state
+        if self._per_pod:
+            alive = set(pods.serial.tolist())
+            self.source.forget(alive)
+            self.destination.forget(alive)
+        by_service: dict[int, list[int]] = {}
+        for serial, service in zip(
+            pods.serial[serving].tolist(), pods.service[serving].tolist(), strict=True
+        ):
+            by_service.setdefault(service, []).append(serial)
+        if not self._per_pod:
+            by_service = {service: [-1 - service] for service in by_service}
+        edges = np.arange(self._edges)
+        self._at_caller = self.source.pair(edges, self.src[: self._edges], by_service)
+        self._at_callee = self.destination.pair(np.arange(len(self.dst)), self.dst, by_service)
+
+
+def _spread(mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
+    """Share of requests in each bucket [n, 20]."""
+    mu, sigma = parameters(mean, variance)
+    below = normal_cdf((np.log(BOUNDS_MS)[None, :] - mu[:, None]) / sigma[:, None])
+    below = (1.0 - stuck)[:, None] * below + stuck[:, None] * (stuck_ms[:, None] <= BOUNDS_MS[None, :])
+    shares: Floats = np.diff(below, axis=1, prepend=0.0, append=1.0)
+    shares = np.maximum(shares, 0.0)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _mean(mean: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
+    return (1.0 - stuck) * mean + stuck * stuck_ms

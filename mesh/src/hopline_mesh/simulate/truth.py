@@ -1,0 +1,92 @@
+"""A simulation as a recording: what detectors are judged on, and folders hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hopline_mesh.changes import Context
+from hopline_mesh.evaluate.manifest import Manifest
+from hopline_mesh.evaluate.record import Recorder
+from hopline_mesh.evaluate.recording import Event, Period, Recording
+from hopline_mesh.simulate.simulation import Simulation
+from hopline_mesh.snapshot import Snapshot
+
+
+def events(run: Simulation) -> list[Event]:
+    """What goes wrong in a simulation, oldest first; of a call path, with its guilty end as the service."""
+    return [
+        Event(
+            start_s=fault.start_s,
+            end_s=fault.end_s,
+            service=fault.roots[0],
+            caller=fault.caller or None,
+            kind=fault.kind,
+            callee=fault.service if fault.caller else None,
+        )
+        for fault in run.faults
+    ]
+
+
+def periods(run: Simulation) -> tuple[Period, Period]:
+    """Time to learn from, and time to judge: parted ten minutes before the first fault.
+
+    Without any fault, or where one comes within the first tenth of the time, a quarter is to learn from.
+    """
+    start_s = run.plan.start_s
+    end_s = start_s + run.plan.hours * 3600.0 + run.plan.interval_s
+    first_s = min((fault.start_s for fault in run.faults), default=start_s)
+    parted_s = first_s - 600.0
+    if parted_s < start_s + 0.1 * (end_s - start_s):
+        parted_s = start_s + 0.25 * (end_s - start_s)
+    return Period(start_s, parted_s), Period(parted_s, end_s)
+
+
+def recording(
+    run: Simulation, name: str = "simulated", advance: Callable[[], None] | None = None
+) -> Recording:
+    """Play a simulation, and keep all of it in memory.
+
+    Args:
+        advance: called after each snapshot, for a progress bar.
+    """
+    snapshots: list[Snapshot] = []
+    contexts: list[Context] = []
+    for snapshot, context in run:
+        snapshots.append(snapshot)
+        contexts.append(context)
+        if advance is not None:
+            advance()
+    train, test = periods(run)
+    return Recording(
+        snapshots=snapshots,
+        contexts=contexts,
+        events=events(run),
+        train=(train,),
+        test=(test,),
+        interval_s=run.plan.interval_s,
+        name=name,
+    )
+
+
+def write(
+    run: Simulation, folder: Path, name: str = "simulated", advance: Callable[[], None] | None = None
+) -> None:
+    """Play a simulation into a folder that `hopline mesh evaluate` reads.
+
+    Args:
+        folder: is made; must not hold a recording.
+        advance: called after each snapshot, for a progress bar.
+
+    Raises:
+        ConfigError: the folder has a recording.
+    """
+    recorder = Recorder(folder, run.plan.schema)
+    for snapshot, context in run:
+        recorder.add(snapshot, context)
+        if advance is not None:
+            advance()
+    for event in events(run):
+        recorder.label(event)
+    train, test = periods(run)
+    recorder.close(Manifest(name, run.plan.interval_s, (train,), (test,), {}))

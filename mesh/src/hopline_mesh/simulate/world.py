@@ -1,0 +1,216 @@
+"""The mesh in time: one step takes it from one moment to the next.
+
+Puts load, pods, faults and physics together. Knows neither snapshots nor Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import BadRequest
+from hopline_mesh.simulate import flow as physics
+from hopline_mesh.simulate.fleet import Fleet
+from hopline_mesh.simulate.harm import Harm
+from hopline_mesh.simulate.journal import Journal
+from hopline_mesh.simulate.load import Load
+from hopline_mesh.simulate.lognormal import Floats
+from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
+from hopline_mesh.simulate.pods import Pods
+from hopline_mesh.simulate.topology import build
+
+#: Share of a service's calls that a spare takes over once it is added.
+SPARE_SHARE = 0.3
+
+
+class World:
+    """A mesh that lives.
+
+    Attributes:
+        now_s: Unix seconds.
+        topology: services and call paths, spares included.
+        flow: what happens at this moment.
+        cpu_cores: in use by all pods of each service [s].
+        pod_cpu: in use by each pod, in order of `pods`.
+        pod_memory: bytes in use by each pod.
+        ready: int64 [s], pods that serve.
+    """
+
+    def __init__(self, plan: MeshPlan, seed: int) -> None:
+        self.plan = plan
+        self._rng = rng = np.random.default_rng([seed, 1])
+        self.topology = build(plan.services, plan.spares, plan.rate, np.random.default_rng([seed, 0]))
+        self.now_s = plan.start_s - plan.warm_up_s
+        self.pods = Pods(machines=max(6, plan.services))
+        self.journal = Journal()
+        self.fleet = Fleet(self.topology, self.pods, self.journal, self.now_s, rng, plan.autoscale_window_s)
+        self.load = Load(
+            self.topology.entry_share, plan.rate, plan.daily, plan.bursts_per_hour, plan.noise, rng
+        )
+        self.levels = self.topology.levels
+        self.flow = physics.start(self.topology)
+        s, e = len(self.topology.names), len(self.topology.src)
+        self.harm = Harm(self.topology, self.pods, self.fleet, self.journal, rng)
+        self._pace = np.zeros(s)
+        self._mix = np.zeros(e)
+        self._taken = np.zeros(s)
+        self._asleep_until = np.full(s, -np.inf)
+        self._asleep_until[self.topology.idle] = self.now_s
+        self.awake = np.ones(s, dtype=bool)
+        self.ready: NDArray[np.int64] = np.zeros(s, dtype=np.int64)
+        self.cpu_cores: Floats = np.zeros(s)
+        self.pod_cpu: Floats = np.zeros(len(self.pods))
+        self.pod_memory: Floats = np.zeros(len(self.pods))
+        self._noise = plan.noise
+
+    def find(self, service: str) -> int:
+        """The number of a service.
+
+        Raises:
+            BadRequest: there is none of that name.
+        """
+        names = self.topology.names
+        if service in names:
+            return names.index(service)
+        short = [number for number, name in enumerate(names) if name.partition("/")[2] == service]
+        if len(short) == 1:
+            return short[0]
+        raise BadRequest(f"the mesh has no service {service!r}; it has {', '.join(names[:8])}, …")
+
+    def operate(self, operation: Operation) -> None:
+        """Begin a planned change now.
+
+        Raises:
+            BadRequest: the service cannot be changed in that way.
+        """
+        service, now_s, fleet = self.find(operation.service), self.now_s, self.fleet
+        if not fleet.running[service] and operation.kind != "add":
+            raise BadRequest(f"{operation.kind}: {operation.service} does not run")
+        if operation.kind == "scale":
+            fleet.scale(service, operation.replicas, now_s)
+        elif operation.kind == "rollout":
+            fleet.roll_out(service, now_s)
+        elif operation.kind == "shift":
+            fleet.shift(service, now_s)
+        elif operation.kind == "drain":
+            rows = np.flatnonzero((self.pods.service == service) & self.pods.staying())
+            fleet.drain(int(self.pods.node[rows[0]]) if rows.size else 0, now_s)
+        elif operation.kind == "add":
+            if self.topology.spare_of[service] < 0:
+                raise BadRequest(f"add: {operation.service} is no spare service")
+            if fleet.running[service]:
+                raise BadRequest(f"add: {operation.service} runs already")
+            fleet.add(service, now_s)
+        else:
+            fleet.remove(service, now_s)
+
+    def begin(self, fault: Fault) -> None:
+        """Let a fault begin now; it lasts until `end` is called with the same value."""
+        self.harm.begin(fault, self.now_s)
+
+    def end(self, fault: Fault) -> None:
+        """Let a fault end now."""
+        self.harm.end(fault, self.now_s)
+
+    def step(self, step_s: float) -> None:
+        """Go on by some seconds."""
+        self.now_s += step_s
+        now_s, topology, pods = self.now_s, self.topology, self.pods
+        self.fleet.reconcile(now_s)
+        self.harm.step(now_s, step_s)
+        serving = pods.ready(now_s)
+        s = len(topology.names)
+        who = pods.service[serving]
+        slow = pods.slowness(now_s)[serving]
+        self.ready = np.bincount(who, minlength=s)
+        count = np.maximum(self.ready, 1)
+        slow_mean = np.where(self.ready > 0, np.bincount(who, slow, s) / count, 1.0)
+        slow_square = np.where(self.ready > 0, np.bincount(who, slow * slow, s) / count, 1.0)
+        self._wander(step_s)
+        harm = self.harm
+        own_ms = topology.own_ms * np.exp(self._pace) * harm.slower
+        now = physics.Conditions(
+            entering=self.load.rates(now_s, step_s) * self.fleet.running,
+            calls=topology.calls * np.exp(self._mix) * self._routes(step_s),
+            ready=self.ready.astype(np.float64),
+            slow_mean=slow_mean,
+            slow_square=slow_square,
+            own_ms=own_ms,
+            own_errors=np.clip(self._hiccups() + harm.errors, 0.0, 1.0),
+            loss=harm.loss,
+            delay_ms=harm.delay_ms,
+            resend=harm.resend,
+        )
+        before = self.flow
+        self.flow = physics.advance(topology, self.levels, now, before)
+        self._consume(step_s, serving)
+        if self.plan.autoscale:
+            self.fleet.autoscale(self.cpu_cores, self.ready, now_s)
+
+    def _wander(self, step_s: float) -> None:
+        """Nothing stays as it is: service times and the mix of requests drift, now and then by a jump."""
+        for values, tau_s, size in ((self._pace, 300.0, 0.06), (self._mix, 900.0, 0.05)):
+            keep = math.exp(-step_s / tau_s)
+            shock = self._rng.standard_t(3, len(values))
+            values *= keep
+            values += math.sqrt(1.0 - keep * keep) * size * self._noise * shock
+            np.clip(values, -0.8, 0.8, out=values)
+
+    def _hiccups(self) -> Floats:
+        """Errors that always are there: few, and rarely some more."""
+        usual = 2e-4 * self._rng.exponential(1.0, len(self._pace))
+        rare = (self._rng.random(len(self._pace)) < 0.002) * self._rng.uniform(0.0, 0.02, len(self._pace))
+        return (usual + rare) * min(1.0, self._noise)
+
+    def _routes(self, step_s: float) -> Floats:
+        """Which share of its calls each path carries: spares take some, services asleep get none."""
+        topology = self.topology
+        if topology.idle.any():
+            over = topology.idle & (self._asleep_until <= self.now_s)
+            for service in np.flatnonzero(over):
+                self.awake[service] = not self.awake[service]
+                self._asleep_until[service] = self.now_s + self._rng.exponential(1500.0)
+        spares = np.flatnonzero(topology.spare_of >= 0)
+        share = self.awake.astype(np.float64)
+        for spare in spares:
+            up = self.fleet.running[spare] and self.ready[spare] > 0
+            aim = SPARE_SHARE if up else 0.0
+            # Traffic moves within about two minutes, and is gone at once where nobody is left.
+            moved = step_s / 120.0 * SPARE_SHARE
+            taken = min(aim, self._taken[spare] + moved) if up else 0.0
+            self._taken[spare] = taken
+            share[spare] = taken
+            share[topology.spare_of[spare]] *= 1.0 - taken
+        return (share * self.fleet.running)[topology.dst]
+
+    def _consume(self, step_s: float, serving: NDArray[np.bool_]) -> None:
+        """Processors and memory that each pod uses."""
+        topology, pods, flow, rng = self.topology, self.pods, self.flow, self._rng
+        s, n = len(topology.names), len(pods)
+        service = pods.service
+        count = np.maximum(self.ready, 1)
+        load = flow.served / count
+        calling = np.bincount(topology.src, flow.sent, s) / count * 4e-5
+        cold = pods.slowness(self.now_s)
+        uneven = np.exp(0.08 * self._noise * rng.standard_t(4, n).clip(-6, 6))
+        work = (load * topology.cpu_s + calling)[service] * (0.7 + 0.3 * cold) * uneven
+        runs = (pods.down_s <= self.now_s) & (pods.created_s <= self.now_s)
+        starting = runs & (self.now_s - pods.started_s < 25.0)
+        own = 0.02 * topology.cpu_request[service]
+        boot = np.where(starting, 0.3 * topology.cpu_request[service], 0.0)
+        hog = self.harm.hog[service] * topology.cpu_request[service]
+        self.pod_cpu = np.where(runs, np.where(serving, work + hog, 0.0) + own + boot, 0.0)
+        # Garbage grows with the work done and goes all at once.
+        usual = np.maximum(topology.cpu_request * 0.5, 1e-9)
+        pods.phase += np.where(
+            runs, step_s / topology.gc_s[service] * (0.3 + 0.7 * work / usual[service]), 0.0
+        )
+        pods.phase %= 1.0
+        held = (
+            topology.memory_bytes[service] * (1.0 + 0.35 * pods.phase)
+            + 2e5 * (flow.in_flight / count)[service]
+        )
+        self.pod_memory = np.where(runs, held + pods.leaked, 0.0)
+        self.cpu_cores = np.bincount(service, self.pod_cpu, s).astype(np.float64)

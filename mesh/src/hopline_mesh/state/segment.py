@@ -1,0 +1,94 @@
+"""One file of the history: records one after the other, each with its length and its CRC-32.
+
+A segment is understood without others. What was not written whole, by a kill or a full disk, is its end and
+is left out; the records before it count. Knows bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hopline_mesh.errors import StateDamaged
+
+MAGIC = b"HLHIST01"
+_HEAD = struct.Struct("<II")
+
+
+class SegmentWriter:
+    """Appends to a new file.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = 0
+        self._file = path.open("xb", buffering=0)
+        self.size = 0
+        try:
+            self._write(MAGIC)
+        except OSError:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def append(self, payload: bytes) -> None:
+        """Write one record; what of it stays behind after a failure is cut off.
+
+        Raises:
+            OSError: the disk is full or refuses.
+        """
+        before = self.size
+        try:
+            self._write(_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+            os.fdatasync(self._file.fileno())
+        except OSError:
+            self._file.truncate(before)
+            self._file.seek(before)
+            self.size = before
+            raise
+        self.records += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            done = self._file.write(left)
+            self.size += done
+            left = left[done:]
+
+
+def read_segment(path: Path) -> Iterator[bytes]:
+    """The records of a file, oldest first.
+
+    Raises:
+        StateDamaged: after the last good record, where the rest is torn or changed, or at once, where the
+            file is of another version or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            magic = file.read(len(MAGIC))
+            if magic != MAGIC:
+                raise StateDamaged(f"{path}: is no history that this version of Hopline reads: {magic!r}")
+            while head := file.read(_HEAD.size):
+                at = file.tell() - len(head)
+                if len(head) < _HEAD.size:
+                    raise StateDamaged(f"{path}: was cut off at byte {at}")
+                length, crc = _HEAD.unpack(head)
+                if at + _HEAD.size + length > size:
+                    raise StateDamaged(f"{path}: was cut off in the record at byte {at}")
+                payload = file.read(length)
+                if zlib.crc32(payload) != crc:
+                    raise StateDamaged(f"{path}: the record at byte {at} is not what was written")
+                yield payload
+    except OSError as error:
+        raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None

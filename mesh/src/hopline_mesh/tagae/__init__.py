@@ -1,0 +1,5 @@
+"""The detector: from intervals of a mesh to verdicts with incidents. Begin with `detector.py`."""
+
+from hopline_mesh.tagae.detector import Tagae, TagaeSettings
+
+__all__ = ["Tagae", "TagaeSettings"]

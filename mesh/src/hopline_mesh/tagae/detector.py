@@ -1,0 +1,645 @@
+"""TAGAE as one object: learns what is normal, then judges one interval after the other.
+
+A step: take the interval in (`series`), expect (`expect`), judge (`series`), and only where something is
+out of bounds gather clues, put them together and follow them as incidents.
+
+It is long because learning, keeping and judging share all of its state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.errors import ModelNotReady
+from hopline_mesh.changes import Change, Context
+from hopline_mesh.changes import Trouble as Reported
+from hopline_mesh.errors import SnapshotInvalid, StateDamaged
+from hopline_mesh.incident import Verdict
+from hopline_mesh.model.partition import WHOLE_UP_TO, part_scores
+from hopline_mesh.model.weights import Weights
+from hopline_mesh.schema import Schema
+from hopline_mesh.snapshot import Gap, Snapshot
+from hopline_mesh.tagae import calibrate, expect, expected, kernels
+from hopline_mesh.tagae.abnormal import MOST, Stretch, stretches
+from hopline_mesh.tagae.calls import CallsPerRequest
+from hopline_mesh.tagae.clues import Clue, Key, together
+from hopline_mesh.tagae.cut import Cut
+from hopline_mesh.tagae.live import LiveState
+from hopline_mesh.tagae.overall import Overall
+from hopline_mesh.tagae.pairs import Lineup, Pairs
+from hopline_mesh.tagae.roles import role_of
+from hopline_mesh.tagae.series import SeriesTable
+from hopline_mesh.tagae.sweep import Order, Sweep, Taken
+from hopline_mesh.tagae.telling import told
+from hopline_mesh.tagae.tracker import Tracker, Trouble
+from hopline_mesh.tagae.witness import Place, Witness
+
+
+@dataclass(frozen=True, slots=True)
+class TagaeSettings:
+    """What can be tuned.
+
+    Attributes:
+        window_size: intervals that are looked back.
+        anomaly_percentile: of the deviations of normal time, from where on their tail is fitted.
+        false_alarms_per_day: that the thresholds are calibrated to.
+        warm_up: intervals before the first verdict, and before a new service's first.
+        hold_s: seconds that a deviation must last, and at least two intervals.
+        model: "none" leaves the graph model out, "untrained" leaves it as it begins: for comparisons.
+        clean_s: seconds without one after which an incident is over, and at least two intervals.
+        threads: of the graph model; more than two are for parts.
+        device: where the graph model runs.
+        partition_above: services above which a mesh is in parts, by namespace.
+    """
+
+    window_size: int = 120
+    anomaly_percentile: float = 99.0
+    false_alarms_per_day: float = 1.0
+    warm_up: int = 10
+    hold_s: float = 80.0
+    clean_s: float = 90.0
+    model: Literal["trained", "untrained", "none"] = "trained"
+    threads: int = 2
+    device: Literal["cpu", "cuda"] = "cpu"
+    partition_above: int = WHOLE_UP_TO
+
+
+#: Score of what Kubernetes reports, and of a service that is gone.
+_REPORTED = 2.0
+#: Intervals after which a service that went as planned is not missed; share of all services that cannot go
+#: at once; logarithm of requests per second that a service must have had to be missed.
+_FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
+#: Share of the way to its window's mean by which a level moves in one interval, in windows.
+_DRIFT_WINDOWS = 10.0
+#: Values that levels and spreads are learnt from at most, 200 MB; of more intervals every second, third …
+_LEARN_VALUES = 50_000_000
+#: Services times intervals that a model is trained on at most.
+_LEARN_NODES = 100_000
+_FORMAT = "hopline-mesh-tagae-1"
+#: An interval with less than this share of what is known measured says nothing.
+_BLIND = 0.5
+
+
+class Tagae:
+    """Watches one mesh; implements `hopline_mesh.detector.Detector`.
+
+    Attributes:
+        left_out: times that the last `fit` did not learn from, since they were no normal ones.
+    """
+
+    def __init__(self, settings: TagaeSettings | None = None) -> None:
+        self.settings = settings or TagaeSettings()
+        self.schema: Schema | None = None
+        self.interval_s = 0.0
+        self.steps = 0
+        self._last_s = 0.0
+        self._tracker = Tracker()
+        self._expectation: expect.Expectation | None = None
+        self._learnt = 0
+        self.left_out: list[Stretch] = []
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Column, such as "node.p99_ms" or "edge.error_share" -> spreads at which its score is 1."""
+        if self.schema is None:
+            return {}
+        return {
+            f"{kind}.{column}": float(spreads)
+            for kind, table in zip(("node", "edge"), self._tables, strict=True)
+            for column, spreads in zip(table.columns, table.threshold, strict=True)
+        }
+
+    # Learning
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Learn from intervals that are taken as normal, oldest first; replaces what was learned before.
+
+        What among them would be an incident whatever is learned is not learned from: see `left_out`.
+
+        Raises:
+            SnapshotInvalid: there are none.
+        """
+        if not snapshots:
+            raise SnapshotInvalid("nothing to learn from: fit was given no snapshot")
+        left_out = self._abnormal(snapshots, contexts)
+        if left_out:
+            kept = [not any(each.time_s in stretch for stretch in left_out) for each in snapshots]
+            snapshots = list(itertools.compress(snapshots, kept))
+            contexts = list(itertools.compress(contexts, kept))
+        self._prepare(snapshots)
+        self.left_out = left_out
+        self._learn_scales(snapshots, calibrate.TAIL)
+        if self.settings.model != "none":
+            self._learn_model(snapshots)
+        self._count(snapshots, contexts)
+        self._learnt = len(snapshots)
+        self._fitted = True
+        self._set_thresholds()
+        self._last_s = snapshots[-1].time_s
+
+    def _abnormal(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> list[Stretch]:
+        """Times with what would be an incident whatever is learned of the others.
+
+        Series alone are asked, as the graph model is learned from what is left.
+        """
+        scout = Tagae(replace(self.settings, model="none"))
+        scout._prepare(snapshots)
+        scout._learn_scales(snapshots, MOST)
+        for table in scout._tables:
+            table.threshold[:] = calibrate.HIGHEST
+        beyond: list[list[Clue]] = []
+        for snapshot, context in zip(snapshots, contexts, strict=True):
+            scout._observe(snapshot)
+            scout._excuse(expected.under_way(context, snapshot.time_s, scout.interval_s), snapshot)
+            found, _ = scout._judge(snapshot, kernels.NOTHING)
+            scout.steps += 1
+            beyond.append(scout._witness.firm(snapshot, found))
+        times_s = [snapshot.time_s for snapshot in snapshots]
+        return stretches(times_s, beyond, before=scout._hold - 1, apart=scout._patience)
+
+    def _prepare(self, snapshots: Sequence[Snapshot]) -> None:
+        """Begin anew, with room for all that is in them."""
+        self._begin(snapshots[0].schema)
+        gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(snapshots)]
+        self.interval_s = float(np.median(gaps)) if gaps else 0.0
+        for snapshot in snapshots:
+            self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._nodes.grow(len(snapshots[0].roster))
+        self._edges.grow(len(self._pairs))
+
+    def _learn_scales(self, snapshots: Sequence[Snapshot], tail: float) -> None:
+        for number, table in enumerate(self._tables):
+            width = len(table.columns)
+            every = max(1, -(-len(snapshots) * table.size * width // _LEARN_VALUES))
+            some = snapshots[::every]
+            history = np.full((len(some), table.size, width), np.nan, np.float32)
+            for t, snapshot in enumerate(some):
+                if number == 0:
+                    history[t, snapshot.nodes] = snapshot.node_features
+                else:
+                    slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+                    history[t, slots] = self._edge_numbers(snapshot)
+            calibrate.learn_scales(table, history, tail)
+
+    def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Play normal time, and count by how much it is out of bounds that nothing explains."""
+        for table in self._tables:
+            table.threshold[:] = calibrate.LEAST_COUNTED
+        peaks = [np.zeros_like(table.peak) for table in self._tables]
+        for snapshot, context in zip(snapshots, contexts, strict=True):
+            self._observe(snapshot)
+            self._forget_planned(snapshot, context)
+            found, _ = self._judge(snapshot, kernels.ALL)
+            left = self._unexplained(snapshot, context, found)
+            for number, table in enumerate(self._tables):
+                mine = [(slot, column, share) for (of, slot, column), share in left if of == number]
+                calibrate.discount(table, mine, peaks[number], self.steps, self._hold)
+            self.steps += 1
+        for table, peak in zip(self._tables, peaks, strict=True):
+            table.peak[:] = peak
+
+    def _unexplained(
+        self, snapshot: Snapshot, context: Context, found: Sequence[Place]
+    ) -> list[tuple[Place, float]]:
+        """What was found, with the share of it that neither more load nor a planned change explains."""
+        if not found:
+            return []
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s)
+        quiet = [expected.shares(changes, snapshot.roster, roles) for roles in self._roles]
+        left = []
+        for place, share in zip(found, self._witness.shares(snapshot, found), strict=True):
+            number, slot, column = place
+            ends = (slot,) if number == 0 else (int(self._pairs.src[slot]), int(self._pairs.dst[slot]))
+            excused = min((quiet[number][end][column] for end in ends if end in quiet[number]), default=1.0)
+            left.append((place, share * float(excused)))
+        return left
+
+    def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
+        """Play the intervals once for what the model reads, and train it; windows are empty again after."""
+        sizes = sum(len(snapshot.nodes) for snapshot in snapshots)
+        every = max(1, -(-sizes // _LEARN_NODES))
+        frames, slots = [], []
+        for number, snapshot in enumerate(snapshots):
+            self._observe(snapshot)
+            self.steps += 1
+            if number % every == 0 and number >= self.settings.warm_up:
+                paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+                frames.append(expect.frame(snapshot, paths, self._nodes, self._edges))
+                slots.append((snapshot.nodes, paths))
+        held = max(1, len(frames) // 5)
+        shape = expect.shape_for(self._nodes, self._edges)
+        if self.settings.model == "trained" and len(frames) - held >= 2:
+            weights = expect.learn(frames[:-held], shape)
+        else:
+            weights = Weights.initial(shape)
+        self._expectation = expect.Expectation(weights, self.settings.threads, self.settings.device)
+        if frames:
+            expect.trust(self._expectation, frames[-held:], slots[-held:], self._nodes, self._edges)
+        for table in self._tables:
+            table.forget_window()
+        self.steps = 0
+
+    def _set_thresholds(self) -> None:
+        for table in self._tables:
+            calibrate.set_thresholds(
+                table,
+                self._learnt,
+                self.interval_s,
+                self.settings.false_alarms_per_day / 2,
+                self.settings.anomaly_percentile,
+                calibrate.LOWEST if self._fitted else calibrate.LOWEST_UNFITTED,
+                calibrate.HIGHEST if self._fitted else calibrate.UNKNOWN,
+                hold=self._hold if self._fitted else 0,
+            )
+        self._overall.forget()  # thresholds are what scores are measured by
+
+    def _begin(self, schema: Schema, *, with_calls: bool = True) -> None:
+        window = self.settings.window_size
+        self._calls = CallsPerRequest(schema) if with_calls else None
+        self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
+        measured, more = schema.edge_features, self._calls.columns if self._calls else ()
+        self._edges = SeriesTable((*measured, *more), window, calibrate.UNKNOWN, len(measured))
+        self._tables = (self._nodes, self._edges)
+        self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
+        self._pairs = Pairs()
+        self._lineup = Lineup(self._pairs)
+        self._sweep = Sweep(self._nodes, self._edges, self.settings.threads)
+        self._witness = Witness(self._nodes, self._edges, self._pairs)
+        self._expectation = None
+        self._cut = Cut(self.settings.partition_above)
+        self._parts: NDArray[np.int32] | None = None
+        self._overall = Overall(window, self.settings.anomaly_percentile)
+        self._fitted = False
+        self._gaps: list[float] = []  # between the first intervals, to learn how long one is
+        self._excused: dict[int, expected.Excuse] = {}
+        self._excused_for: list[tuple[str, str, int, int]] = []
+        self._excused_at = 0
+        self._reported: dict[Key, float] = {}
+        self._absent = np.zeros(0, np.int32)
+        self.left_out = []
+        self.steps = 0
+        self._learnt = 0
+        self.schema = schema  # last: metrics are read on another thread, and ask whether there is one
+
+    # Keeping
+
+    def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """All that `restore` needs to go on with the next interval as if nothing had been.
+
+        Slots are those of the roster: it has to be kept as well.
+
+        Returns: a JSON object, and arrays by name.
+        """
+        meta: dict[str, Any] = {"format": _FORMAT, "settings": asdict(self.settings)}
+        if self.schema is None:
+            return meta, {}
+        meta |= {
+            "node_features": list(self.schema.node_features),
+            "edge_features": list(self.schema.edge_features),
+            "with_calls": self._calls is not None,
+            "interval_s": self.interval_s,
+            "steps": self.steps,
+            "learnt": self._learnt,
+            "fitted": self._fitted,
+            "last_s": self._last_s,
+            "excused": sorted([slot, *astuple(excuse)] for slot, excuse in self._excused.items()),
+            "tracker": self._tracker.export(),
+            "model": None,
+            "cut": self._cut.export(),
+        }
+        arrays: dict[str, NDArray[Any]] = {"absent": self._absent.copy()}
+        arrays |= {"pairs.src": self._pairs.src.copy(), "pairs.dst": self._pairs.dst.copy()}
+        for name, table in (("nodes", self._nodes), ("edges", self._edges)):
+            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
+        meta["overall"], overall = self._overall.export()
+        arrays |= {f"overall.{key}": array for key, array in overall.items()}
+        if self._expectation is not None:
+            weights = self._expectation.weights
+            meta["model"] = weights.shape.to_meta()
+            arrays |= {f"model.{key}": array for key, array in weights.arrays.items()}
+        return meta, arrays
+
+    @classmethod
+    def restore(
+        cls,
+        meta: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        machine: TagaeSettings | None = None,
+    ) -> Tagae:
+        """The detector of which `export` gave these.
+
+        Args:
+            machine: where threads, device and size of parts are others than where it was exported.
+
+        Raises:
+            StateDamaged: something is missing, does not fit, or is of another version.
+        """
+        if meta.get("format") != _FORMAT:
+            raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
+
+        def part(name: str) -> dict[str, NDArray[Any]]:
+            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
+
+        try:
+            settings = TagaeSettings(**meta["settings"])
+            if machine is not None:
+                here = {name: getattr(machine, name) for name in ("threads", "device", "partition_above")}
+                settings = replace(settings, **here)
+            self = cls(settings)
+            if "steps" not in meta:
+                return self
+            schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
+            # Earlier versions did not count calls per request; they go on without until they learn again.
+            self._begin(schema, with_calls=bool(meta.get("with_calls", False)))
+            self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
+            self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
+            self._fitted = bool(meta["fitted"])
+            self._excused = dict(map(expected.restored, meta["excused"]))
+            self._tracker = Tracker.restore(meta["tracker"])
+            self._absent = np.array(arrays["absent"], np.int32)
+            self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
+            self._nodes.restore(part("nodes."))
+            self._edges.restore(part("edges."))
+            if meta["model"] is not None:
+                weights = expect.restore(meta["model"], part("model."))
+                self._expectation = expect.Expectation(weights, self.settings.threads, self.settings.device)
+            # Earlier versions took every mesh as a whole.
+            if "cut" in meta and self._cut.restore(meta["cut"]):
+                self._overall.restore(meta["overall"], part("overall."))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
+        if self._nodes.size != len(self._absent) or self._edges.size != len(self._pairs):
+            raise StateDamaged("the detector's state is damaged: its parts are of different sizes")
+        return self
+
+    # Judging
+
+    def rouse(self) -> None:
+        """The next interval comes within a millisecond or so. `step` says so itself, but only then."""
+        if self.schema is not None:
+            self._sweep.rouse()
+
+    def step(self, snapshot: Snapshot, context: Context) -> Verdict:
+        """Judge the next interval; see `Detector.step`."""
+        if self.schema is None:
+            self._begin(snapshot.schema)
+        self._sweep.rouse()
+        ended = self._mind_the_clock(snapshot.time_s)
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
+        learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
+        is_plain = not changes and not self._excused
+        taken = self._observe(snapshot, learn if is_plain else None)
+        self._excuse(changes, snapshot)
+        troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
+        found, score = self._judge(snapshot, learn)
+        if self._parts is not None:
+            score = max(score, self._together(snapshot, self._parts, learn == kernels.USUAL))
+        self.steps += 1
+        self._last_s = snapshot.time_s
+        self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
+        if not self._fitted and self.steps % self.settings.window_size == 0:
+            self._set_thresholds()
+        if self.steps <= self.settings.warm_up:
+            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
+        if taken.known and taken.measured < _BLIND * taken.known:
+            gap = Gap(
+                "mesh", f"only {taken.measured} of {taken.known} series that were measured before are there"
+            )
+            return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
+        direct = self._direct(snapshot, troubles, context)
+        if found or direct or self._tracker.open:
+            ended += self._follow(snapshot, found, direct)
+        incidents = [told(trouble, snapshot.roster) for trouble in (*self._tracker.open, *ended)]
+        state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
+        suppressed = tuple(sorted({change.service for change in changes})) if changes else ()
+        return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, snapshot.gaps)
+
+    def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
+        """Score of the parts of a mesh, all together."""
+        paths = self._lineup.paths
+        place = np.empty(self._nodes.size, np.int32)
+        place[snapshot.nodes] = np.arange(len(snapshot.nodes), dtype=np.int32)
+        worst = self._edges.score[paths].max(axis=1, initial=0.0)
+        each = part_scores(
+            parts, self._cut.num_parts, self.scores(snapshot), place[snapshot.edge_dst], worst
+        )
+        learn = is_normal and self.steps > self.settings.warm_up
+        return self._overall.judge(each, self._cut.version, hold=self._hold, learn=learn)
+
+    def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """Scores of the services in the interval that was judged last, each that of its worst column.
+
+        Args:
+            snapshot: that interval.
+
+        Returns: float32 [nodes]; 1.0 is the threshold.
+        """
+        worst: NDArray[np.float32] = self._nodes.score[snapshot.nodes].max(axis=1, initial=0.0)
+        return worst
+
+    def live(self, snapshot: Snapshot) -> LiveState:
+        """Embeddings that follow events from now on; nothing of the detector changes by that.
+
+        Args:
+            snapshot: the interval that was judged last.
+
+        Raises:
+            ModelNotReady: there is no model, since none was trained yet or none is wanted.
+        """
+        if self._expectation is None:
+            raise ModelNotReady(
+                "there are no embeddings yet: the model is trained once there are enough intervals "
+                "(TAGAE_TRAIN_AT)",
+                retry_after_s=60.0,
+            )
+        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        weights = self._expectation.weights
+        return LiveState(weights, snapshot, paths, self._nodes, self._edges, self.interval_s)
+
+    def _mind_the_clock(self, time_s: float) -> list[Trouble]:
+        """Learn the interval, and begin a new window where time has jumped. Returns: incidents that end."""
+        if not self.steps:
+            return []
+        gone = time_s - self._last_s
+        if not self._fitted and gone > 0 and len(self._gaps) < self.settings.warm_up:
+            self._gaps.append(gone)
+            self.interval_s = float(np.median(self._gaps))
+        if abs(gone) <= max(20 * self.interval_s, 900.0):
+            return []
+        for number, table in enumerate(self._tables):
+            still = [f for f, role in enumerate(self._roles[number]) if role == "memory"]
+            table.forget_window(also_levels_of=still)
+        return self._tracker.close_all()
+
+    def _observe(self, snapshot: Snapshot, learn: int | None = None) -> Taken:
+        """Take an interval in.
+
+        Args:
+            learn: how it is judged, where that can be done at once: nothing of it is excused.
+        """
+        self._lineup.take(snapshot)
+        nodes, paths, hold = self._lineup.nodes, self._lineup.paths, self._hold
+        self._edges.grow(len(self._pairs))
+        if len(snapshot.roster) > len(self._absent):
+            self._nodes.grow(len(snapshot.roster))
+            new = self._nodes.size - len(self._absent)
+            self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
+        self._parts = self._cut.parts(snapshot)
+        inputs = None
+        if self._expectation is not None:
+            inputs = self._expectation.rooms(len(nodes), len(paths), *self._tables)
+        pending = None
+        # What is typical of a column is looked for in all of its numbers, before the sweep.
+        if self._calls is not None and self._calls.columns and not self._edges.is_looking:
+            pending = self._calls.begin(snapshot)
+        edge_numbers = self._edge_numbers(snapshot) if pending is None else pending.out
+        taken = self._taken = self._sweep.take_in(
+            (snapshot.node_features, edge_numbers),
+            (nodes, paths),
+            self.steps,
+            interval_s=self.interval_s,
+            warm_up=self.settings.warm_up,
+            ago=2 * hold,
+            recent=max(1, hold - 2),
+            drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+            inputs=inputs,
+            pending=pending,
+            absent=self._absent,
+            then=None if learn is None else self._order(snapshot, hold, learn),
+        )
+        return taken
+
+    def _order(self, snapshot: Snapshot, hold: int, learn: int) -> Order | None:
+        """How an interval is judged at once; None where the model's pass has to be seen to before."""
+        if self._expectation is None:
+            return Order(hold, learn, None)
+        model = self._expectation.ahead(snapshot, self._lineup, *self._tables, self._parts)
+        return None if model is None else Order(hold, learn, model)
+
+    def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """What there is to judge of the call paths, float32 [e, columns]."""
+        return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
+
+    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
+        """What is out of bounds of the interval that was observed last, and the largest score."""
+        model = done = None
+        if self._expectation is not None and not self._sweep.is_judged:
+            ready = self._expectation.ready(
+                snapshot, self._lineup, self._taken.young, *self._tables, self._parts
+            )
+            if isinstance(ready, tuple):
+                done = ready
+            else:
+                model = ready
+        return self._sweep.judge(
+            self.steps,
+            warm_up=self.settings.warm_up,
+            hold=self._hold,
+            learn=learn,
+            model=model,
+            expected=done,
+        )
+
+    @property
+    def _hold(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return min(max(2, math.ceil(self.settings.hold_s / self.interval_s)), kernels.HOLD)
+
+    @property
+    def _patience(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return max(2, math.ceil(self.settings.clean_s / self.interval_s))
+
+    # Following
+
+    def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
+        """Have planned changes count for less; what they changed is taken as it is once they are over."""
+        shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
+        if not shares and not self._excused:
+            return
+        known = sorted(
+            (change.service, str(change.kind), change.before or 0, change.after or 0) for change in changes
+        )
+        if known == self._excused_for and len(self._pairs) == self._excused_at:
+            return
+        self._excused_for, self._excused_at = known, len(self._pairs)
+        over_edges = expected.shares(changes, snapshot.roster, self._roles[1]) if changes else {}
+        for slot in self._excused.keys() - shares.keys():
+            is_troubled = any(slot in trouble.services for trouble in self._tracker.open)
+            usual = expected.usual_now(
+                self._nodes, slot, self._roles[0], self._excused[slot], is_troubled=is_troubled
+            )
+            self._nodes.level[slot, usual] = np.nan
+        for table in self._tables:
+            table.quiet[:] = 1.0
+        for slot, row in shares.items():
+            self._nodes.quiet[slot] = row
+            touched = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
+            self._edges.quiet[touched] = np.minimum(self._edges.quiet[touched], over_edges[slot])
+        self._excused = {slot: self._excused.get(slot, expected.Excuse()) for slot in shares}
+        for change in changes:
+            found = snapshot.roster.find(change.service)
+            if found is not None:
+                self._excused[found] = self._excused[found].also(change)
+
+    def _direct(self, snapshot: Snapshot, troubles: Sequence[Reported], context: Context) -> list[Clue]:
+        """Clues that need no measurement: what Kubernetes reports, and services that are gone."""
+        self._reported = {}
+        for trouble in troubles:
+            slot = snapshot.roster.find(trouble.service)
+            if slot is not None:
+                self._reported[(-1, slot, trouble.kind)] = _REPORTED
+        clues = [
+            Clue(slot, -1, kind, "trouble", score, True, True, None, None)
+            for (_, slot, kind), score in self._reported.items()
+        ]
+        size = self._nodes.size
+        if len(snapshot.nodes) == size:
+            return clues
+        self._forget_planned(snapshot, context)
+        gone = np.flatnonzero((self._absent >= self._hold) & (self._absent < _FORGOTTEN))
+        known = self._nodes.seen[gone].max(axis=1, initial=0) >= self.settings.window_size // 2
+        if self._nodes.load >= 0:
+            known &= self._nodes.level[gone, self._nodes.load] > _BUSY
+        gone = gone[known & (self._absent[gone] < self.settings.window_size)]
+        if snapshot.gaps or len(gone) > max(1, _MANY * len(snapshot.nodes)):
+            return clues
+        for slot in gone.tolist():
+            self._reported[(-1, slot, "gone")] = _REPORTED
+            clues.append(Clue(slot, -1, "gone", "gone", _REPORTED, False, True, None, None))
+        return clues
+
+    def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
+        """Whoever is not there during a change of its own is not missed."""
+        for change in context.changes:
+            slot = snapshot.roster.find(change.service)
+            if slot is not None and change.kind != "added" and self._absent[slot]:
+                self._absent[slot] = _FORGOTTEN
+
+    def _follow(
+        self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
+    ) -> list[Trouble]:
+        clues = [*direct, *self._witness.firm(snapshot, found)]
+        if not clues and not self._tracker.open:
+            return []
+        clues += self._witness.supporting(snapshot, found, [clue.service for clue in direct])
+        services = {clue.service for clue in clues} | {clue.caller for clue in clues if clue.caller >= 0}
+        for trouble in self._tracker.open:
+            services |= trouble.services
+        calls = self._witness.calls(snapshot, services)
+        groups = together(clues, calls)
+        first_s = snapshot.time_s - (self._hold - 1) * self.interval_s
+        return self._tracker.update(snapshot.time_s, first_s, groups, calls, self._present, self._patience)
+
+    def _present(self, key: Key) -> float | None:
+        """Score of something that was a clue, now; None where it was not measured."""
+        return self._reported[key] if key in self._reported else self._witness.score(key)

@@ -1,0 +1,151 @@
+"""Which call path has which number: a hash table of pairs of slots. And who is there in an interval."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.kernels.jit import njit
+from hopline_mesh.model.graph import same
+from hopline_mesh.roster import SlotArray
+from hopline_mesh.snapshot import Snapshot
+
+#: Places in the table of an empty one; there are always at least twice as many as call paths.
+_LEAST_PLACES = 64
+_EMPTY = np.int64(-1)
+#: Knuth's multiplicative hash: 2^64 over the golden ratio, odd.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Pairs:
+    """Slots of call paths, in the order in which they were first seen.
+
+    Attributes:
+        src, dst: int32, slots of the callers and callees; position is the path's slot.
+    """
+
+    def __init__(self) -> None:
+        self.src: SlotArray = np.zeros(0, np.int32)
+        self.dst: SlotArray = np.zeros(0, np.int32)
+        self._keys = np.full(_LEAST_PLACES, _EMPTY, np.int64)
+        self._slots = np.zeros(_LEAST_PLACES, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
+        """int32 [e], slots of these paths, new ones where they were not seen before."""
+        src, dst = np.ascontiguousarray(src, np.int32), np.ascontiguousarray(dst, np.int32)
+        found = np.empty(len(src), np.int32)
+        new = _find(src, dst, self._keys, self._slots, found)
+        if new:
+            self._add(src, dst, found, new)
+        return found
+
+    def _add(self, src: SlotArray, dst: SlotArray, found: SlotArray, new: int) -> None:
+        """Give slots to paths that were not found, in the order of the interval.
+
+        Rows and series of a path then lie alike, and near each other.
+        """
+        known = len(self.src)
+        if 2 * (known + new) > len(self._keys):
+            places = 1 << (4 * (known + new) - 1).bit_length()
+            self._keys, self._slots = np.full(places, _EMPTY, np.int64), np.zeros(places, np.int32)
+            none = np.full(known, -1, np.int32)
+            _put(self.src, self.dst, self._keys, self._slots, 0, none, np.empty(known, np.int32))
+        first = np.empty(new, np.int32)
+        size = _put(src, dst, self._keys, self._slots, known, found, first)
+        first = first[: size - known]  # a path that comes twice is one
+        self.src, self.dst = np.concatenate([self.src, src[first]]), np.concatenate([self.dst, dst[first]])
+
+    def restore(self, src: SlotArray, dst: SlotArray) -> None:
+        """Take up paths in the order of their slots."""
+        self.__init__()  # type: ignore[misc]
+        self.slots(src, dst)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _place_of(key: int, keys: NDArray[np.int64]) -> int:
+    """Where a key is, or is to be: the first such or empty place from its hash on."""
+    mask = len(keys) - 1
+    hashed = np.uint64(key) * _SPREAD
+    place = np.int64(hashed >> np.uint64(32)) & mask
+    while keys[place] != key and keys[place] != _EMPTY:
+        place = (place + 1) & mask
+    return place  # type: ignore[return-value]
+
+
+@njit(nogil=True, cache=True)
+def _find(
+    src: SlotArray, dst: SlotArray, keys: NDArray[np.int64], slots: SlotArray, found: SlotArray
+) -> int:
+    """Slots of paths into `found`, -1 of those that are not there. Returns: how many are not."""
+    missing = 0
+    for k in range(len(src)):
+        place = _place_of((np.int64(src[k]) << 32) | np.int64(dst[k]), keys)
+        is_there = keys[place] != _EMPTY
+        found[k] = slots[place] if is_there else -1
+        missing += not is_there
+    return missing
+
+
+@njit(nogil=True, cache=True)
+def _put(
+    src: SlotArray, dst: SlotArray, keys: NDArray[np.int64], slots: SlotArray, size: int, found: SlotArray,
+    first: SlotArray,
+) -> int:  # fmt: skip
+    """Give the slots from `size` on to paths that have none in `found`.
+
+    Args:
+        first: int32, result: rows of the paths that got them.
+
+    Returns: how many slots there are now.
+    """
+    known = size
+    for k in range(len(src)):
+        if found[k] < 0:
+            key = (np.int64(src[k]) << 32) | np.int64(dst[k])
+            place = _place_of(key, keys)
+            if keys[place] == _EMPTY:
+                keys[place], slots[place] = key, size
+                first[size - known] = k
+                size += 1
+            found[k] = slots[place]
+    return size
+
+
+class Lineup:
+    """Who is there in an interval: the same arrays as in the one before while they are the same.
+
+    What depends on them is made anew where the array is another one; numbers are compared here, once.
+
+    Attributes:
+        nodes: int32 [n], slots of the services.
+        paths: int32 [e], slots of the call paths.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.nodes: SlotArray = np.zeros(0, np.int32)
+        self.paths: SlotArray = np.zeros(0, np.int32)
+        self._pairs = pairs
+        self._ends = self.paths, self.paths
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Go on to the next interval."""
+        nodes, src, dst = snapshot.nodes, snapshot.edge_src, snapshot.edge_dst
+        are_nodes, are_paths = as_before(self.nodes, nodes, *self._ends, src, dst)
+        if not are_nodes:
+            self.nodes = nodes.astype(np.int32)
+        if not are_paths:
+            self.paths = self._pairs.slots(src, dst)
+            self._ends = src.astype(np.int32), dst.astype(np.int32)
+
+
+@njit(nogil=True, cache=True)
+def as_before(
+    nodes: SlotArray, new_nodes: SlotArray, src: SlotArray, dst: SlotArray, new_src: SlotArray,
+    new_dst: SlotArray,
+) -> tuple[bool, bool]:  # fmt: skip
+    """Whether services, and whether call paths, are those of before."""
+    are_nodes = len(nodes) == len(new_nodes) and same(nodes, nodes, new_nodes, new_nodes)
+    return are_nodes, len(src) == len(new_src) and same(src, dst, new_src, new_dst)

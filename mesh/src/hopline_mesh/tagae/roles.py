@@ -1,0 +1,75 @@
+"""What a column is about, by its name, and in which direction it is bad.
+
+Only where trouble is attributed, and for the direction: how far a value is from what was expected is
+measured the same way for every column. A column whose name says nothing is read as a resource.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.schema import kind_of
+
+#: `load` requests that arrive; `calls` what a caller sends for each request that it gets; `traffic` what
+#: goes with requests (bytes, calls, connections); `latency` and `errors` how well a service answers;
+#: `outgoing` latency that it has with others; `memory` what stays where it is until something changes it;
+#: `resource` all other things that a service uses.
+Role = Literal["load", "calls", "traffic", "latency", "outgoing", "errors", "memory", "resource"]
+
+_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
+    ("memory", frozenset({"memory", "mem", "heap", "rss", "disk"})),
+    ("resource", frozenset({"cpu", "gpu", "throttled", "processor"})),
+    ("load", frozenset({"rate", "rps", "qps", "ops", "requests", "workload", "throughput"})),
+    ("traffic", frozenset({"connections", "network", "net", "receive", "transmit", "rx", "tx", "bytes",
+                           "reads", "writes", "read", "write", "syscall", "packets"})),
+)  # fmt: skip
+_LATENCY = frozenset({"latency", "duration", "p50", "p75", "p90", "p95", "p99", "ms", "seconds", "s"})
+_RATIO = frozenset({"calls", "per", "request"})
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+#: How much of a deviation counts, upwards and downwards. Lower latency, memory or use of a processor is
+#: seldom trouble in itself; fewer errors never are, and fewer calls show as less load already.
+_POLARITY: dict[Role, tuple[float, float]] = {
+    "load": (1.0, 1.0),
+    "calls": (1.0, 0.0),
+    "traffic": (0.7, 0.7),
+    "latency": (1.0, 0.3),
+    "outgoing": (1.0, 0.3),
+    "errors": (1.0, 0.0),
+    "memory": (1.0, 0.3),
+    "resource": (1.0, 0.5),
+}
+
+
+def role_of(column: str) -> Role:
+    """The role of a column."""
+    words = set(re.findall(r"[a-z]+\d*", _CAMEL.sub(" ", column).lower()))
+    if kind_of(column) == "share":
+        return "errors" if words & {"error", "errors", "failed", "failure", "fault"} else "resource"
+    if words & _LATENCY and not words & {"cpu", "memory"}:
+        return "outgoing" if "client" in words else "latency"
+    if words >= _RATIO:
+        return "calls"
+    for role, known in _WORDS:
+        if words & known:
+            return role
+    return "resource"
+
+
+def load_column(columns: Sequence[str]) -> int:
+    """Position of the column that says how much there is to do; -1 where there is none."""
+    for position, column in enumerate(columns):
+        if role_of(column) == "load":
+            return position
+    return -1
+
+
+def polarity(columns: Sequence[str]) -> NDArray[np.float32]:
+    """float32 [columns, 2]: how much of a deviation counts, upwards and downwards."""
+    rows = [_POLARITY[role_of(column)] for column in columns]
+    return np.array(rows, dtype=np.float32).reshape(len(columns), 2)

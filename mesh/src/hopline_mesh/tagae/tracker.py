@@ -1,0 +1,207 @@
+"""Which trouble is the same as before: incidents, from their first sign to their end.
+
+Works on slots; names are put in by whoever asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopline_mesh.tagae.blame import Blame, suspects
+from hopline_mesh.tagae.clues import Clue, Key
+
+#: A clue that is back below this share of its threshold is over.
+_OVER = 0.8
+
+
+@dataclass(slots=True)
+class Trouble:
+    """One incident while it is followed.
+
+    Attributes:
+        id: its identity.
+        start_s: when its first sign was.
+        end_s: when it was last out of bounds, once it is over.
+        peak: largest score so far.
+        clues: by what was measured; each with its largest score.
+        blames: suspects.
+        clean: intervals since anything of it was out of bounds.
+        blind: intervals since anything of it was measured.
+        last_s: when it was last out of bounds.
+    """
+
+    id: str
+    start_s: float
+    last_s: float
+    peak: float = 0.0
+    end_s: float | None = None
+    clean: int = 0
+    blind: int = 0
+    clues: dict[Key, Clue] = field(default_factory=dict)
+    blames: list[Blame] = field(default_factory=list)
+
+    @property
+    def services(self) -> set[int]:
+        """Slots of all services that it was seen at."""
+        return {clue.service for clue in self.clues.values()} | {
+            clue.caller for clue in self.clues.values() if clue.caller >= 0
+        }
+
+
+class Tracker:
+    """Incidents that go on.
+
+    Args:
+        salt: distinguishes the identities of one watch from those of another.
+    """
+
+    def __init__(self, salt: str = "") -> None:
+        self.salt = salt
+        self.number = 0
+        self.open: list[Trouble] = []
+
+    def update(
+        self,
+        time_s: float,
+        first_s: float,
+        groups: Sequence[Sequence[Clue]],
+        calls: Sequence[tuple[int, int]],
+        present: Callable[[Key], float | None],
+        patience: int,
+    ) -> list[Trouble]:
+        """Take in one interval.
+
+        Args:
+            time_s: of the interval; first_s: when what is firm now began.
+            groups: clues that belong together; only those with a firm one, and with a suspect, begin an
+                incident.
+            calls: call paths at the services of all clues and open incidents.
+            present: score of something measured in this interval; None where it was not measured.
+            patience: clean intervals after which an incident is over.
+
+        Returns: incidents that ended.
+        """
+        ended = []
+        alive: dict[str, bool] = {}
+        for trouble in self.open:
+            scores = [present(key) for key in trouble.clues]
+            measured = [score for score in scores if score is not None]
+            alive[trouble.id] = any(score >= _OVER for score in measured)
+            if alive[trouble.id]:
+                trouble.clean = trouble.blind = 0
+                trouble.last_s = time_s
+            elif measured:
+                trouble.clean += 1
+            else:
+                trouble.blind += 1
+        for group in groups:
+            firm = [clue for clue in group if clue.is_firm]
+            if not firm:
+                continue
+            mine = self._belongs_to(group, firm, calls, alive)
+            if mine is None and not suspects(group, calls):
+                continue  # nothing worse than usual: who answers faster is no trouble
+            if mine is None:
+                self.number += 1
+                name = f"{self.salt}:{self.number}:{first_s:.3f}"
+                mine = Trouble(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
+                self.open.append(mine)
+                alive[mine.id] = True
+            for clue in group:
+                before = mine.clues.get(clue.key)
+                if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
+                    mine.clues[clue.key] = clue
+            mine.peak = max(mine.peak, max(clue.score for clue in firm))
+            mine.clean, mine.last_s = 0, time_s
+            mine.blames = suspects(list(mine.clues.values()), calls)
+        for trouble in list(self.open):
+            if trouble.clean >= patience or trouble.blind >= 5 * patience:
+                trouble.end_s = trouble.last_s
+                self.open.remove(trouble)
+                ended.append(trouble)
+        return ended
+
+    def _belongs_to(
+        self,
+        group: Sequence[Clue],
+        firm: Sequence[Clue],
+        calls: Sequence[tuple[int, int]],
+        alive: dict[str, bool],
+    ) -> Trouble | None:
+        """The incident that these clues are more of, if any.
+
+        One of which nothing is out of bounds at present goes on only by what it was seen by before: another
+        service's trouble is another incident. What Kubernetes reports of a service is what it was seen by:
+        who was killed for memory has none left to show.
+        """
+        keys = {clue.key for clue in firm}
+        reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
+        services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
+        best, best_shared = None, 0
+        for trouble in self.open:
+            shared = len(keys & set(trouble.clues))
+            if any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values()):
+                shared += 1
+            if alive[trouble.id]:
+                there = trouble.services
+                near = services & there or any(
+                    (a in services and b in there) or (b in services and a in there) for a, b in calls
+                )
+                shared += 1 if near else 0
+            if shared > best_shared:
+                best, best_shared = trouble, shared
+        return best
+
+    def close_all(self) -> list[Trouble]:
+        """End all incidents, as of when they were last out of bounds."""
+        ended, self.open = self.open, []
+        for trouble in ended:
+            trouble.end_s = trouble.last_s
+        return ended
+
+    def export(self) -> dict[str, Any]:
+        """All as a JSON object."""
+        return {
+            "salt": self.salt,
+            "number": self.number,
+            "open": [
+                {
+                    "id": trouble.id,
+                    "start_s": trouble.start_s,
+                    "last_s": trouble.last_s,
+                    "peak": trouble.peak,
+                    "clean": trouble.clean,
+                    "blind": trouble.blind,
+                    "clues": [
+                        [clue.service, clue.caller, clue.feature, clue.role, clue.score, clue.is_up,
+                         clue.is_firm, clue.expected, clue.seen]
+                        for clue in trouble.clues.values()
+                    ],
+                    "blames": [
+                        [blame.service, blame.caller, blame.score, [list(clue.key) for clue in blame.clues]]
+                        for blame in trouble.blames
+                    ],
+                }
+                for trouble in self.open
+            ],
+        }  # fmt: skip
+
+    @classmethod
+    def restore(cls, meta: dict[str, Any]) -> Tracker:
+        """What `export` gave."""
+        tracker = cls(meta["salt"])
+        tracker.number = meta["number"]
+        for item in meta["open"]:
+            trouble = Trouble(item["id"], item["start_s"], item["last_s"], item["peak"])
+            trouble.clean, trouble.blind = item["clean"], item["blind"]
+            for row in item["clues"]:
+                clue = Clue(*row)
+                trouble.clues[clue.key] = clue
+            for service, caller, score, keys in item["blames"]:
+                clues = [trouble.clues[tuple(key)] for key in keys]
+                trouble.blames.append(Blame(service, caller, score, clues))
+            tracker.open.append(trouble)
+        return tracker

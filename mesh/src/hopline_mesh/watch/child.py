@@ -1,0 +1,96 @@
+"""The process that trains: reads the history of a state folder, fits a detector, writes what it learned.
+
+Its `main` reads a `Task` as JSON from standard input. It is the one to go where memory or processors are
+short.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
+from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.state.checkpoint import write_checkpoint
+from hopline_mesh.tagae import Tagae, TagaeSettings
+from hopline_mesh.watch.learned import abnormal_of
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What to train.
+
+    Attributes:
+        folder: the state folder; is only read.
+        out: file for what was learned.
+        names: of the roster, so that slots are those of who asks.
+        schema: intervals with other columns are left out.
+        since_s, until_s: times of the history, Unix seconds.
+        without: times that were not normal, (from, to).
+        detector: settings.
+        nice: how far behind others, 0 to 19.
+    """
+
+    folder: str
+    out: str
+    names: list[str]
+    schema: Schema
+    since_s: float
+    until_s: float
+    without: list[tuple[float, float]]
+    detector: TagaeSettings
+    nice: int = 10
+
+
+def read(task: Task, roster: Roster) -> list[Seen]:
+    """The normal intervals of a task, oldest first."""
+    folder = StateFolder.to_read(Path(task.folder))
+    return [
+        seen
+        for seen in folder.history(roster, task.since_s)
+        if seen.snapshot.time_s <= task.until_s
+        and seen.snapshot.schema == task.schema
+        and not any(start <= seen.snapshot.time_s <= end for start, end in task.without)
+    ]
+
+
+def train(task: Task) -> int:
+    """Train, and write the result to `task.out`.
+
+    Returns: number of intervals that it learned from; 0 where there were none, and nothing is written.
+    """
+    roster = Roster(task.names)
+    history = read(task, roster)
+    if not history:
+        return 0
+    settings = replace(task.detector, device="cpu")  # beside the watch, which has the GPU's memory
+    if settings.model == "trained" and importlib.util.find_spec("torch") is None:
+        # Levels and thresholds need no torch, and are most of what there is to learn.
+        print("torch is not installed (pip install 'hopline-mesh[train]'): no graph model", file=sys.stderr)
+        settings = replace(settings, model="none")
+    detector = Tagae(settings)
+    detector.fit([seen.snapshot for seen in history], [seen.context for seen in history])
+    meta, arrays = detector.export()
+    header = {
+        "meta": meta,
+        "time_s": history[-1].snapshot.time_s,
+        "names": list(roster.names),
+        "abnormal": [out.told() for out in abnormal_of(detector, roster)],
+    }
+    write_checkpoint(Path(task.out), header, arrays)
+    return len(history)
+
+
+def main() -> None:
+    """Do the task on standard input; prints the number of intervals."""
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    os.nice(task.nice)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    print(train(task))

@@ -1,0 +1,199 @@
+"""Learns before the watch begins: from a recording or from what Prometheus has kept.
+
+Writes what a watch takes up at its start: a checkpoint of a trained detector with its roster, and the
+newest part of the history, so that later trainings go on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from hopline_mesh.errors import MeshError
+from hopline_mesh.evaluate.recording import Period
+from hopline_mesh.out.board import Board
+from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
+from hopline_mesh.settings import MeshSettings
+from hopline_mesh.snapshot import Snapshot
+from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.state.lock import only_writer
+from hopline_mesh.tagae import Tagae
+from hopline_mesh.watch import learned, parts
+from hopline_mesh.watch.learned import Learned
+
+
+class Home:
+    """The state folder that is trained for, and no other process's while this is open.
+
+    Args:
+        replace: let go of what a watch has left there.
+
+    Raises:
+        MeshError: a watch is running on it, it has state and `replace` is not set, or it cannot be
+            written.
+    """
+
+    def __init__(self, settings: MeshSettings, *, replace: bool) -> None:
+        state = settings.state
+        self._settings = settings
+        self._stack = ExitStack()
+        try:
+            self._stack.enter_context(only_writer(state.state_dir))
+            keep_s = 3600 * settings.detector.fine_tune_hours
+            self._folder = StateFolder(state.state_dir, state.state_bytes, keep_s)
+        except BlockingIOError:
+            raise MeshError(
+                f"state_dir: {state.state_dir} is in use by a running watch; end it first, or name another "
+                "folder with --state-dir"
+            ) from None
+        except OSError as error:
+            self._stack.close()
+            raise MeshError(f"state_dir: {state.state_dir}: {error.strerror}") from None
+        if self._folder.size and not replace:
+            self._stack.close()
+            raise MeshError(
+                f"state_dir: {state.state_dir} holds what a watch has learned; --replace lets go of it, "
+                "with its incidents and history"
+            )
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def write(self, detector: Tagae, history: Sequence[Seen], schema: Schema) -> None:
+        """Put what was learned in the place of all that was there.
+
+        Raises:
+            MeshError: no room, or the disk refuses.
+        """
+        last = history[-1].snapshot
+        since_s = last.time_s - 3600 * self._settings.detector.fine_tune_hours
+        meta, arrays = detector.export()
+        try:
+            self._folder.start_anew()
+            self._folder.save(
+                {"detector": meta, "shown": Board().export(), "trained": True},
+                arrays,
+                time_s=last.time_s,
+                names=list(last.roster.names),
+                shape=parts.shape_of(self._settings, schema),
+            )
+            for seen in history:
+                if seen.snapshot.time_s >= since_s:
+                    self._folder.append(seen.snapshot, seen.context)
+            self._folder.close()
+        except OSError as error:
+            raise MeshError(
+                f"state_dir: {self._folder.folder}: {error.strerror or error}; what was learned is not kept"
+            ) from None
+
+
+def learn(
+    seen: Sequence[Seen],
+    settings: MeshSettings,
+    home: Home,
+    *,
+    source: str,
+    without: Sequence[Period] = (),
+    notes: Sequence[str] = (),
+) -> Learned:
+    """Learn from intervals, and keep it for the watch.
+
+    Args:
+        seen: oldest first, one schema and roster.
+        source: where they are from, for people.
+        without: times that are not learned from.
+
+    Raises:
+        MeshError: no service at all, too few intervals that can be learned from; or see `Home.write`.
+    """
+    measured = [each for each in seen if _says_something(each.snapshot)]
+    if not any(len(each.snapshot.nodes) for each in seen):
+        raise MeshError(
+            f"{source}: no service was found; `hopline mesh queries` with the same settings says why"
+        )
+    kept = [each for each in measured if not any(each.snapshot.time_s in period for period in without)]
+    fewest = fewest_of(settings)
+    interval_s = settings.source.interval_s
+    if len(kept) < fewest:
+        raise MeshError(
+            f"{source}: {len(kept)} intervals can be learned from, of {len(seen)} "
+            f"({len(seen) - len(measured)} without any measurement, {len(measured) - len(kept)} excepted); "
+            f"at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
+        )
+    asked = parts.detector_settings(settings)
+    said = list(notes)
+    if asked.model == "trained" and importlib.util.find_spec("torch") is None:
+        said.append("torch is not installed (pip install 'hopline-mesh[train]'): no graph model")
+        asked = dataclasses.replace(asked, model="none")
+    kept = _of_those_there(kept)
+    snapshots = [each.snapshot for each in kept]
+    detector = Tagae(asked)
+    detector.fit(snapshots, [each.context for each in kept])
+    schema = snapshots[0].schema
+    abnormal = learned.abnormal_of(detector, snapshots[0].roster)
+    snapshots = [each for each in snapshots if not any(each.time_s in out for out in detector.left_out)]
+    _, arrays = detector.export()
+    columns = learned.columns_of(schema, arrays, snapshots, interval_s, asked.anomaly_percentile)
+    home.write(detector, kept, schema)
+    return Learned(
+        source=source,
+        state_dir=str(settings.state.state_dir),
+        intervals=len(snapshots),
+        not_measured=len(seen) - len(measured),
+        excepted=len(measured) - len(kept),
+        abnormal=abnormal,
+        interval_s=interval_s,
+        since_s=kept[0].snapshot.time_s,
+        until_s=kept[-1].snapshot.time_s,
+        services=learned.services(snapshots),
+        call_paths=learned.call_paths(snapshots),
+        columns=columns,
+        false_alarms_per_day=round(sum(each.false_alarms_per_day for each in columns), 3),
+        calibrated_to=asked.false_alarms_per_day,
+        model=asked.model == "trained",
+        rare_services=learned.rare_of(arrays, snapshots),
+        notes=tuple(said),
+    )
+
+
+def fewest_of(settings: MeshSettings) -> int:
+    """Intervals that are needed at least: what a watch would wait for, and no more than its window."""
+    detector = settings.detector
+    return max(20, detector.warm_up + 10, min(detector.window_size, detector.train_at))
+
+
+def _says_something(snapshot: Snapshot) -> bool:
+    return bool(np.isfinite(snapshot.node_features).any() or np.isfinite(snapshot.edge_features).any())
+
+
+def _of_those_there(seen: Sequence[Seen]) -> list[Seen]:
+    """The same with a roster of the services that are in it, and of no other name.
+
+    A recording's test, or a time that was excepted, may know names that were never learned of.
+    """
+    before = seen[0].snapshot.roster
+    used = np.unique(np.concatenate([each.snapshot.nodes for each in seen]))
+    roster = Roster(before.name(slot) for slot in used.tolist())
+    slots = np.full(len(before), -1, np.int32)
+    slots[used] = np.arange(len(used), dtype=np.int32)
+    return [
+        Seen(
+            dataclasses.replace(
+                each.snapshot,
+                roster=roster,
+                nodes=slots[each.snapshot.nodes],
+                edge_src=slots[each.snapshot.edge_src],
+                edge_dst=slots[each.snapshot.edge_dst],
+            ),
+            each.context,
+        )
+        for each in seen
+    ]

@@ -1,0 +1,139 @@
+"""Makes the parts of a watch of its settings."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hopline.errors import ConfigError
+from hopline_mesh.collect import Access, CollectOptions, Collector, Prometheus, QuerySet
+from hopline_mesh.collect.catalog import queries_for
+from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
+from hopline_mesh.settings import MeshSettings
+from hopline_mesh.state import StateFolder
+from hopline_mesh.state.lock import only_writer
+from hopline_mesh.tagae import TagaeSettings
+from hopline_mesh.watch.trainer import Schedule
+
+logger = logging.getLogger("hopline_mesh")
+
+
+def prometheus_of(settings: MeshSettings) -> Prometheus:
+    """The client that settings ask for.
+
+    Raises:
+        ConfigError: an address or files that cannot be used.
+    """
+    source = settings.source
+    access = Access(token_file=source.prometheus_token_file, ca_file=source.ca_file)
+    return Prometheus(source.prometheus_url, access)
+
+
+def queries_of(settings: MeshSettings) -> QuerySet:
+    """The queries that settings ask for.
+
+    Raises:
+        ConfigError: see `queries_for`.
+    """
+    source = settings.source
+    return queries_for(
+        source.mesh, source.query_file, window_s=source.rate_window_s, matchers=source.matchers
+    )
+
+
+def collector_of(
+    settings: MeshSettings, client: Prometheus, queries: QuerySet, roster: Roster, **other: Any
+) -> Collector:
+    """The collector that settings ask for.
+
+    Args:
+        other: further arguments of `Collector`.
+    """
+    options, matchers = options_of(settings), settings.source.matchers
+    return Collector(client, queries, roster=roster, options=options, matchers=matchers, **other)
+
+
+def options_of(settings: MeshSettings) -> CollectOptions:
+    """What settings say of what is collected."""
+    source = settings.source
+    return CollectOptions(
+        deadline_s=deadline_s(settings),
+        delay_s=source.delay_s,
+        namespaces=source.namespaces,
+        exclude_namespaces=source.exclude_namespaces,
+        max_services=source.max_services,
+        max_edges=source.max_edges,
+        hold_s=max(3600.0, 2 * settings.detector.window_size * source.interval_s),
+        stale_s=max(source.rate_window_s, 4 * source.interval_s),
+    )
+
+
+def deadline_s(settings: MeshSettings) -> float:
+    """How long the queries of one interval may take: never so long that the next one is late."""
+    source = settings.source
+    return min(source.timeout_s, 0.8 * source.interval_s)
+
+
+def detector_settings(settings: MeshSettings) -> TagaeSettings:
+    """The detector that settings ask for."""
+    asked = settings.detector
+    return TagaeSettings(
+        window_size=asked.window_size,
+        anomaly_percentile=asked.anomaly_percentile,
+        false_alarms_per_day=asked.false_alarms_per_day,
+        warm_up=asked.warm_up,
+        hold_s=asked.hold_s,
+        clean_s=asked.clean_s,
+        threads=asked.threads,
+        device=asked.device,
+        partition_above=asked.partition_above,
+    )
+
+
+def schedule_of(settings: MeshSettings) -> Schedule:
+    """The trainings that settings ask for."""
+    asked = settings.detector
+    return Schedule(
+        interval_s=settings.source.interval_s,
+        first=asked.train_at,
+        every_s=asked.fine_tune_interval_s,
+        hours=asked.fine_tune_hours,
+    )
+
+
+def shape_of(settings: MeshSettings, schema: Schema) -> dict[str, Any]:
+    """What kept state must be for: the columns, and the settings that decide what its numbers mean."""
+    return {
+        "nodes": list(schema.node_features),
+        "edges": list(schema.edge_features),
+        "mesh": settings.source.mesh,
+        "interval_s": settings.source.interval_s,
+        "window_size": settings.detector.window_size,
+    }
+
+
+def folder_of(settings: MeshSettings, stack: ExitStack) -> tuple[StateFolder, str]:
+    """The state folder, and why it does not outlive this process ("" where it does).
+
+    Where state_dir cannot be written, or another process writes to it, a temporary folder holds what
+    trainings need. The stack keeps others away from the folder.
+
+    Raises:
+        ConfigError: not even that one can be written.
+    """
+    state = settings.state
+    keep_s = 3600 * settings.detector.fine_tune_hours
+    try:
+        stack.enter_context(only_writer(state.state_dir))
+        return StateFolder(state.state_dir, state.state_bytes, keep_s), ""
+    except OSError as error:
+        why = f"state_dir: {state.state_dir}: {error.strerror}; a restart begins anew"
+    try:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-mesh-")))
+        return StateFolder(folder, state.state_bytes, keep_s), why
+    except OSError as error:
+        raise ConfigError(f"{why}; and no temporary folder: {error.strerror}") from None

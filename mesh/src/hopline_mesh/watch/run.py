@@ -1,0 +1,193 @@
+"""A watch from its start to its end: puts the parts together, takes up what was kept, ends at SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from hopline.config.schema import LogConfig
+from hopline.errors import HoplineError
+from hopline.observe.logs import configure_logs
+from hopline_mesh.changes import Context
+from hopline_mesh.collect import QuerySet
+from hopline_mesh.kubernetes.connect import kubernetes_watch
+from hopline_mesh.model.device import check_device
+from hopline_mesh.out.alerts import alerts_of
+from hopline_mesh.out.board import Board
+from hopline_mesh.out.metrics import MeshMetrics
+from hopline_mesh.out.serve import Outputs
+from hopline_mesh.roster import Roster
+from hopline_mesh.settings import MeshSettings
+from hopline_mesh.snapshot import Gap
+from hopline_mesh.state.keeper import Keeper
+from hopline_mesh.tagae import Tagae
+from hopline_mesh.watch import parts
+from hopline_mesh.watch.feed import Feed, FeedTicks
+from hopline_mesh.watch.judge import Judge
+from hopline_mesh.watch.loop import Source, Watch
+from hopline_mesh.watch.resume import resume
+from hopline_mesh.watch.ticks import Ticks
+from hopline_mesh.watch.trainer import Trainer
+
+logger = logging.getLogger("hopline_mesh")
+
+#: Seconds that the first verdict waits for what Kubernetes knows.
+_LISTED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What there is to say at the start.
+
+    Attributes:
+        lines: for people.
+        page: URL of the page; "" where it is off.
+    """
+
+    lines: tuple[str, ...]
+    page: str
+
+
+def run(
+    settings: MeshSettings,
+    started: Callable[[Started], None] = lambda started: None,
+    feed: Feed | None = None,
+) -> None:
+    """Watch until SIGTERM or SIGINT.
+
+    Args:
+        started: is told once all is open.
+        feed: what is watched; None: what Prometheus and Kubernetes know.
+
+    Raises:
+        HoplineError: it cannot start; the message says what is wrong.
+    """
+    configure_logs(LogConfig(level=settings.log.log_level, format=settings.log.log_format))
+    asyncio.run(watch(settings, started, feed))
+
+
+async def watch(
+    settings: MeshSettings, started: Callable[[Started], None], feed: Feed | None = None
+) -> None:
+    """See `run`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    interval_s = settings.source.interval_s
+    check_device(settings.detector.device)
+    async with contextlib.AsyncExitStack() as stack:
+        queries = parts.queries_of(settings)
+        schema = queries.schema() if feed is None else feed.schema
+        shape = parts.shape_of(settings, schema)
+        detector = parts.detector_settings(settings)
+        metrics = MeshMetrics()
+        clock = time.time if feed is None else feed.clock
+        board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
+        files = stack.enter_context(contextlib.ExitStack())
+        folder, why_not = parts.folder_of(settings, files)
+        restore = partial(Tagae.restore, machine=detector)
+        fresh = partial(Tagae if feed is None else feed.detector, detector)
+        resumed = resume(folder, fresh, restore, schema=schema, shape=shape, board=board)
+        outputs = Outputs(board, settings.serve)
+        await outputs.start()
+        stack.push_async_callback(outputs.stop)
+        alerts = alerts_of(settings, metrics, outputs.url)
+        stack.push_async_callback(alerts.close, 2.0)
+        if "alerts" in resumed.note:
+            try:
+                alerts.restore(resumed.note["alerts"])
+            except HoplineError as error:
+                logger.warning("state: %s", error)
+        keeper = Keeper(folder, why_not)
+        trainer = Trainer(
+            folder.folder,
+            detector,
+            parts.schedule_of(settings),
+            trained=resumed.trained,
+            outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
+        )
+        judge = Judge(
+            resumed.detector,
+            keeper,
+            shape=shape,
+            checkpoint_s=settings.state.state_interval_s,
+            learning=trainer,
+            shown=board.export,
+        )
+        metrics.thresholds = lambda: judge.detector.thresholds
+        source: Source
+        if feed is None:
+            source, context = await _measured(
+                settings, queries, resumed.roster, metrics, judge.rouse, stack
+            )
+        else:
+            source, context = feed, feed.context
+        one = Watch(
+            judge,
+            source,
+            context,
+            board,
+            alerts,
+            keeper,
+            longest_s=parts.deadline_s(settings) + max(1.0, interval_s),
+        )
+        board.live = one.live
+        started(_started(settings, feed, resumed.said, outputs, why_not))
+        if feed is not None:
+            telling = asyncio.create_task(_tell(feed, board, stop))
+            stack.callback(telling.cancel)
+        ticks = Ticks(interval_s, resumed.last_s) if feed is None else FeedTicks(feed, interval_s)
+        try:
+            await one.run(ticks, stop)
+        finally:
+            await one.close()
+
+
+async def _measured(
+    settings: MeshSettings,
+    queries: QuerySet,
+    roster: Roster,
+    metrics: MeshMetrics,
+    answered: Callable[[], None],
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Source, Callable[[float], tuple[Context, tuple[Gap, ...]]]]:
+    """Snapshots by Prometheus, and what Kubernetes knows of planned changes at a time."""
+    client = parts.prometheus_of(settings)
+    stack.push_async_callback(client.close)
+    collector = parts.collector_of(settings, client, queries, roster, told=metrics.collected)
+    collector.answered = answered
+    cluster = await stack.enter_async_context(kubernetes_watch(settings))
+    await cluster.wait_listed(_LISTED_S)
+    return collector, lambda now_s: (cluster.context(now_s), cluster.gaps())
+
+
+async def _tell(feed: Feed, board: Board, stop: asyncio.Event) -> None:
+    with contextlib.closing(board.subscribe()) as verdicts:
+        while True:
+            verdict, _ = await verdicts.get()
+            if feed.told(verdict):
+                stop.set()
+
+
+def _started(
+    settings: MeshSettings, feed: Feed | None, said: str, outputs: Outputs, why_not: str
+) -> Started:
+    source = settings.source
+    where = ", ".join(source.namespaces) or "all namespaces"
+    told = ", ".join(settings.alerts.alertmanager_urls) or "nobody: no Alertmanager is set"
+    watched = f"{source.mesh} in {where}, by {source.prometheus_url}" if feed is None else feed.name
+    lines = [
+        f"watching {watched}, every {source.interval_s:g} s",
+        f"page     {outputs.url or 'off'}",
+        f"gRPC     {settings.serve.host}:{outputs.grpc_port}" if outputs.grpc_port else "gRPC     off",
+        f"alerts   to {told}",
+        f"state    {why_not or settings.state.state_dir}: {said}" if not why_not else f"state    {why_not}",
+    ]
+    return Started(tuple(lines), outputs.url)

@@ -1,0 +1,81 @@
+"""Answers as bytes: whatever they are, they are read or refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline_mesh.collect.answer import _read_loosely, read_answer
+from hopline_mesh.errors import QueryFailed
+
+labels = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
+numbers = st.floats(width=64).map(
+    lambda value: "NaN" if value != value else repr(value).replace("inf", "Inf").replace("--", "-")
+)
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ("status", "data", "result", "resultType", "metric", "value", "warnings", "error")
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def body(result, **other):
+    return json.dumps(
+        {"status": "success", "data": {"resultType": "vector", "result": result}, **other}
+    ).encode()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(labels, st.floats(0, 2e9), numbers), max_size=20))
+def test_the_quick_way_reads_what_the_careful_way_reads(series):
+    text = body([{"metric": names, "value": [time_s, value]} for names, time_s, value in series])
+    quick, careful = read_answer(text), _read_loosely(text)
+    assert quick.labels == careful.labels
+    assert [json.loads(raw) for raw in quick.labels] == [names for names, _, _ in series]
+    expected = np.array([float(value) for _, _, value in series])
+    for answer in (quick, careful):
+        assert np.array_equal(answer.values, expected, equal_nan=True)
+        assert np.array_equal(answer.times, [time_s for _, time_s, _ in series])
+        assert answer.unreadable == 0
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
+def test_nothing_else_is_raised_than_that_it_failed(text):
+    said = ""
+    try:
+        read_answer(text)
+    except QueryFailed as error:
+        said = str(error)
+    assert len(said) < 500
+    assert said.isprintable()
+
+
+@settings(max_examples=60)
+@given(st.lists(anything, max_size=5))
+def test_what_is_no_series_is_counted(parts):
+    answer = read_answer(body([{"metric": {"a": "b"}, "value": [1.0, "2"]}, *parts]))
+    assert answer.values[0] == 2.0
+    assert len(answer) + answer.unreadable == 1 + len(parts)
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_an_answer_that_is_cut_off_is_refused(cut):
+    text = body([{"metric": {"a": "b"}, "value": [1.0, "2"]}])
+    with pytest.raises(QueryFailed):
+        read_answer(text[:-cut])

@@ -1,0 +1,227 @@
+"""What is wrong with a folder of snapshots is named with its place, and what would be right."""
+
+import pytest
+
+from hopline_mesh.errors import SnapshotInvalid
+from hopline_mesh.evaluate.folder import read_folder
+from tests.evaluate.files import EDGES, LABELS, NODES, files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return files(tmp_path)
+
+
+def changed(text: str, line: int, new: str) -> str:
+    lines = text.splitlines()
+    lines[line - 1] = new
+    return "\n".join(lines) + "\n"
+
+
+BAD = {
+    "no nodes": ({"nodes": None}, ["no nodes.csv or nodes.parquet; it has a row for each service"]),
+    "no edges": ({"edges": None}, ["no edges.csv or edges.parquet"]),
+    "no labels": ({"labels": None}, ["no labels.csv or labels.parquet; it has what went wrong"]),
+    "empty file": ({"nodes": ""}, ["nodes.csv: is empty; its first line names the columns"]),
+    "header alone": (
+        {
+            "nodes": "time,service,p99_ms\n",
+            "edges": "time,source,destination\n",
+            "labels": "start,end,kind,service\n",
+        },
+        ["nodes.csv: has no rows"],
+    ),
+    "no time column": (
+        {"nodes": NODES.replace("time,", "when,", 1)},
+        ["nodes.csv: no column 'time'; it has when, service"],
+    ),
+    "no values": (
+        {"nodes": "time,service\n2026-01-01,cart\n", "edges": "time,source,destination\n"},
+        ["no column of measurements"],
+    ),
+    "column twice": (
+        {"nodes": NODES.replace("error_share", "p99_ms", 1)},
+        ["nodes.csv, line 1: column p99_ms comes more than once"],
+    ),
+    "column without a name": (
+        {"nodes": NODES.replace("error_share", "", 1)},
+        ["nodes.csv, line 1: a column has no name"],
+    ),
+    "short row": (
+        {"nodes": changed(NODES, 3, "2026-01-01T00:00:00Z,shop")},
+        ["nodes.csv, line 3: has 2 cells; the first line has 4"],
+    ),
+    "bad time": (
+        {"nodes": changed(NODES, 2, "noon,cart,1,0")},
+        ["nodes.csv, line 2, time: 'noon' is no time; it must be Unix seconds"],
+    ),
+    "milliseconds": (
+        {"nodes": changed(NODES, 2, "1767225600000,cart,1,0")},
+        ["'1767225600000' is no time"],
+    ),
+    "text for a number": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,fast,0")},
+        ["nodes.csv, line 4, p99_ms: 'fast' is no number; leave the cell empty if missing"],
+    ),
+    "infinite": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,inf,0")},
+        ["nodes.csv, line 4, p99_ms: inf is not finite"],
+    ),
+    "too large": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,1e300,0")},
+        ["p99_ms: 1e300 is not finite"],
+    ),
+    "negative": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,-3,0")},
+        ["line 4, p99_ms: -3 is less than 0; only columns that end in _delta may be"],
+    ),
+    "percent": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,3,50")},
+        ["line 4, error_share: 50 is more than 1; a column that ends in _share is within 0 to 1"],
+    ),
+    "no service": (
+        {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,,3,0")},
+        ["nodes.csv, line 4, service: no name"],
+    ),
+    "out of order": (
+        {"nodes": changed(NODES, 4, "2025-12-31T23:00:00Z,cart,3,0")},
+        ["line 4, time: 2025-12-31 23:00:00 comes after 2026-01-01 00:00:00; sort the rows by time"],
+    ),
+    "service twice": (
+        {"nodes": changed(NODES, 3, "2026-01-01T00:00:00Z,cart,3,0")},
+        ["nodes.csv, line 3, service: 'cart' has a row of that time already, at line 2"],
+    ),
+    "edge twice": (
+        {"edges": EDGES + "2026-01-01T00:03:00Z,shop,cart,1\n"},
+        ["edges.csv, line 5, destination: 'cart' has a row of that time already, at line 4"],
+    ),
+    "edge of a stranger": (
+        {"edges": changed(EDGES, 2, "2026-01-01T00:00:00Z,shop,card,1")},
+        ["edges.csv, line 2, destination: 'card' is no service of the nodes"],
+    ),
+    "edge at no time": (
+        {"edges": changed(EDGES, 3, "2026-01-01T00:01:30Z,shop,cart,1")},
+        ["edges.csv, line 3, time: nodes.csv has no row of 2026-01-01 00:01:30"],
+    ),
+    "edge of an absent one": (
+        {"nodes": NODES.replace("2026-01-01T00:03:00Z,cart,11,0\n", "")},
+        ["edges.csv, line 4, destination: 'cart' has no row in nodes.csv at that time"],
+    ),
+    "label of a stranger": (
+        {"labels": LABELS.replace("cart", "card")},
+        ["labels.csv, line 2, service: 'card' is no service of the nodes; did you mean 'cart'?"],
+    ),
+    "label back in time": (
+        {"labels": LABELS.replace("00:03", "00:01")},
+        ["labels.csv, line 2, end: is not after the start"],
+    ),
+    "label of nobody": (
+        {"labels": LABELS.replace("cart", "")},
+        ["labels.csv, line 2, service: is empty; a label names a service, or a call path"],
+    ),
+    "half a path": (
+        {"labels": LABELS.replace("cart,,", "cart,shop,")},
+        ["labels.csv, line 2, destination: is empty; a call path needs a source and a destination"],
+    ),
+    "neither end": (
+        {"labels": LABELS.replace("cart,,", "cart,shop,shop")},
+        ["is 'cart'; of a call path it is the end to blame"],
+    ),
+    "label column": (
+        {"labels": LABELS.replace("kind", "kind,why").replace("cpu", "cpu,x")},
+        ["labels.csv, why: no such column; there are start, end, service"],
+    ),
+    "change kind": (
+        {"changes": "start,service,kind\n2026-01-01,cart,deploy\n"},
+        ["changes.csv, line 2, kind: 'deploy' is none of scale, rollout, drain, added, removed"],
+    ),
+    "change without a number of pods": (
+        {"changes": "start,service,kind,before,after\n2026-01-01,cart,scale,3,2.5\n"},
+        ["changes.csv, line 2, after: '2.5' is no number of pods"],
+    ),
+    "trouble with pods": (
+        {"troubles": "start,service,kind,before\n2026-01-01,cart,crash_loop,3\n"},
+        ["troubles.csv, before: no such column; there are start, end, service, kind, detail"],
+    ),
+    "change back in time": (
+        {"changes": "start,end,service,kind\n2026-01-02,2026-01-01,cart,scale\n"},
+        ["changes.csv, line 2, end: is before the start"],
+    ),
+    "trouble kind": (
+        {"troubles": "start,service,kind\n2026-01-01,cart,tired\n"},
+        ["troubles.csv, line 2, kind: 'tired' is none of stuck_rollout"],
+    ),
+    "no toml": ({"mesh": "train = [["}, ["mesh.toml: is no TOML"]),
+    "toml key": (
+        {"mesh": "interval = 3"},
+        ["mesh.toml, interval: no such key; there are name, interval_s"],
+    ),
+    "toml interval": ({"mesh": "interval_s = 0"}, ["mesh.toml, interval_s: 0 is no number above 0"]),
+    "toml period": (
+        {"mesh": 'train = ["2026-01-01"]'},
+        ["mesh.toml, train: '2026-01-01' is no period; write [[start, end], ...]"],
+    ),
+    "toml period back": (
+        {"mesh": "train = [[1767225700, 1767225600]]"},
+        ["mesh.toml, train: ['1767225700', '1767225600'] is no period"],
+    ),
+    "train without snapshots": (
+        {"mesh": "train = [[1767300000, 1767300600]]"},
+        ["mesh.toml, train: no snapshot is in it; the recording is of 2026-01-01 00:00:00 to"],
+    ),
+    "train in test": (
+        {"mesh": "train = [[1767225600, 1767225700]]\ntest = [[1767225600, 1767229200]]"},
+        ["mesh.toml, train: overlaps the test from 2026-01-01 00:00:00"],
+    ),
+    "limits": (
+        {"mesh": "[cpu_limits]\ncart = -1"},
+        ["mesh.toml, cpu_limits: must be a table of service = cores"],
+    ),
+    "two at once": ({"nodes": changed(NODES, 2, "noon,cart,fast,0")}, ["line 2, time", "line 2, p99_ms"]),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_what_is_wrong_is_named_with_its_place(case, tmp_path):
+    content, said = BAD[case]
+    with pytest.raises(SnapshotInvalid) as caught:
+        read_folder(files(tmp_path, **content))
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_a_file_in_two_formats_is_refused(folder):
+    (folder / "nodes.parquet").write_bytes(b"")
+    with pytest.raises(SnapshotInvalid, match=r"has both nodes.csv and nodes.parquet; keep one"):
+        read_folder(folder)
+
+
+def test_what_is_no_parquet_or_no_utf8_is_named(tmp_path):
+    (files(tmp_path, edges=None) / "edges.parquet").write_bytes(b"PAR1 torn")
+    (tmp_path / "labels.csv").write_bytes(b"start,end,kind\xff\n")
+    with pytest.raises(SnapshotInvalid, match=r"labels.csv: is not UTF-8 at byte 14") as caught:
+        read_folder(tmp_path)
+    assert "edges.parquet: is no Parquet file" in str(caught.value)
+
+
+def test_what_cannot_be_read_is_named(folder):
+    (folder / "mesh.toml").mkdir()
+    (folder / "nodes.csv").write_text("time,service," + "x" * 200_000 + "\n")
+    with pytest.raises(SnapshotInvalid, match=r"mesh.toml: cannot be read: Is a directory") as caught:
+        read_folder(folder)
+    assert "nodes.csv, line 1: is no CSV: field larger than field limit" in str(caught.value)
+
+
+def test_many_problems_are_counted_after_the_first_twenty(folder):
+    rows = "".join(f"2026-01-01T00:00:00Z,s{k},fast,0\n" for k in range(100))
+    (folder / "nodes.csv").write_text("time,service,p99_ms,error_share\n" + rows)
+    with pytest.raises(SnapshotInvalid) as caught:
+        read_folder(folder)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21
+    assert lines[-1].startswith("and ")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SnapshotInvalid, match="nowhere: no such folder"):
+        read_folder(tmp_path / "nowhere")

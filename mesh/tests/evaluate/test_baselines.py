@@ -1,0 +1,173 @@
+"""Baselines on drawn data with known answers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hopline.errors import ConfigError
+from hopline_mesh.evaluate.baselines import BASELINES, baseline
+from hopline_mesh.evaluate.baselines.isolation_forest import IsolationForest
+from hopline_mesh.evaluate.baselines.maximum import Maximum
+from hopline_mesh.evaluate.baselines.pca import Pca
+from hopline_mesh.evaluate.baselines.percentile import Percentile
+from hopline_mesh.evaluate.baselines.sigma import Sigma
+from hopline_mesh.evaluate.baselines.static import Static
+from hopline_mesh.evaluate.run import judge
+from hopline_mesh.evaluate.scores import episodes
+from tests.evaluate.drawn import START, recording
+
+USUAL = [9.0, 10.0, 11.0, 10.0] * 25
+
+
+def fired(detector, one):
+    """Minutes into the test at which it began and ended an incident, and the first suspect of each."""
+    first = one.test[0].start_s
+    return [
+        (
+            round((episode.start_s - first) / one.interval_s),
+            round((episode.end_s - first) / one.interval_s),
+            episode.last.suspects[0].service,
+        )
+        for episode in episodes(judge(detector, one).verdicts)
+    ]
+
+
+def latencies(test, **more):
+    return recording({"p99_ms": [*USUAL, *test]}, train=len(USUAL), **more)
+
+
+@pytest.mark.parametrize(
+    ("detector", "over", "under"),
+    [
+        (Percentile(), 11.1, 10.9),  # the 99th percentile is 11
+        (Maximum(), 13.3, 13.1),  # 1.2 times 11 is 13.2
+        (Sigma(), 10 + 6 * 0.7072, 10 + 6 * 0.7070),  # the standard deviation is the root of a half
+        (Static(), 1000.1, 999.9),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
+)
+def test_it_fires_above_its_bound_after_two_minutes_and_not_below(detector, over, under):
+    assert fired(detector, latencies([10, over, over, over, 10, 10])) == [(2, 4, "a")]
+    assert fired(detector, latencies([10, under, under, under, 10, 10])) == []
+
+
+def test_one_sample_out_of_bounds_is_not_two_minutes():
+    assert fired(Maximum(), latencies([10, 50, 10, 50, 10])) == []
+
+
+def test_a_value_that_was_not_measured_is_within_bounds():
+    assert fired(Maximum(), latencies([50, math.nan, 50, math.nan])) == []
+
+
+def test_time_without_snapshots_holds_nothing():
+    one = latencies([50, 50, 10])
+    detector = Maximum()
+    detector.fit(*one.training())
+    first, second, _ = one.testing()[0]
+    late = type(second)(
+        second.time_s + 600, *(getattr(second, name) for name in list(second.__slots__)[1:])
+    )
+    assert detector.step(first, one.contexts[0]).state == "normal"
+    assert detector.step(late, one.contexts[0]).state == "normal"
+
+
+def test_hold_is_counted_in_intervals():
+    one = latencies([50] * 12, interval_s=15.0)
+    assert fired(Maximum(), one)[0][0] == 7  # the eighth in a row
+
+
+def test_sigma_fires_below_as_well_and_the_others_do_not():
+    low = [1.0] * 4
+    assert fired(Sigma(), latencies(low)) == [(1, 3, "a")]
+    assert fired(Maximum(), latencies(low)) == []
+
+
+def test_edges_are_watched_and_name_the_callee_and_the_path():
+    edge = [*USUAL, 10, 100, 100, 100, 10]
+    one = latencies([10] * 5, edge=edge)
+    assert fired(Maximum(), one) == [(2, 4, "b")]
+    suspect = episodes(judge(Maximum(), one).verdicts)[0].first.suspects[0]
+    assert (suspect.caller, suspect.evidence[0].feature, suspect.evidence[0].seen) == (
+        "a",
+        "client_ms",
+        100.0,
+    )
+
+
+def test_the_largest_exceedance_comes_first():
+    one = latencies([10, 20, 20, 20], edge=[*USUAL, 10, 100, 100, 100])
+    suspects = judge(Maximum(), one).verdicts[3].incidents[0].suspects
+    assert [suspect.service for suspect in suspects] == ["b", "a"]
+    assert suspects[0].score == pytest.approx(100 / 13.2)
+    assert suspects[0].evidence[0].expected == pytest.approx(13.2)
+
+
+def test_memory_and_rates_are_left_alone_unless_they_are_named():
+    one = recording({"memory_bytes": USUAL + [900.0] * 4, "request_rate": USUAL + [900.0] * 4}, train=100)
+    assert fired(Maximum(), one) == []
+    assert fired(Maximum(columns=["memory_bytes"]), one) == [(1, 3, "a")]
+
+
+def test_static_knows_shares_and_limits_of_processors():
+    shares = recording({"cpu_share": [0.5] * 10 + [0.85] * 4}, train=10)
+    assert fired(Static(), shares) == [(1, 3, "a")]
+    cores = {"cpu_cores": [0.1] * 10 + [0.17] * 4}
+    assert fired(Static(), recording(cores, train=10)) == []
+    limited = recording(cores, train=10, cpu_limits={"a": 0.2, "b": 0.2})
+    assert fired(baseline("static", limited), limited) == [(1, 3, "a")]
+
+
+def test_static_looks_at_errors_where_it_is_told_to():
+    one = recording({"error_share": [0.0] * 10 + [0.06] * 4}, train=10)
+    assert fired(Static(), one) == []
+    assert fired(Static(error_share=0.05), one) == [(1, 3, "a")]
+
+
+def test_what_is_new_has_static_bounds_and_no_learned_ones():
+    one = recording({"p99_ms": [math.nan] * 10 + [5000.0] * 4}, train=10)
+    assert fired(Static(), one) == [(1, 3, "a")]
+    assert fired(Maximum(), one) == []
+
+
+def noisy(test, seed=0):
+    """Latencies and processor of a service that follow one another, then the test."""
+    rng = np.random.default_rng(seed)
+    load = rng.uniform(0.5, 1.5, 300)
+    p99 = [*(10 * load * rng.lognormal(0, 0.05, 300)).tolist(), *[p99 for p99, _ in test]]
+    cpu = [*(0.1 * load * rng.lognormal(0, 0.05, 300)).tolist(), *[cpu for _, cpu in test]]
+    return recording({"p99_ms": p99, "cpu_cores": cpu}, train=300)
+
+
+@pytest.mark.parametrize("detector", [IsolationForest(trees=50), Pca()], ids=["isolation_forest", "pca"])
+def test_models_of_the_whole_mesh_find_what_is_far_out_and_name_it(detector):
+    one = noisy([(10, 0.1)] * 5 + [(300, 3.0)] * 4 + [(10, 0.1)] * 3)
+    assert fired(detector, one) == [(6, 9, "a")]
+
+
+def test_pca_sees_what_breaks_a_relation_though_each_value_is_usual():
+    one = noisy([(10, 0.1)] * 5 + [(14, 0.06)] * 4)
+    assert fired(Pca(variance=0.6), one)[0][0] == 6
+    assert fired(Maximum(), one) == []
+
+
+def test_models_of_the_whole_mesh_do_not_mind_what_is_missing():
+    assert fired(Pca(), noisy([(math.nan, math.nan)] * 4)) == []
+
+
+def test_two_runs_are_the_same():
+    one = noisy([(10, 0.1)] * 5 + [(300, 3.0)] * 4)
+    both = [judge(IsolationForest(trees=20), one).verdicts for _ in range(2)]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_every_baseline_can_be_made_by_its_name(name):
+    one = noisy([(10, 0.1)] * 3)
+    verdicts = judge(baseline(name, one), one).verdicts
+    assert [verdict.time_s for verdict in verdicts] == [START + 60 * k for k in range(300, 303)]
+
+
+def test_an_unknown_baseline_is_named():
+    with pytest.raises(ConfigError, match=r"no baseline 'statik'; there are static, percentile"):
+        baseline("statik", noisy([]))

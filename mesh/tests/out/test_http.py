@@ -1,0 +1,221 @@
+"""The JSON API, probes, metrics and files of the page, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hopline.errors import ConfigError
+from hopline.ingress.keys import new_key
+from hopline.transports.http_messages import Pending, Request
+from hopline_mesh.out.board import Board
+from hopline_mesh.out.http import MeshHttp
+from hopline_mesh.out.page_files import page_files
+from tests.out.drawn import incident, snapshot, verdict
+from tests.out.serving import Served, serving
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """With three intervals and an incident in the last one."""
+    with serving() as found:
+        for number in range(3):
+            seen = 40.0 if number < 2 else 812.0
+            said = verdict(970.0 + 15 * number, *([incident()] if number == 2 else []))
+            shown = snapshot(said.time_s, p99_ms=seen, client_ms=seen)
+            found.publish(said, shown, [])
+        yield found
+
+
+def test_nothing_yet_is_told_as_nothing() -> None:
+    with serving(grpc_port=-1) as empty:
+        ready = httpx.get(f"{empty.url}/readyz")
+        assert ready.status_code == 503
+        assert "no snapshot was collected yet" in ready.json()["reasons"][0]
+        assert httpx.get(f"{empty.url}/healthz").status_code == 200
+        assert httpx.get(f"{empty.url}/v1/mesh/verdict").json()["verdict"] is None
+        assert httpx.get(f"{empty.url}/v1/mesh/graph").json() == {"graph": None}
+        assert httpx.get(f"{empty.url}/v1/mesh/incidents").json() == {"incidents": []}
+        empty.publish(verdict(1000.0, state="blind"))
+        assert httpx.get(f"{empty.url}/readyz").status_code == 503, "nothing was collected yet"
+        empty.publish(verdict(1015.0, state="learning"), snapshot(1015.0))
+        empty.publish(verdict(1030.0, state="blind"))
+        assert httpx.get(f"{empty.url}/readyz").status_code == 200, "Prometheus is down, this is not"
+
+
+def test_verdict_incident_and_graph_are_told(served: Served) -> None:
+    told = httpx.get(f"{served.url}/v1/mesh/verdict").json()
+    assert told["verdict"]["state"] == "anomalous"
+    assert told["verdict"]["incidents"][0]["suspects"][0]["service"] == "shop/cart"
+    (only,) = httpx.get(f"{served.url}/v1/mesh/incidents").json()["incidents"]
+    assert only["id"] == "i-1"
+    one = httpx.get(f"{served.url}/v1/mesh/incidents/i-1").json()
+    assert [point[2] for point in one["series"][0]["points"]] == [40.0, 40.0, 812.0]
+    assert [point[1] for point in one["series"][1]["points"]] == [None, None, 41.0]
+    graph = httpx.get(f"{served.url}/v1/mesh/graph").json()["graph"]
+    assert [node["service"] for node in graph["nodes"]] == ["shop/web", "shop/cart", "shop/pay", "shop/db"]
+    edges = {
+        (graph["nodes"][edge["caller"]]["service"], graph["nodes"][edge["callee"]]["service"]): edge
+        for edge in graph["edges"]
+    }
+    assert edges["shop/web", "shop/cart"]["share"] == pytest.approx(1 / 3)
+    assert edges["shop/web", "shop/cart"]["blamed"]
+    assert not edges["shop/cart", "shop/db"]["blamed"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/mesh/incidents/absent", 404, "incident_not_found"),
+        ("/v1/mesh/incidents/" + "x" * 5000, 404, "incident_not_found"),
+        ("/v1/mesh/graph?limit=many", 400, "bad_request"),
+        ("/v1/mesh/graph?limit=-1", 400, "bad_request"),
+        ("/v1/mesh/verdict?after=nan&wait=1", 400, "bad_request"),
+        ("/v1/mesh/graph?around=" + "x" * 5000, 400, "bad_request"),
+        ("/page/../http.py", 404, "not_found"),
+        ("/page/%2e%2e%2fhttp.py", 404, "not_found"),
+        ("/page/%2e%2e/http.py", 404, "not_found"),
+        ("/page//etc/passwd", 404, "not_found"),
+        ("/v1/mesh", 404, "not_found"),
+    ],
+)
+def test_what_is_not_there_is_refused(served: Served, path: str, status: int, code: str) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as raw:  # no client that tidies paths up
+        raw.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
+    assert answer.startswith(f"HTTP/1.1 {status} ")
+    assert f'"{code}"' in answer
+
+
+def test_nothing_can_be_changed_and_bodies_are_bounded(served: Served) -> None:
+    refused = httpx.post(f"{served.url}/v1/mesh/verdict", content=b"{}")
+    assert refused.status_code == 405
+    assert refused.headers["allow"] == "GET, HEAD"
+    large = httpx.request("GET", f"{served.url}/v1/mesh/verdict", content=b"x" * 100_000)
+    assert large.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/v1/mesh/verdict", "/absent", "/metrics"])
+def test_every_answer_forbids_what_comes_from_elsewhere(served: Served, path: str) -> None:
+    headers = httpx.get(f"{served.url}{path}").headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_page_files_name_nothing_from_elsewhere(served: Served) -> None:
+    for name, (body, content_type) in page_files().items():
+        text = body.decode()
+        assert "//" not in text.replace("http://www.w3.org/", "").replace("// ", "").replace("//\n", ""), (
+            name
+        )
+        assert "innerHTML" not in text
+        assert httpx.get(f"{served.url}/page/{name}").headers["content-type"] == content_type.decode()
+    assert httpx.head(f"{served.url}/").headers["content-type"].startswith("text/html")
+
+
+def test_waiting_for_the_next_verdict_ends_when_it_comes() -> None:
+    with serving(grpc_port=-1) as found:
+        found.publish(verdict(1000.0), snapshot(1000.0))
+        threading.Timer(0.2, found.publish, (verdict(1015.0), snapshot(1015.0))).start()
+        begin = time.perf_counter()
+        told = httpx.get(f"{found.url}/v1/mesh/verdict?after=1000&wait=10").json()
+        assert told["verdict"]["time_s"] == 1015.0
+        assert time.perf_counter() - begin < 5
+        again = httpx.get(f"{found.url}/v1/mesh/verdict?after=1015&wait=0.1").json()
+        assert again["verdict"]["time_s"] == 1015.0
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{found.url}/v1/mesh/verdict?after=1015&wait=10", timeout=0.2)
+        deadline = time.monotonic() + 5
+        while found.do(lambda: len(found.board._readers)):  # who went away is forgotten
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+async def test_verdict_that_comes_at_once_is_not_missed() -> None:
+    board = Board()
+    board.publish(verdict(1000.0), snapshot(1000.0))
+    app = MeshHttp(board)
+    waiting = app(Request(b"GET", b"/v1/mesh/verdict?after=1000&wait=20", {}))
+    assert isinstance(waiting, Pending)
+    answered = asyncio.Event()
+    waiting.receiver = lambda pending: answered.set()
+    board.publish(verdict(1015.0), snapshot(1015.0))  # before any task has begun
+    await asyncio.wait_for(answered.wait(), 5)
+    assert waiting.response is not None
+    assert b'"time_s":1015.0' in waiting.response.body
+    gone = app(Request(b"GET", b"/v1/mesh/verdict?after=1015&wait=20", {}))
+    assert isinstance(gone, Pending)
+    gone.cancel()  # nor has this one
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not board._readers
+    assert app._num_waiting == 0
+
+
+def test_metrics_can_be_scraped_and_are_bounded(served: Served) -> None:
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text)
+    }
+    assert all(name.startswith("hopline_mesh_") for name in families)
+    values = {
+        name: families[f"hopline_mesh_{name}"].samples[0].value
+        for name in ("services", "edges", "score", "incidents_open", "incidents", "snapshots")
+    }
+    assert values == {
+        "services": 4,
+        "edges": 4,
+        "score": 3.0,
+        "incidents_open": 1,
+        "incidents": 1,
+        "snapshots": 3,
+    }
+
+
+def test_keys_are_asked_for_where_there_are_clients(tmp_path: Path) -> None:
+    key = new_key()
+    clients = tmp_path / "clients.toml"
+    clients.write_text(
+        f'[clients.ops]\nread = true\nkeys = [{{ id = "{key.id}", sha256 = "{key.sha256}" }}]\n'
+    )
+    with serving(grpc_port=-1, clients_file=clients, open_metrics=True) as found:
+        for path in ("/", "/page/app.js", "/healthz", "/metrics"):
+            assert httpx.get(f"{found.url}{path}").status_code == 200, path
+        refused = httpx.get(f"{found.url}/v1/mesh/incidents")
+        assert refused.status_code == 401
+        allowed = httpx.get(f"{found.url}/v1/mesh/incidents", headers={"x-api-key": key.text})
+        assert allowed.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"host": "0.0.0.0"}, "allow_anonymous = true"),
+        ({"host": "no such host"}, "host: 'no such host' is not an address"),
+        ({"allow_anonymous": True, "clients_file": Path("clients.toml")}, "contradicts"),
+        ({"cert_file": Path("cert.pem")}, "together with key_file"),
+        ({"cert_file": Path("absent.pem"), "key_file": Path("absent.key")}, "absent.pem"),
+    ],
+)
+def test_ports_that_must_not_open_do_not(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said), serving(**settings):
+        pass
+
+
+def test_taken_port_is_told() -> None:
+    with (
+        serving(grpc_port=-1) as first,
+        pytest.raises(ConfigError, match="in use"),
+        serving(http_port=first.outputs.http_port),
+    ):
+        pass

@@ -1,0 +1,129 @@
+"""`hopline mesh simulate`: recordings, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hopline import cli
+from hopline.errors import BadRequest, ConfigError
+from hopline_mesh.evaluate.folder import read_folder
+from hopline_mesh.simulate import high_churn
+from hopline_mesh.simulate.orders import read_fault, read_operation
+from hopline_mesh.simulate.truth import recording
+
+
+def run(*arguments: object):
+    words = ["mesh", "simulate", *map(str, arguments)]
+    return CliRunner().invoke(cli.build_app(words), words)
+
+
+def test_a_recording_on_disk_is_that_in_memory(tmp_path):
+    done = run(
+        "--record", tmp_path / "run", "--preset", "high-churn", "--hours", 1, "--services", 8, "--json"
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["snapshots"] == 240
+    found = read_folder(tmp_path / "run")
+    expected = recording(high_churn(1.0, 8, seed=0, quiet_hours=0.25))
+    assert found.events == expected.events
+    assert found.train == expected.train
+    assert found.test == expected.test
+    for one, other in zip(found.snapshots, expected.snapshots, strict=True):
+        np.testing.assert_array_equal(one.node_features, other.node_features)
+        np.testing.assert_array_equal(one.edge_features, other.edge_features)
+
+
+def test_a_recording_has_the_faults_that_were_asked_for(tmp_path):
+    done = run(
+        "--record", tmp_path / "run", "--hours", 0.5, "--services", 8,
+        "--fault", "edge_latency@900+300*0.9", "--fault", "memory_leak@300+200",
+        "--operation", "scale@600=6",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "120 snapshots, 2 faults" in done.output
+    events = read_folder(tmp_path / "run").events
+    assert [(event.kind, event.end_s - event.start_s) for event in events] == [
+        ("memory_leak", 200.0),
+        ("edge_latency", 300.0),
+    ]
+    assert events[1].path is not None
+
+
+def test_a_folder_with_a_recording_is_left_alone(tmp_path):
+    assert run("--record", tmp_path, "--hours", 0.1, "--services", 4).exit_code == 0
+    before = (tmp_path / "nodes.csv").read_bytes()
+    again = run("--record", tmp_path, "--hours", 0.1, "--services", 4)
+    assert again.exit_code != 0
+    assert (tmp_path / "nodes.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("memory_leak@300", ("memory_leak", 300.0, 300.0, "", "", 0.6)),
+        ("memory_leak@300+90.5:shop/cart*1", ("memory_leak", 300.0, 90.5, "shop/cart", "", 1.0)),
+        ("partition@0:web>cart", ("partition", 0.0, 300.0, "cart", "web", 0.6)),
+    ],
+)
+def test_faults_are_read_from_words(text, fields):
+    fault = read_fault(text)
+    assert (
+        fault.kind, fault.start_s, fault.duration_s, fault.service, fault.caller, fault.severity
+    ) == fields  # fmt: skip
+
+
+def test_operations_are_read_from_words():
+    operation = read_operation("scale@60:cart=7")
+    assert (operation.kind, operation.start_s, operation.service, operation.replicas) == (
+        "scale",
+        60,
+        "cart",
+        7,
+    )
+    assert read_operation("rollout@5").service == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("memory_leak", "write KIND@T"),
+        ("memory_leak@soon", "write KIND@T"),
+        ("memory_leak@1.2.3", "no number"),
+        ("cpu_hog@1=3", "write KIND@T"),
+    ],
+)
+def test_words_that_are_no_fault_are_refused(text, says):
+    with pytest.raises(BadRequest, match=says):
+        read_fault(text)
+
+
+@pytest.mark.parametrize("text", ["explode@5", "cpu_hog@5*3", "cpu_hog@5:a>b"])
+def test_faults_that_cannot_be_are_refused(text):
+    with pytest.raises(ConfigError):
+        read_fault(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--services", 1),
+        ("--speed", 0),
+        ("--preset", "high-churn"),
+        ("--record", "x", "--preset", "wild"),
+        ("--record", "x", "--preset", "calm", "--fault", "cpu_hog@1"),
+        ("--fault", "partition@1:nobody>nothing"),
+        ("--operation", "scale@1:nobody=3"),
+        ("--host", "192.0.2.1", "--port", 0),
+        ("--scrape-interval", 0),
+        ("--for", -1),
+        ("--port", 0, "--kubernetes-port", 0, "--prometheus-config", "no/such/folder.yml"),
+    ],
+)
+def test_what_cannot_be_simulated_is_an_error_and_starts_nothing(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.exit_code != 0
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,120 @@
+"""Settings of the watch: sources, names, bounds, and what Kubernetes puts into the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from hopline.errors import ConfigError
+from hopline_mesh.settings import load_settings, settings_table, show_settings
+
+
+def test_defaults_are_those_of_the_design():
+    settings = load_settings(env={})
+    assert settings.detector.window_size == 120
+    assert settings.detector.anomaly_percentile == 99
+    assert settings.source.interval_s == 15
+    assert settings.serve.grpc_port == 9091
+    assert settings.state.state_dir == Path("/var/tagae")
+
+
+def test_environment_sets_every_setting_without_its_section():
+    settings = load_settings(
+        env={
+            "TAGAE_WINDOW_SIZE": "60",
+            "TAGAE_ANOMALY_PERCENTILE": "99.5",
+            "TAGAE_NAMESPACES": "shop, pay",
+            "TAGAE_STATE_BYTES": "64 MiB",
+            "PATH": "/bin",
+        }
+    )
+    assert settings.detector.window_size == 60
+    assert settings.detector.anomaly_percentile == 99.5
+    assert settings.source.namespaces == ("shop", "pay")
+    assert settings.state.state_bytes == 64 * 2**20
+
+
+def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
+    file = tmp_path / "hopline-mesh.toml"
+    file.write_text("[detector]\nwindow_size = 10\nwarm_up = 11\nfalse_alarms_per_day = 2\n")
+    env = {"TAGAE_WINDOW_SIZE": "20", "TAGAE_WARM_UP": "21"}
+    settings = load_settings(file, env, {"window_size": 30, "warm_up": None})
+    assert settings.detector.window_size == 30
+    assert settings.detector.warm_up == 21
+    assert settings.detector.false_alarms_per_day == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"TAGAE_WINDOWSIZE": "5"}, r"TAGAE_WINDOWSIZE: unknown .*TAGAE_WINDOW_SIZE"),
+        ({"TAGAE_WINDOW_SIZE": "many"}, r"TAGAE_WINDOW_SIZE: 'many' \(environment\) is not an integer"),
+        ({"TAGAE_WINDOW_SIZE": "1"}, r"TAGAE_WINDOW_SIZE: '1' .*between 4 and"),
+        ({"TAGAE_ANOMALY_PERCENTILE": "nan"}, r"TAGAE_ANOMALY_PERCENTILE: 'nan' .* not a number"),
+        ({"TAGAE_MESH": "istoi"}, r"TAGAE_MESH: .*did you mean 'istio'"),
+        ({"TAGAE_PROMETHEUS_URL": "prometheus:9090"}, r"prometheus_url: .* is not a URL"),
+        ({"TAGAE_MESH": "file"}, r"query_file: not set"),
+        ({"TAGAE_PORT": "9000"}, r"TAGAE_PORT: unknown"),
+        (
+            {"TAGAE_ALERTMANAGER_URL": "http://a:1", "TAGAE_ALERTMANAGER_URLS": "http://b:1"},
+            r"ALERTMANAGER_URLS.* says the same|ALERTMANAGER_URL.* says the same",
+        ),
+        ({"TAGAE_ALERT_LABELS": "a-b=c"}, r"alert_labels: 'a-b=c'"),
+        ({"TAGAE_STATE_BYTES": "much"}, r"TAGAE_STATE_BYTES: 'much' .*a size such as"),
+    ],
+)
+def test_bad_names_and_values_are_named(env, says):
+    with pytest.raises(ConfigError, match=says):
+        load_settings(env=env)
+
+
+def test_alertmanager_has_two_names():
+    settings = load_settings(env={"TAGAE_ALERTMANAGER_URL": "http://a:9093,http://b:9093"})
+    assert settings.alerts.alertmanager_urls == ("http://a:9093", "http://b:9093")
+
+
+def test_services_named_tagae_do_not_set_anything():
+    """Kubernetes describes every Service of the namespace in the environment of its pods."""
+    settings = load_settings(
+        env={
+            "TAGAE_SERVICE_HOST": "10.0.0.1",
+            "TAGAE_SERVICE_PORT": "9091",
+            "TAGAE_SERVICE_PORT_GRPC": "9091",
+            "TAGAE_PORT": "tcp://10.0.0.1:9091",
+            "TAGAE_PORT_9091_TCP": "tcp://10.0.0.1:9091",
+            "TAGAE_PORT_9091_TCP_PROTO": "tcp",
+            "TAGAE_GRPC_PORT": "tcp://10.0.0.2:9091",
+            "TAGAE_GRPC_SERVICE_HOST": "10.0.0.2",
+        }
+    )
+    assert settings == load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[detector\n", "not valid TOML"),
+        ("window_size = 5\n", "window_size: not in a section .*detector.window_size"),
+        ("[source]\nwindow_size = 5\n", "source.window_size: unknown .*detector.window_size"),
+        ("[detector]\nwindow_size = true\n", "detector.window_size: True"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, says):
+    file = tmp_path / "hopline-mesh.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_settings(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read"):
+        load_settings(tmp_path / "absent.toml")
+
+
+def test_table_and_values_have_the_same_rows():
+    assert [row.path for row in settings_table()] == [path for path, _ in show_settings(load_settings())]
+
+
+def test_a_copy_with_other_values():
+    settings = load_settings().replace(window_size=7, state_dir="/tmp/x")
+    assert settings.detector.window_size == 7
+    assert settings.state.state_dir == Path("/tmp/x")

@@ -1,0 +1,154 @@
+"""Training beside the loop: a process learns from the history; what it learned takes over, or nothing."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from hopline_mesh.incident import Incident, Verdict
+from hopline_mesh.simulate import MeshPlan, simulate
+from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.tagae import Tagae, TagaeSettings
+from hopline_mesh.watch.trainer import Schedule, Trainer
+
+SETTINGS = TagaeSettings(model="untrained")
+NORMAL = "normal"
+
+
+@pytest.fixture(scope="module")
+def played():
+    return [Seen(*each) for each in simulate(MeshPlan(services=6, hours=90 * 15 / 3600), 2)]
+
+
+@pytest.fixture
+def folder(tmp_path, played):
+    state = StateFolder(tmp_path / "state", 2**24, 1e9)
+    for seen in played[:60]:
+        state.append(seen.snapshot, seen.context)
+    yield state.folder
+    state.close()
+
+
+def trainer(folder, **given):
+    schedule = Schedule(first=60, hours=6, **given)
+    outcomes = []
+    one = Trainer(folder, SETTINGS, schedule, trained=False, outcome=outcomes.append)
+    return one, outcomes
+
+
+def go(one, seen, incidents=()):
+    state = "anomalous" if incidents else NORMAL
+    one.saw(seen, Verdict(seen.snapshot.time_s, state, 0.0, tuple(incidents)))
+    return one.advance(seen.snapshot.roster.names, seen)
+
+
+def until_done(one, timeout_s=60):
+    end = time.monotonic() + timeout_s
+    while one._process is not None and one._process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_trained_detector_takes_over_up_to_date_and_not_in_the_middle_of_an_incident(folder, played):
+    one, outcomes = trainer(folder)
+    assert [go(one, seen) for seen in played[:60]] == [None] * 60  # the last one began a training
+    until_done(one)
+    trouble = Incident("x", played[60].snapshot.time_s, None, 2.0, ())
+    assert all(go(one, seen, [trouble]) is None for seen in played[60:70])
+    found = next(filter(None, (go(one, seen) for seen in played[70:])))
+    assert outcomes == ["ok"]
+    assert one.trained
+    # The same as one that learned here and saw all since.
+    oracle = Tagae(SETTINGS)
+    oracle.fit([each.snapshot for each in played[:60]], [each.context for each in played[:60]])
+    last = 60
+    for seen in played[60:]:
+        last += 1
+        oracle.step(seen.snapshot, seen.context)
+        if oracle.steps == found.steps:
+            break
+    one_more = played[last]
+    verdict = found.step(one_more.snapshot, one_more.context)
+    assert verdict.score == pytest.approx(oracle.step(one_more.snapshot, one_more.context).score, abs=1e-5)
+    assert not (folder / "trained.part").exists()
+
+
+def test_trouble_that_never_ends_does_not_keep_what_was_learned_away(folder, played, monkeypatch):
+    monkeypatch.setattr("hopline_mesh.watch.trainer._PATIENCE", 40)  # a quarter of it the first time
+    one, outcomes = trainer(folder)
+    for seen in played[:60]:
+        go(one, seen)
+    until_done(one)
+    trouble = Incident("x", played[60].snapshot.time_s, None, 2.0, ())
+    took = [go(one, seen, [trouble]) is not None for seen in played[60:75]]
+    assert took.index(True) >= 9
+    assert outcomes == ["ok"]
+
+
+def test_times_of_trouble_are_not_learned_from(folder, played):
+    one, _ = trainer(folder)
+    start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
+    for number, seen in enumerate(played[:60]):
+        gone = Incident("x", start_s, end_s, 2.0, ())
+        go(one, seen, [gone] if number == 26 else [])
+    assert one._task.without == [(start_s - 60, end_s + 60)]
+    one.close()
+
+
+def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):
+    state = StateFolder(tmp_path / "state", 2**24, 1e9)
+    plan = MeshPlan(services=6, hours=300 * 15 / 3600, autoscale=False, bursts_per_hour=0.0)
+    seen = [failing(Seen(*each)) if 100 <= number < 115 else Seen(*each)
+            for number, each in enumerate(simulate(plan, 2))]  # fmt: skip
+    for each in seen:
+        state.append(each.snapshot, each.context)
+    one = Trainer(state.folder, SETTINGS, Schedule(first=300, hours=6), trained=False, outcome=list)
+    for each in seen:
+        go(one, each)
+    until_done(one)
+    with caplog.at_level("WARNING"):
+        while one._process is not None:
+            go(one, seen[-1])
+    state.close()
+    assert "not learned from, since it was no normal time: " in caplog.text
+    assert "error_share" in caplog.text
+
+
+def failing(seen):
+    """The same, with a service of which most requests fail."""
+    snapshot = seen.snapshot
+    nodes, edges = snapshot.node_features.copy(), snapshot.edge_features.copy()
+    nodes[2, snapshot.schema.node_features.index("error_share")] = 0.6
+    called = snapshot.edge_dst == snapshot.nodes[2]
+    edges[called, snapshot.schema.edge_features.index("error_share")] = 0.6
+    return Seen(replace(snapshot, node_features=nodes, edge_features=edges), seen.context)
+
+
+def test_a_training_that_fails_or_hangs_changes_nothing(folder, played, monkeypatch, caplog):
+    one, outcomes = trainer(folder, longest_s=0.0)
+    for seen in played[:62]:
+        assert go(one, seen) is None
+    assert outcomes == ["failed"]
+    assert "took longer" in caplog.text
+    for path in folder.glob("history-*"):
+        path.write_bytes(b"")
+    one, outcomes = trainer(folder)
+    for seen in played[:60]:
+        go(one, seen)
+    until_done(one)
+    assert go(one, played[60]) is None
+    assert outcomes == ["failed"]
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    one, outcomes = trainer(folder)
+    for seen in played[:60]:
+        assert go(one, seen) is None
+    assert outcomes == ["failed"]
+
+
+def test_a_training_ends_with_the_watch(folder, played):
+    one, _ = trainer(folder)
+    for seen in played[:60]:
+        go(one, seen)
+    process = one._process
+    one.close()
+    assert process.returncode is not None

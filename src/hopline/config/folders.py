@@ -1,0 +1,40 @@
+"""Folders and sockets that a server's settings name, or lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from hopline.config.schema import Config
+from hopline.errors import ConfigError
+
+
+def live_folder(config: Config) -> Path:
+    """Where the changes of the configured graph are kept."""
+    if config.live.folder is not None:
+        return config.live.folder
+    graph = needed_folder(config, "graph.path")
+    return graph.with_name(f"{graph.name}.live")
+
+
+def live_socket(config: Config) -> Path:
+    """Where the writer of the live graph listens."""
+    return config.live.socket or live_folder(config) / "writer.sock"
+
+
+def needed_folder(config: Config, path: Literal["graph.path", "models.repository"]) -> Path:
+    """The folder that a server cannot do without.
+
+    Raises:
+        ConfigError: it is not set, or not there.
+    """
+    section, _, key = path.partition(".")
+    folder: Path | str | None = getattr(getattr(config, section), key)
+    flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
+    if folder is None:
+        raise ConfigError(f"{path}: not set; give {flag} or set it in hopline.toml")
+    if isinstance(folder, str):
+        raise ConfigError(f"{path}: {folder} is a URL; a folder of this machine is needed here")
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: {folder} is not a folder")
+    return folder

@@ -1,0 +1,178 @@
+"""How one setting is declared and how a value for it is read.
+
+Knows types, ranges and wording; nothing of Hopline's own settings (those are in `schema.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from hopline.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BOOLS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    hidden: bool = False,
+    internal: bool = False,
+) -> Any:
+    """A dataclass field that carries what the docs and the checks need.
+
+    Integer settings whose name ends in `_bytes` also take sizes such as "512 MiB". Choices come from
+    a `Literal` annotation, so they are not repeated here.
+
+    Args:
+        default: used where no source sets it.
+        help: one line for `hopline config show` and the docs table.
+        minimum, maximum: inclusive bounds of numbers.
+        hidden: left out of tables.
+        internal: set by Hopline itself between processes: hidden, and refused of anybody else.
+    """
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum}
+    metadata |= {"hidden": hidden or internal, "internal": internal}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[Any], source: str) -> Any:
+    """Turn a raw value (TOML, environment string, flag) into the setting's type.
+
+    Args:
+        value: what the source holds.
+        annotation: the field's resolved type.
+        path: "section.key", named in errors.
+        field: for bounds.
+        source: where it came from, named in errors.
+
+    Raises:
+        ConfigError: wrong type, out of bounds or not one of the choices.
+    """
+
+    def wrong(expected: str) -> ConfigError:
+        return ConfigError(f"{path}: {value!r} ({source}) is not {expected}")
+
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        inner = [part for part in typing.get_args(annotation) if part is not types.NoneType]
+        if value is None or value == "":
+            return None
+        if inner == [Path, str] and isinstance(value, str) and "://" in value:
+            return value  # a URL where a path may be as well
+        return read_value(value, inner[0], path, field, source)
+    if origin is Literal:
+        choices = typing.get_args(annotation)
+        if value not in choices:
+            raise wrong(f"one of {', '.join(map(repr, choices))}{did_you_mean(str(value), choices)}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+            return tuple(value)
+        raise wrong("a list of strings (or one string with commas)")
+    if annotation is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in _BOOLS:
+            return _BOOLS[value.strip().lower()]
+        raise wrong("true or false")
+    if annotation is int:
+        number = _read_int(value, is_size=path.endswith("_bytes"))
+        if number is None:
+            raise wrong("a size such as 1048576 or '512 MiB'" if path.endswith("_bytes") else "an integer")
+        return _bounded(number, field, wrong)
+    if annotation is float:
+        try:
+            number_f = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number_f = math.nan
+        if not math.isfinite(number_f):
+            raise wrong("a number")
+        return _bounded(number_f, field, wrong)
+    if annotation is Path:
+        if not isinstance(value, str | Path):
+            raise wrong("a path")
+        return Path(value).expanduser()
+    if not isinstance(value, str):
+        raise wrong("a string")
+    return value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def type_name(annotation: Any) -> str:
+    """How a setting's type is written in the docs table."""
+    if typing.get_origin(annotation) is Literal:
+        return " | ".join(map(repr, typing.get_args(annotation)))
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        return {"str": "string", "int": "integer", "float": "number", "Path": "path"}.get(
+            annotation.__name__, annotation.__name__
+        )
+    if typing.get_origin(annotation) is tuple:
+        return "list of strings"
+    return " or ".join(
+        type_name(part) for part in typing.get_args(annotation) if part is not types.NoneType
+    )
+
+
+def read_size(text: str, what: str) -> int:
+    """Bytes of a size such as "512 MiB", for a flag that is no setting.
+
+    Raises:
+        ConfigError: not a size; the message starts with `what`.
+    """
+    size = _read_int(text, is_size=True)
+    if size is None:
+        raise ConfigError(f"{what}: {text!r} is not a size such as 1048576 or '512 MiB'")
+    return size
+
+
+def _read_int(value: Any, *, is_size: bool) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, str):
+        return None
+    if is_size:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        return None if match is None or unit is None else int(float(match[1]) * unit)
+    return int(value) if re.fullmatch(r"\s*[+-]?\d+\s*", value) else None
+
+
+def _bounded(number: Any, field: dataclasses.Field[Any], wrong: Any) -> Any:
+    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        if maximum is None:
+            raise wrong(f"at least {minimum}")
+        if minimum is None:
+            raise wrong(f"at most {maximum}")
+        raise wrong(f"between {minimum} and {maximum}")
+    return number

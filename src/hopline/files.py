@@ -1,0 +1,163 @@
+"""Files and folders that appear whole or not at all.
+
+Content goes to a hidden draft beside the final name, `.<name>.<random>.draft`, which is then renamed.
+Readers see the old content or the new content, never a part. A failed write removes its draft and leaves
+the old content. A writer that is killed leaves its draft; `remove_drafts` is for the owner of a folder. Two
+writers of one name do not disturb each other: the last rename counts.
+
+Callers choose how durable the content is:
+
+- `durable=True`: the content is on the disk before its name is, and the name before the call returns. After
+  a power cut the old or the new content is there, whole. This is for content that exists nowhere else: the
+  state of rollouts, drift references, graphs, manifests and positions of live graphs, manifests and results
+  of batch runs, precomputed answers, converted prediction logs, the clients file.
+- `durable=False`: no wait for the disk. Other processes never see a part, also when the writer is killed;
+  but after a power cut the content may be empty or torn. This is for what ends with the process or the
+  machine (metrics, acknowledgements and outcome counts of workers), for what is checked by its hash when it
+  is read (packaged models, copies of remote versions, drift windows) and for what can be loaded again
+  (parts of a Parquet feature store).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_DRAFT = ".draft"
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | None = None) -> None:
+    """Replace a file's content, or make the file.
+
+    Args:
+        path: in a folder that exists. A symlink is itself replaced.
+        durable: see the module.
+        mode: permissions; None for what the umask leaves of 0o666.
+
+    Raises: OSError: of the path; what was there is still there.
+    """
+    draft = draft_of(path)
+    with _errors_name(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        handle = os.open(draft, flags, 0o666 if mode is None else 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                if mode is not None:
+                    os.fchmod(handle, mode)
+                if durable:
+                    file.flush()
+                    os.fsync(handle)
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        if durable:
+            sync(path.parent)
+
+
+def publish_file(draft: Path, path: Path, *, durable: bool) -> None:
+    """Rename a finished draft to its place, replacing what is there.
+
+    Raises: OSError: of the path; where the rename failed, the draft is still there.
+    """
+    with _errors_name(path):
+        if durable:
+            sync(draft)
+        os.replace(draft, path)
+        if durable:
+            sync(path.parent)
+
+
+def publish_folder(draft: Path, folder: Path, *, durable: bool) -> None:
+    """Rename a finished folder to its place; one that is there is exchanged in one step, then removed.
+
+    Where kernel or file system cannot exchange, there is a moment without a folder, never half of one.
+
+    Raises: OSError: of the folder; where the rename failed, draft and folder are as they were.
+    """
+    with _errors_name(folder):
+        if durable:
+            for parent, _, names in os.walk(draft):
+                for name in names:
+                    sync(Path(parent, name))
+                sync(Path(parent))
+        if not folder.exists():
+            os.rename(draft, folder)
+        elif not _exchange(draft, folder):
+            _step_aside(draft, folder)
+        if durable:
+            sync(folder.parent)
+    shutil.rmtree(draft, ignore_errors=True)  # the old content, where there was some
+
+
+def draft_of(path: Path) -> Path:
+    """A free, hidden name beside the path."""
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}{_DRAFT}")
+
+
+def is_draft(path: Path) -> bool:
+    """Whether `draft_of` gave this name."""
+    return path.name.startswith(".") and path.name.endswith(_DRAFT)
+
+
+def remove_drafts(folder: Path) -> list[Path]:
+    """Remove the drafts that killed writers left; only for a caller that knows of no other writer.
+
+    Returns: what was removed.
+    Raises: OSError: it cannot be removed.
+    """
+    found = [path for path in folder.iterdir() if is_draft(path)]
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return found
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two paths in one step (Linux's renameat2 with RENAME_EXCHANGE); False where it cannot."""
+    import ctypes
+
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+def _step_aside(draft: Path, folder: Path) -> None:
+    """Rename the draft to the folder's place, and the folder to the draft's; all as before on failure."""
+    old = draft_of(folder)
+    os.rename(folder, old)
+    try:
+        os.rename(draft, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    os.rename(old, draft)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Errors of the disk name the final path, which the caller knows, instead of a draft."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error

@@ -1,0 +1,1 @@
+"""Numba: its decorator, its cache, and instructions that it lacks."""

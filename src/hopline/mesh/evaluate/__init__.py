@@ -1,6 +1,0 @@
-"""Judge a detector on any mesh that was recorded: folder format, scoring, baselines."""
-
-from hopline.mesh.evaluate.recording import Event, Period, Recording
-from hopline.mesh.evaluate.scores import Scores, score
-
-__all__ = ["Event", "Period", "Recording", "Scores", "score"]

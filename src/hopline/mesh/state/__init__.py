@@ -1,6 +1,0 @@
-"""What a restart of the watch takes up again: a folder of checkpoints, and a history of snapshots."""
-
-from hopline.mesh.state.folder import StateFolder
-from hopline.mesh.state.record import Seen
-
-__all__ = ["Seen", "StateFolder"]

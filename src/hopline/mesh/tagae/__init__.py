@@ -1,5 +1,0 @@
-"""The detector: from intervals of a mesh to verdicts with incidents. Begin with `detector.py`."""
-
-from hopline.mesh.tagae.detector import Tagae, TagaeSettings
-
-__all__ = ["Tagae", "TagaeSettings"]

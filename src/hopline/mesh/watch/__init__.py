@@ -1,5 +1,0 @@
-"""The watch itself: begin with `loop.py`."""
-
-from hopline.mesh.watch.run import Started, run
-
-__all__ = ["Started", "run"]

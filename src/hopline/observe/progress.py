@@ -1,0 +1,77 @@
+"""Shows on stderr where long work is: a spinner for each step on a terminal, else a line for each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from hopline.types import Progress, silent
+
+
+@contextlib.contextmanager
+def shown(progress: Progress | bool | None, what: str = "") -> Iterator[Progress]:
+    """Where a library function tells of its steps.
+
+    Args:
+        progress: True shows steps, False shows nothing, None shows them where somebody watches: stderr is
+            a terminal, or this is a notebook. A function is called instead of showing anything.
+        what: heads the lines where stderr is no terminal.
+    """
+    if callable(progress):
+        yield progress
+        return
+    console = Console(stderr=True)
+    on_terminal = console.is_terminal and not _in_notebook()
+    if progress is False or (progress is None and not on_terminal and not _in_notebook()):
+        yield silent
+    elif on_terminal:
+        with _spinners(console) as spinning:
+            yield spinning
+    else:
+        yield _Lines(what)
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, whose output is no terminal and is watched."""
+    return "ipykernel" in sys.modules
+
+
+@contextlib.contextmanager
+def _spinners(console: Console) -> Iterator[Progress]:
+    utf8 = console.encoding.lower().startswith("utf")
+    columns = (
+        SpinnerColumn("dots" if utf8 else "line", finished_text="[green]✓" if utf8 else "ok"),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    # What a model prints while it runs belongs on stdout, unless that is the same terminal.
+    with Bars(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(stage: str, done: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=1.0)
+            bars.update(tasks[stage], completed=done)
+
+        yield progress
+
+
+class _Lines:
+    """A line when a step begins, with the seconds since the first one."""
+
+    def __init__(self, what: str) -> None:
+        self._what = f"{what}: " if what else ""
+        self._began = time.monotonic()
+        self._seen: set[str] = set()
+
+    def __call__(self, stage: str, done: float) -> None:
+        if stage not in self._seen:
+            self._seen.add(stage)
+            seconds = time.monotonic() - self._began
+            print(f"{self._what}{stage} ({seconds:.1f} s)", file=sys.stderr, flush=True)

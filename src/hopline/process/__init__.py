@@ -1,0 +1,1 @@
+"""Processes: their ports, CPUs and time slices."""

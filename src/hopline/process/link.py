@@ -1,0 +1,140 @@
+"""The connecting end of a wire over a Unix socket: connects, and again whenever the connection is lost.
+
+Knows the handshake, when to try again and what to log; nothing of what is said after the welcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hopline.process.backoff import Backoff
+from hopline.process.wire import Refusal, Wire, WireError
+
+
+class LinkUser(Protocol):
+    """What a link reports to. Called on the event loop."""
+
+    def connected(self, welcome: Any, writer: asyncio.StreamWriter) -> None:
+        """The other end has welcomed this one; messages may be written from now on."""
+
+    def heard(self, message: Any) -> None:
+        """A message has come. Raises: WireError: it is not what the other end may send."""
+
+    def lost(self) -> None:
+        """The connection has ended; another one is tried."""
+
+
+class Link:
+    """See the module. Used from one event loop.
+
+    Args:
+        path: of the socket.
+        wire: the framing.
+        decoder: of what the other end sends, `Refusal` included.
+        hello: the first message.
+        welcome: class of its answer.
+        user: is told of connections and messages.
+        log: where states of the connection go, each once.
+        peer: the other end, for the log.
+        consequence: what follows from its absence, for the log.
+        level: of lines that say that it is absent.
+        first_pause_s: between attempts; doubled up to a second.
+        handshake_s: longest time for connection and welcome.
+
+    Attributes:
+        problem: why there is no connection, as it was logged last; "" while there is one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        wire: Wire,
+        decoder: msgspec.msgpack.Decoder[Any],
+        hello: msgspec.Struct,
+        welcome: type[Any],
+        user: LinkUser,
+        *,
+        log: logging.Logger,
+        peer: str,
+        consequence: str = "",
+        level: int = logging.WARNING,
+        first_pause_s: float,
+        handshake_s: float,
+    ) -> None:
+        self.problem = ""
+        self._path = path
+        self._wire, self._decoder = wire, decoder
+        self._hello, self._welcome = hello, welcome
+        self._user = user
+        self._log, self._level = log, level
+        self._peer, self._consequence = f"{peer} at {path}", consequence and f"; {consequence}"
+        self._handshake_s = handshake_s
+        self._backoff = Backoff(first_pause_s, 1.0)
+        self._keeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect, now and whenever the connection is lost."""
+        self._keeper = asyncio.ensure_future(self._keep())
+
+    async def close(self) -> None:
+        """Close the connection, for good."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+
+    def report(self, problem: str) -> None:
+        """Log a problem that is new."""
+        if problem != self.problem:
+            self.problem = problem
+            self._log.log(self._level, "%s %s%s", self._peer, problem, self._consequence)
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                reader, writer, welcome = await self._connect()
+            except (OSError, EOFError, TimeoutError, WireError) as error:
+                self.report(f"is not there: {str(error) or type(error).__name__}")
+            else:
+                self._backoff.worked()
+                await self._listen(reader, writer, welcome)
+            await asyncio.sleep(self._backoff.failed() * random.uniform(0.8, 1.2))
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
+        async with asyncio.timeout(self._handshake_s):
+            reader, writer = await asyncio.open_unix_connection(self._path)
+            try:
+                writer.write(self._wire.frame(self._hello))
+                answer = await self._wire.receive(reader, self._decoder)
+                if isinstance(answer, Refusal):
+                    raise WireError(f"it refuses this process: {answer.text}")
+                if not isinstance(answer, self._welcome):
+                    raise WireError(f"it answered {type(answer).__name__} to a hello")
+            except BaseException:
+                writer.close()
+                raise
+        return reader, writer, answer
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: Any
+    ) -> None:
+        """Take messages until the connection is lost."""
+        self.problem = ""
+        self._user.connected(welcome, writer)
+        self._log.log(min(self._level, logging.INFO), "%s answers", self._peer)
+        try:
+            while True:
+                self._user.heard(await self._wire.receive(reader, self._decoder))
+        except (OSError, EOFError, WireError) as error:
+            self.report(f"is gone ({str(error) or type(error).__name__})")
+        finally:
+            self._user.lost()
+            writer.close()

@@ -1,0 +1,184 @@
+"""Ports: found free, held, shared between workers; and the TLS material for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import socket
+import ssl
+import stat
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from hopline.config.schema import TlsConfig
+from hopline.errors import ConfigError
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def reserve(host: str, port: int, setting: str) -> socket.socket:
+    """A bound socket that other sockets with SO_REUSEPORT may join.
+
+    Bound but not listening it takes no connections: a supervisor holds the port with it while its
+    workers listen.
+
+    Args:
+        host: name or address.
+        port: 0 picks a free one.
+        setting: path of the setting, for errors.
+
+    Raises:
+        ConfigError: the port is taken or the address is not this machine's.
+    """
+    family, _, _, _, address = _resolve(host, port)
+    # SO_REUSEPORT would let us join a stranger's port in silence, so ask for it alone first.
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _bind(probe, address, host, port, setting)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    _bind(held, address, host, port, setting)
+    return held
+
+
+def join(host: str, port: int, setting: str) -> socket.socket:
+    """A bound socket on a port that the supervisor reserved."""
+    family, _, _, _, address = _resolve(host, port)
+    shared = socket.socket(family, socket.SOCK_STREAM)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    _bind(shared, address, host, port, setting)
+    return shared
+
+
+async def listen_at(path: Path, talk: Talk, setting: str, listener: str) -> asyncio.Server:
+    """Listen on a Unix socket that this user alone may connect to; one that a dead process left is removed.
+
+    Args:
+        talk: takes a connection.
+        setting: where the path comes from, for errors.
+        listener: what listens there, for errors.
+
+    Raises:
+        ConfigError: the path cannot be a socket, or another process listens there.
+    """
+    _remove_dead_socket(path, setting, listener)
+    try:
+        # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
+        before = os.umask(0o177)
+        try:
+            return await asyncio.start_unix_server(talk, path)
+        finally:
+            os.umask(before)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting}: cannot listen at {path}: {error}") from None
+
+
+def _remove_dead_socket(path: Path, setting: str, listener: str) -> None:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"{setting}: {path} is there and is no socket; name another path")
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"{setting}: another {listener} listens at {path}")
+
+
+def hold_new_connections(listening: socket.socket) -> None:
+    """Let a listening socket finish the connections it has, and begin no further ones.
+
+    Closing it at once would reset whatever waits to be accepted, with a request perhaps already sent.
+    From here on the kernel drops SYNs for it (a socket filter: classic BPF, linux/filter.h), so that a
+    client's connect goes unanswered, is sent again after a second, and then meets another listener of
+    the port or an honest refusal. Elsewhere than on Linux this does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    # Load the TCP flags (byte 13); SYN set: length 0, that is drop; else accept the whole packet.
+    program = b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+    )
+    buffer = ctypes.create_string_buffer(program, len(program))
+    attach_filter = 26  # SO_ATTACH_FILTER, which the socket module has no name for
+    with contextlib.suppress(OSError):  # a kernel without it: the port closes the plain way
+        listening.setsockopt(
+            socket.SOL_SOCKET, attach_filter, struct.pack("HL", len(program) // 8, ctypes.addressof(buffer))
+        )
+
+
+def url_host(host: str) -> str:
+    """A host as URLs and gRPC targets have it: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def tls_context(config: TlsConfig, protocol: str = "http/1.1") -> ssl.SSLContext | None:
+    """The server side of TLS, None where it is off.
+
+    Args:
+        config: where its files are.
+        protocol: that is agreed on (ALPN).
+
+    Raises: ConfigError: files that are not a certificate and its key.
+    """
+    if not config.enabled:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols([protocol])
+    assert config.cert_file is not None
+    try:
+        context.load_cert_chain(config.cert_file, config.key_file)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
+            f"and its key: {error}"
+        ) from None
+    return context
+
+
+def tls_pair(config: TlsConfig) -> tuple[bytes, bytes] | None:
+    """(key, certificate chain) as gRPC takes them, None where TLS is off."""
+    if not config.enabled:
+        return None
+    return _read(config.key_file, "tls.key_file"), _read(config.cert_file, "tls.cert_file")
+
+
+def _read(path: Path | None, setting: str) -> bytes:
+    assert path is not None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _resolve(host: str, port: int) -> tuple[int, int, int, str, object]:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"server.host: {host!r} is not an address: {error.strerror}") from None
+
+
+def _bind(bound: socket.socket, address: object, host: str, port: int, setting: str) -> None:
+    try:
+        bound.bind(address)  # type: ignore[arg-type]
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"{setting}: port {port} on {host} is in use by another process") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"{setting}: no permission for port {port}; use one above 1023") from None
+        raise ConfigError(f"{setting}: cannot listen on {host}:{port}: {error.strerror}") from None

@@ -1,0 +1,140 @@
+"""Keeps children alive: one for each slot, started again when it ends, replaced one after another.
+
+ended ─ before any was ready ─► all are stopped: a second try would only hide the reason
+      ─ else ─────────────────► started again after a pause, which doubles (`backoff.py`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from hopline.process.backoff import Backoff
+from hopline.process.child import Child, exit_reason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What is kept alive.
+
+    Attributes:
+        name: for logs.
+        start: starts its child.
+        is_replaced: whether `Supervisor.replace_all` replaces it.
+    """
+
+    name: str
+    start: Callable[[], Awaitable[Child]]
+    is_replaced: bool = True
+
+
+class Supervisor:
+    """See the module. Used from one event loop.
+
+    Args:
+        slots: in the order in which they are started and replaced.
+        grace_s: from SIGTERM to SIGKILL.
+        on_ready: called once, when the child of every slot is ready for the first time, with what each said
+            then, by the name of its slot.
+    """
+
+    def __init__(
+        self, slots: Iterable[Slot], grace_s: float, on_ready: Callable[[Mapping[str, str]], object]
+    ) -> None:
+        self._slots = list(slots)
+        self._grace_s = grace_s
+        self._on_ready = on_ready
+        self._children: dict[Slot, Child] = {}
+        self._ready: set[Slot] = set()
+        self._replacing: set[Slot] = set()
+        self._was_ready = False
+        self._failed = False
+        self._stopping = asyncio.Event()
+        #: Set while the child of every slot is ready.
+        self._all_ready = asyncio.Event()
+        self._rolling: asyncio.Task[None] | None = None
+
+    async def run(self) -> bool:
+        """Until `stop`, and until all children have ended; returns whether they could be started."""
+        await asyncio.gather(*(self._keep(slot) for slot in self._slots))
+        return not self._failed
+
+    def stop(self) -> None:
+        """Ask all children to end; none is started any more."""
+        self._stopping.set()
+
+    def replace_all(self) -> None:
+        """Replace the children, each once the one before is ready, unless that is under way."""
+        if self._rolling is None or self._rolling.done():
+            self._rolling = asyncio.ensure_future(self._replace_all())
+
+    async def _replace_all(self) -> None:
+        replaced = [slot for slot in self._slots if slot.is_replaced]
+        for slot in replaced:
+            await self._all_ready.wait()
+            if self._stopping.is_set():
+                return
+            self._replacing.add(slot)
+            self._ready.discard(slot)
+            self._all_ready.clear()
+            await self._children[slot].end(self._grace_s)
+        await self._all_ready.wait()
+        log.info("replaced %d workers", len(replaced))
+
+    async def _keep(self, slot: Slot) -> None:
+        """Run the child of a slot, again and again."""
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            reason = await self._run_one(slot)
+            was_ready = slot in self._ready
+            self._ready.discard(slot)
+            self._all_ready.clear()
+            if self._stopping.is_set():
+                return
+            if slot in self._replacing:
+                self._replacing.discard(slot)
+                continue
+            if not self._was_ready and not was_ready:
+                log.error("%s could not start (%s)", slot.name, reason)
+                self._failed = True
+                self.stop()
+                return
+            pause_s = backoff.failed(time.monotonic() - started)
+            log.error("%s ended (%s), restarting in %.1f s", slot.name, reason, pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _run_one(self, slot: Slot) -> str:
+        """One life of a child; returns how it ended."""
+        try:
+            child = self._children[slot] = await slot.start()
+        except OSError as error:
+            return f"no process: {error}"
+        ended = asyncio.ensure_future(child.wait())
+        ready = asyncio.ensure_future(child.ready.wait())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({ended, ready, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                self._note_ready(slot)
+                await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return exit_reason(await ended if ended.done() else await child.end(self._grace_s))
+        finally:
+            for task in (ended, ready, stopping):
+                task.cancel()
+
+    def _note_ready(self, slot: Slot) -> None:
+        self._ready.add(slot)
+        if len(self._ready) < len(self._slots):
+            return
+        self._all_ready.set()
+        if not self._was_ready:
+            self._was_ready = True
+            self._on_ready({slot.name: child.said for slot, child in self._children.items()})

@@ -1,0 +1,25 @@
+"""Makes the model of a process of its own: a unit of the repository, as the server itself would load it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hopline.errors import RuntimeFailure
+from hopline.rollout.loader import Loader
+from hopline.rollout.process_main import Orders
+from hopline.rollout.served import Served
+from hopline.rollout.unit import Unit
+
+
+async def open_unit(orders: Orders) -> Served:
+    """A factory; `arguments` are the unit's fields.
+
+    Raises: HoplineError: it cannot be loaded.
+    """
+
+    def resolve(name: str, version: str | None) -> Served:
+        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
+
+    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
+    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+    return load.served

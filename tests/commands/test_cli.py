@@ -1,0 +1,83 @@
+"""The command line itself: how it is started, what shells ask of it, and numbers below 0."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hopline import __version__
+from hopline.commands.negative_numbers import NumbersAreValues
+
+
+def hopline(*words, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "hopline", *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_the_package_is_a_command():
+    assert hopline("--version") == f"hopline {__version__}\n"
+    assert "Usage: hopline " in hopline("--help")
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("hopline rol", {"rollout"}),
+        ("hopline models ", {"list", "load", "unload", "import"}),
+        ("hopline rollout start --sha", {"--share"}),
+        ("hopline score --on", {"--on-missing"}),
+    ],
+)
+def test_a_shell_completes_commands_and_their_options(typed, wanted):
+    words = typed.split(" ")
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    assert set(hopline(_HOPLINE_COMPLETE="complete_bash", **asked).split()) == wanted
+    answer = hopline(_HOPLINE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=typed)
+    assert all(f'"{word}"' in answer for word in wanted)
+
+
+def test_the_scripts_of_shells_are_shown():
+    assert "complete -o default -F" in hopline("--show-completion", "bash", SHELL="/bin/bash")
+
+
+@pytest.fixture
+def taken():
+    """A command that notes its values, and runs words."""
+    app, seen = typer.Typer(), []
+
+    @app.command(cls=NumbersAreValues)
+    def ask(model: str, nodes: list[str], timeout: float = 1.0, pairs: bool = False) -> None:
+        seen.append((model, nodes, timeout, pairs))
+
+    def run(*words):
+        seen.clear()
+        result = CliRunner().invoke(app, words)
+        return seen[0] if seen else result.output
+
+    return run
+
+
+def test_numbers_below_0_are_values(taken):
+    assert taken("m", "-10") == ("m", ["-10"], 1.0, False)
+    assert taken("m", "5", "-10", "7") == ("m", ["5", "-10", "7"], 1.0, False)
+    assert taken("m", "-1,-2", "--pairs", "3,-4", "--timeout", "2") == ("m", ["-1,-2", "3,-4"], 2.0, True)
+    assert taken("m", "--timeout", "-2", "-10") == ("m", ["-10"], -2.0, False)
+    assert taken("m", "--timeout=2", "-10", "--", "--pairs") == ("m", ["-10", "--pairs"], 2.0, False)
+
+
+@pytest.mark.parametrize("word", ["--nodes", "-x", "-1x"])
+def test_what_is_no_number_is_an_option_that_there_is_not(taken, word):
+    assert "No such option" in taken("m", "-10", word)
+    assert "No such option" in taken("m", "10", word)
+
+
+def test_a_flag_without_its_value_is_named(taken):
+    assert "requires an argument" in taken("m", "-10", "--timeout")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopline.config.reader import config_table, load_config, show_config
+from hopline.config.schema import Config
+from hopline.errors import ConfigError
+
+
+def toml(folder: Path, text: str) -> Path:
+    file = folder / "hopline.toml"
+    file.write_text(text)
+    return file
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = toml(tmp_path, "[server]\nhttp_port = 1\ngrpc_port = 1\nworkers = 1\nhost = 'a'\n")
+    env = {"HOPLINE__SERVER__GRPC_PORT": "2", "HOPLINE__SERVER__WORKERS": "2", "PATH": "/bin"}
+    config = load_config(file, env, {"server.workers": 3, "server.host": None})
+    server = config.server
+    assert (server.http_port, server.grpc_port, server.workers, server.host) == (1, 2, 3, "a")
+    assert load_config() == Config()
+
+
+def test_values_are_read_by_type(tmp_path: Path) -> None:
+    file = toml(
+        tmp_path,
+        """
+        [table]
+        memory_bytes = "1.5 GiB"
+        [models]
+        names = ["a", "b"]
+        repository = "models"
+        [batching]
+        queue_delay_ms = 2
+        [log]
+        format = "json"
+        """,
+    )
+    config = load_config(file, {"HOPLINE__MODELS__NAMES": "x, y"})
+    assert config.table.memory_bytes == 3 * 2**29
+    assert config.models.names == ("x", "y")
+    assert config.models.repository == Path("models")
+    assert config.batching.queue_delay_ms == 2.0
+    assert config.log.format == "json"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("server.htp_port", 1, "did you mean 'server.http_port'"),
+        ("http_port", 1, "did you mean 'server.http_port'"),
+        ("sever.http_port", 1, "did you mean 'server.http_port'"),
+        ("colour", 1, "sections are"),
+        ("server.http_port", "abc", "server.http_port: 'abc' .flag. is not an integer"),
+        ("server.http_port", 70000, "between 0 and 65535"),
+        ("server.http_port", True, "not an integer"),
+        ("server.workers", 0, "between 1 and 1024"),
+        ("server.drain_timeout_s", "nan", "not a number"),
+        ("server.drain_timeout_s", -1, "at least 0"),
+        ("table.memory_bytes", "lots", "a size such as"),
+        ("log.level", "inof", "did you mean 'info'"),
+        ("models.names", 5, "list of strings"),
+        ("server.host", 5, "not a string"),
+        ("graph.path", 5, "not a path"),
+        ("server", 5, "unknown setting"),
+        ("worker.count", 2, "worker.count: is no setting.*did you mean 'server.workers'"),
+        ("worker.table_fd", 5, "is no setting, but what a server tells its processes .flag."),
+    ],
+)
+def test_bad_settings_name_the_path_and_what_would_be_right(path: str, value: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_config(overrides={path: value})
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hopline.toml\) is not an integer"):
+        load_config(toml(tmp_path, "[server]\nhttp_port = 'x'\n"))
+    with pytest.raises(ConfigError, match=r"HOPLINE__SERVER__HTTP_PORT\) is not an integer"):
+        load_config(env={"HOPLINE__SERVER__HTTP_PORT": "x"})
+    with pytest.raises(ConfigError, match=r"worker.index: is no setting.*HOPLINE__WORKER__INDEX"):
+        load_config(env={"HOPLINE__WORKER__INDEX": "1"})
+    with pytest.raises(ConfigError, match=r"worker.count: is no setting.*hopline.toml"):
+        load_config(toml(tmp_path, "[worker]\ncount = 2\n"))
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(toml(tmp_path, "[server"))
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "absent.toml")
+
+
+def test_tls_files_are_checked(tmp_path: Path) -> None:
+    cert = tmp_path / "cert.pem"
+    cert.write_text("x")
+    with pytest.raises(ConfigError, match=r"tls.cert_file: '.*absent.pem' does not exist"):
+        load_config(overrides={"tls.cert_file": tmp_path / "absent.pem"})
+    with pytest.raises(ConfigError, match=r"tls.key_file: must be set together with tls.cert_file"):
+        load_config(overrides={"tls.cert_file": cert})
+
+
+def test_workers_read_back_what_the_supervisor_wrote() -> None:
+    config = load_config(
+        overrides={
+            "models.names": ("a",),
+            "graph.path": Path("/g"),
+            "log.level": "debug",
+        }
+    ).replace(worker__index=3)
+    assert Config.from_json(config.to_json()) == config
+
+
+def test_replace_checks_like_any_source() -> None:
+    assert Config().replace(server__http_port=5).server.http_port == 5
+    with pytest.raises(ConfigError, match="did you mean"):
+        Config().replace(server__http_prt=5)
+
+
+def test_every_setting_is_in_the_table_with_help() -> None:
+    rows = {row.path: row for row in config_table()}
+    fields = {
+        f"{section.name}.{item.name}"
+        for section in dataclasses.fields(Config)
+        if section.name != "worker"
+        for item in dataclasses.fields(
+            section.type if isinstance(section.type, type) else _section(section.name)
+        )
+    }
+    assert set(rows) == fields
+    assert all(row.help and row.type for row in rows.values())
+    assert rows["server.http_port"].env == "HOPLINE__SERVER__HTTP_PORT"
+    assert rows["log.format"].type == "'text' | 'json'"
+    assert dict(show_config(Config()))["server.http_port"] == 8700
+
+
+def _section(name: str) -> type:
+    return type(getattr(Config(), name))

@@ -1,0 +1,112 @@
+"""Children of all slots are kept alive, replaced one after another, and ended in order."""
+
+import asyncio
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hopline.process import supervisor as supervisor_module
+from hopline.process.backoff import Backoff
+from hopline.process.child import Child
+from hopline.process.supervisor import Slot, Supervisor
+
+ENTRIES = "tests.process.child_entries"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(supervisor_module, "Backoff", lambda: Backoff(0.01, 0.02))
+
+
+class Rig:
+    """A supervisor of so many slots, whose children are recorded."""
+
+    def __init__(self, num_slots, *, writer=False):
+        self.started: dict[str, list[Child]] = {}
+        self.ready = asyncio.Event()
+        names = [f"worker {number}" for number in range(num_slots)]
+        slots = [Slot(name, partial(self.start, name)) for name in names]
+        if writer:
+            slots.insert(0, Slot("the writer", partial(self.start, "the writer"), is_replaced=False))
+        self.entry = "served"
+        self.said: dict[str, str] = {}
+        self.supervisor = Supervisor(slots, 20.0, self.on_ready)
+
+    def on_ready(self, said):
+        self.said.update(said)
+        self.ready.set()
+
+    async def start(self, name):
+        child = await Child.start(f"{ENTRIES}:{self.entry}", {}, name=name)
+        self.started.setdefault(name, []).append(child)
+        return child
+
+    async def until(self, holds):
+        async with asyncio.timeout(30):
+            while not holds():  # noqa: ASYNC110 - other processes set no events
+                await asyncio.sleep(0.005)
+
+
+async def test_a_child_that_dies_is_started_again_and_all_end_in_order(caplog):
+    rig = Rig(2)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    assert rig.said == {"worker 0": "ready", "worker 1": "ready"}
+    first = rig.started["worker 1"][0]
+    os.kill(first.pid, signal.SIGKILL)
+    await rig.until(lambda: len(rig.started["worker 1"]) == 2)
+    again = rig.started["worker 1"][1]
+    assert await again.wait_ready() is None
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True
+    assert "worker 1 ended (signal 9, SIGKILL), restarting in 0.0 s" in caplog.text
+    assert [child.code for child in (first, again, *rig.started["worker 0"])] == [-9, 0, 0]
+
+
+async def test_where_nothing_ever_worked_the_first_failure_ends_all(caplog):
+    rig = Rig(2)
+    rig.entry = "refused"
+    assert await asyncio.wait_for(rig.supervisor.run(), 30) is False
+    assert "could not start (exit code 7)" in caplog.text
+    assert not rig.ready.is_set()
+
+
+async def test_a_process_that_cannot_be_started_is_told(caplog):
+    async def start():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    slots = [Slot("worker 0", start)]
+    assert await Supervisor(slots, 1.0, lambda said: None).run() is False
+    assert (
+        "worker 0 could not start (no process: [Errno 11] Resource temporarily unavailable)" in caplog.text
+    )
+
+
+async def test_children_are_replaced_one_after_another_but_for_those_that_stay(caplog):
+    caplog.set_level("INFO")
+    rig = Rig(2, writer=True)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    rig.supervisor.replace_all()
+    await rig.until(lambda: "replaced 2 workers" in caplog.text)
+    assert {name: len(children) for name, children in rig.started.items()} == {
+        "worker 0": 2,
+        "worker 1": 2,
+        "the writer": 1,
+    }
+    assert "restarting" not in caplog.text
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True
+    assert all(child.code == 0 for children in rig.started.values() for child in children)
+
+
+async def test_stopped_before_any_is_ready_all_end():
+    rig = Rig(2)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await rig.until(lambda: len(rig.started) == 2)
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True

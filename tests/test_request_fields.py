@@ -1,0 +1,104 @@
+"""Fields of a request mean the same over every transport, and the log keeps them as they came."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from hopline.brokers.base import Message
+from hopline.client.wire import nodes_body
+from hopline.errors import BadRequest
+from hopline.records.inputs import Inputs, inputs_of
+from hopline.request_fields import FIELDS, RequestField, default_of
+from hopline.rollout.process_wire import pack_request, unpack_request
+from hopline.transports.oip import request_from_tensors
+from hopline.transports.queue_message import request_of
+from hopline.transports.score_json import decode_score, score_request
+from hopline.types import ScoreRequest
+
+#: name -> (as JSON has it, as a parameter of the protocol has it, as the request has it)
+SAID: dict[str, tuple[Any, Any, Any]] = {
+    "outputs": (["logits", "label"], None, ("logits", "label")),
+    "as_of": ("2011-03-13", "2011-03-13", datetime(2011, 3, 13, tzinfo=UTC)),
+    "on_missing": ("null", "null", "null"),
+    "degraded": ("refuse", "refuse", "refuse"),
+    "attributes": (
+        {"country": "DE", "new": True},
+        '{"country":"DE","new":true}',
+        {"country": "DE", "new": True},
+    ),
+    "key": ("caller 7", "caller 7", "caller 7"),
+    "priority": ("high", 1, "high"),
+    "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
+}
+BAD: dict[str, tuple[Any, ...]] = {
+    "on_missing": ("nothing", 1, True),
+    "degraded": ("", 0),
+    "attributes": ({"a": [1]}, "[1]", 5),
+    "key": (5,),
+    "priority": ("urgent", -1, 0.5),
+    "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
+}
+NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+
+
+def test_this_test_knows_every_field() -> None:
+    assert set(SAID) == {field.name for field in FIELDS} <= set(ScoreRequest.__struct_fields__)
+
+
+def over_http(body: dict[str, Any]) -> ScoreRequest:
+    return score_request("m", None, decode_score(json.dumps({"nodes": [1], **body}).encode()), None, "r")
+
+
+@NAMED
+def test_json_the_protocol_and_brokers_say_the_same(field: RequestField) -> None:
+    as_json, parameter, wanted = SAID[field.name]
+    assert getattr(over_http({field.name: as_json}), field.name) == wanted
+    payload = json.dumps({"model": "m", "nodes": [1], field.name: as_json}).encode()
+    message = Message(payload, key=b"", headers={}, partition="0", position="1")
+    assert getattr(request_of(message, 1000), field.name) == wanted
+    if field.is_parameter:
+        request = request_from_tensors("m", "", (), (), {field.name: parameter}, "r")
+        assert getattr(request, field.name) == wanted
+
+
+@NAMED
+def test_nothing_and_null_are_the_default(field: RequestField) -> None:
+    for body in ({}, {field.name: None}):
+        assert getattr(over_http(body), field.name) == default_of(field)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
+def test_what_is_no_value_of_a_field_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=name):
+        over_http({name: value})
+    parameter = json.dumps(value) if isinstance(value, dict | list) else value
+    with pytest.raises(BadRequest, match=name):
+        request_from_tensors("m", "", (), (), {name: parameter}, "r")
+
+
+@NAMED
+def test_a_models_own_process_gets_it(field: RequestField) -> None:
+    request = ScoreRequest("m", [1], **{field.name: SAID[field.name][2]})
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(pack_request(request, 1.0)))
+    if field.name != "as_of":  # an integer by then
+        assert getattr(unpack_request(sent), field.name) == SAID[field.name][2]
+
+
+@NAMED
+def test_the_log_keeps_it_or_says_that_it_does_not(field: RequestField) -> None:
+    request = ScoreRequest("m", [1], **{field.name: SAID[field.name][2]})
+    kept = msgspec.json.decode(msgspec.json.encode(inputs_of(request, lambda: None)), type=Inputs)
+    again = kept.request("m", None)
+    wanted = SAID[field.name][2] if field.is_logged else default_of(field)
+    assert getattr(again, field.name) == wanted
+
+
+def test_the_client_sends_tags() -> None:
+    assert nodes_body([1], tags=["nightly"])["tags"] == ["nightly"]
