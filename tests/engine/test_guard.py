@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hopline.scheduling.item import LargerThanPredicted
 
 from hopline.engine.answer import Answerer
 from hopline.engine.guard import Guard
 from hopline.engine.outputs import default_outputs
 from hopline.errors import DeadlineExceeded, RequestTooLarge
+from hopline.scheduling.work import LargerThanPredicted
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 
