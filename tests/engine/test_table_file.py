@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hopline.engine.final_rows import FinalRows, no_counts
+from hopline.engine.final_rows import FinalRows
+from hopline.engine.precomputed import no_counts
 from hopline.engine.table_file import TableFile, TablePlan, TableWriter
 from hopline.engine.table_file.header import MAGIC, PAGE, packed
 from hopline.engine.table_file.hot import HotRows

@@ -218,6 +218,15 @@ def test_a_damaged_or_foreign_student_is_refused(function, places, student):
     assert "77 logits" in said["error"]["message"]
 
 
+def test_a_file_is_checked_as_a_server_checks_it(function, places):
+    folder = places / "models" / "sage" / "1"
+    # Rows over all neighbours; the model samples.
+    write_table(places / "misfit.table", folder, Graph.open(places / "graph"), exact=True)
+    status, _, said = function("misfit.table")({"nodes": ["n5"]})
+    assert (status, said["error"]["code"]) == (422, TableFileError.code)
+    assert "samples them" in said["error"]["message"]
+
+
 def test_a_table_of_another_graph_is_refused_or_labelled(function):
     status, _, said = function("other.table")({"nodes": ["n5"]})
     assert (status, said["error"]["code"]) == (422, TableFileError.code)
@@ -267,7 +276,7 @@ def test_a_replaced_table_is_taken_up(places, tmp_path):
     (tmp_path / "b").rename(table)
     assert models.of("sage", None) is before
     now[0] = 3.0
-    assert models.of("sage", None).table.stamp[ABSENT] > 0
+    assert models.of("sage", None).rows.file.stamp[ABSENT] > 0
     with pytest.raises(ModelNotFound, match="sage"):
         models.of("other", None)
 

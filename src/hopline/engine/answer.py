@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from hopline.engine.ego import EgoModel
 from hopline.engine.fallbacks import STALE_ROW, in_order
-from hopline.engine.final_rows import FOUND, FinalRows, no_counts
+from hopline.engine.final_rows import FinalRows
 from hopline.engine.inline import parse_inline
 from hopline.engine.interner import Interner
 from hopline.engine.model import Model
+from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found
 from hopline.engine.source import Absent, Overlay, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in

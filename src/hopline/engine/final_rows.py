@@ -7,27 +7,17 @@ the file does not have, rows that have changed and rows that are too old are com
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
+from hopline.engine.precomputed import PrecomputedRows
 from hopline.engine.table_file.header import Strip
 from hopline.engine.table_file.hot import HotRows
 from hopline.engine.table_file.reader import TableFile
 from hopline.engine.table_file.residency import Residency
-from hopline.types import AnyArray, FloatArray, IdArray
-
-#: Global ids -> which of their rows are what would be computed now: int64 [n] -> bool [n].
-Unchanged = Callable[[IdArray], NDArray[np.bool_]]
-
-#: What became of rows that were asked for, as the metrics call it.
-FOUND, NEW, ABSENT, EXPIRED, CHANGED = "looked_up", "new", "absent", "expired", "changed"
-OUTCOMES = (FOUND, NEW, ABSENT, EXPIRED, CHANGED)
+from hopline.types import AnyArray, IdArray
 
 
 class Cold(NamedTuple):
@@ -42,50 +32,18 @@ class Cold(NamedTuple):
         self.residency.bring(self.strips, self.ids)
 
 
-class FinalRows:
-    """The final rows of one node type.
+class FinalRows(PrecomputedRows):
+    """The precomputed rows of one node type in a server: kept in memory, or read on a thread.
 
     Args:
-        file: of this model.
-        spec: the model.
-        ttl_s: rows older than this are computed; 0 for any age.
-        is_stale: the rows are about another graph version, and served all the same.
-        rows_known: bool [N], rows that are about the node of the same number here; None for all.
-        unchanged: says which rows still hold on a graph that changes; None on one that does not.
-        clock_ms: ms since the epoch.
-
-    Attributes:
-        num_rows: of the file; nodes from there on are new.
-        state_dim: columns of a final state.
+        file, spec, options: as for `PrecomputedRows`.
     """
 
-    def __init__(
-        self,
-        file: TableFile,
-        spec: ModelSpec,
-        *,
-        ttl_s: float = 0.0,
-        is_stale: bool = False,
-        rows_known: NDArray[np.bool_] | None = None,
-        unchanged: Unchanged | None = None,
-        clock_ms: Callable[[], float] = lambda: time.time() * 1e3,
-    ) -> None:
-        self.file = file
-        self.node_type = file.header.plan.node_type
-        self.num_rows = file.header.plan.num_nodes
-        self.is_stale = is_stale
-        self.unchanged = unchanged
-        self._ttl_ms = ttl_s * 1e3
-        self._clock_ms = clock_ms
-        self._rows_known = rows_known
+    def __init__(self, file: TableFile, spec: ModelSpec, **options: Any) -> None:
+        super().__init__(file, spec, **options)
         self._hot: HotRows | None = None
-        self._stamp = file.stamp
-        self._state = file.state
-        self._logits = file.state if file.logits is None else file.logits
-        self.state_dim = self._state.shape[1]
         self._task = spec.task
         self._has_head = spec.head.kind == "node"
-        self._embedding = spec.head.embedding or (0, self._state.shape[1])
         self.residency = Residency(file.pages)
         strips = {name: Strip.of(section) for name, section in file.sections.items()}
         state, logits = strips["state"], strips.get("logits", strips["state"])
@@ -136,53 +94,6 @@ class FinalRows:
             return self._of_logits
         return self._of_states if len(names) == 1 else self._of_all
 
-    def holds(self, row: int) -> bool:
-        """Whether one row, at least 0, is good; where it is not, `good` says why."""
-        if row >= self.num_rows:
-            return False
-        stamp = self._stamp[row] if self._hot is None else self._hot.row(self._stamp, row)[0]
-        if stamp == 0 or (self._ttl_ms and stamp < self._clock_ms() - self._ttl_ms):
-            return False
-        if self._rows_known is not None and not self._rows_known[row]:
-            return False
-        return self.unchanged is None or bool(self.unchanged(np.array((row,), np.int64))[0])
-
-    def good(self, ids: IdArray, counts: dict[str, int] | None = None) -> NDArray[np.bool_]:
-        """Which rows need not be computed.
-
-        Args:
-            ids: int64 [n], at least 0.
-            counts: by outcome; has n added.
-        Returns: bool [n].
-        """
-        n = ids.shape[0]
-        inside = ids < self.num_rows
-        stamps = (
-            self._take(self._stamp, np.where(inside, ids, 0)) if self.num_rows else np.zeros(n, np.int64)
-        )
-        good: NDArray[np.bool_] = inside & (stamps != 0)
-        if self._rows_known is not None:
-            good[good] = self._rows_known[ids[good]]
-        num_inside, num_there = int(np.count_nonzero(inside)), int(np.count_nonzero(good))
-        if self._ttl_ms:
-            good &= stamps >= self._clock_ms() - self._ttl_ms
-        num_young = int(np.count_nonzero(good))
-        if self.unchanged is not None and num_young:
-            good[good] = self.unchanged(ids[good])
-        if counts is not None:
-            num_good = int(np.count_nonzero(good))
-            counts[FOUND] += num_good
-            counts[NEW] += n - num_inside
-            counts[ABSENT] += num_inside - num_there
-            counts[EXPIRED] += num_there - num_young
-            counts[CHANGED] += num_young - num_good
-        return good
-
-    def states(self, ids: IdArray) -> FloatArray:
-        """Final states float32 [n, d] of rows that are good."""
-        found: FloatArray = self._take(self._state, ids)
-        return found
-
     def outputs(self, names: Sequence[str], ids: IdArray | slice) -> dict[str, AnyArray]:
         """Named outputs of rows that are good, as `Model.outputs` would have them; for node heads.
 
@@ -190,9 +101,8 @@ class FinalRows:
             ids: int64 [n], or the range of one row.
         """
         assert self._has_head
-        a, b = self._embedding
-        states = self._take(self._state, ids)[:, a:b] if "embedding" in names else self._state[:0]
-        return out_of.named_outputs(names, self._task, states, lambda: self._take(self._logits, ids))
+        states = self.embeddings(ids) if "embedding" in names else self._state[:0]
+        return out_of.named_outputs(names, self._task, states, lambda: self.logits(ids))
 
     def _take(self, array: AnyArray, ids: IdArray | slice) -> AnyArray:
         if self._hot is None:
@@ -200,7 +110,5 @@ class FinalRows:
             return found
         return self._hot.row(array, ids.start) if isinstance(ids, slice) else self._hot.take(array, ids)
 
-
-def no_counts() -> dict[str, int]:
-    """Counts by outcome, all 0."""
-    return dict.fromkeys(OUTCOMES, 0)
+    def _take_one(self, array: AnyArray, row: int) -> AnyArray:
+        return array[row : row + 1] if self._hot is None else self._hot.row(array, row)

@@ -2,18 +2,8 @@
 
 Keyed sampling makes a row a pure function of (model, snapshot, node), so a kept row is exact and two
 workers that compute the same row write the same bytes. That allows sharing with little ceremony:
-
-- every worker reads all slots, and writes only those of its own partition: no locks, and a worker
-  that dies in the middle of a write leaves one slot invalid, nothing else;
-- a slot's 64-bit tag holds a write counter (upper 24 bits) and the owner (id + 1, lower 40 bits; 0
-  while the row is being written). A reader copies the row out and looks at the tag again: unchanged
-  means whole, anything else is a miss. (A seqlock, one word wide.)
-- `index[id]` is the slot + 1 of the newest row; it may lag, the tag decides.
-
-Eviction is SIEVE (Zhang et al., NSDI 2024): new rows enter at the head, a hand walks from the tail,
-spares the rows visited since it last passed and evicts the first one that was not.
-
-All zero bytes are a valid, empty table, so a fresh memfd needs no initialisation.
+the slots, the tags and SIEVE of `memory/row_cache.py`, without a time. A row that
+another worker has kept is not kept again.
 
 On a live graph a row carries a *stamp*, the version that it was computed at, and the graph has *marks*: for
 each node the last version at which its state may have changed (graph/live/marks.py). A row holds for a
@@ -26,16 +16,11 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.graph.extent import STILL, Clock
-from hopline.kernels.intrinsics import LINE_BYTES, acquire_fence, borrowed, prefetch, release_fence
+from hopline.kernels.intrinsics import acquire_fence, borrowed, prefetch
 from hopline.kernels.jit import njit
-from hopline.memory import sieve
+from hopline.memory import row_cache, sieve
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
-
-_OWNER_BITS = np.int64(40)
-_OWNER_MASK = np.int64((1 << 40) - 1)
-_AHEAD = 8
-_LOOKUP_AHEAD = 16
 
 
 @njit(nogil=True, cache=True)
@@ -47,28 +32,18 @@ def read_rows(index, tags, visited, rows, stamps, marks, version, ids, out, miss
     """
     live = marks.shape[0] > 0
     n, d = ids.shape[0], rows.shape[1]
-    flat = rows.reshape(-1)
-    per_line = LINE_BYTES // rows.itemsize
-    lines = (d + per_line - 1) // per_line
+    places, heads, flat, wanted = borrowed(index), borrowed(tags), borrowed(rows.reshape(-1)), borrowed(ids)
     absent = 0
-    for i in range(min(n, _LOOKUP_AHEAD)):
-        prefetch(index, ids[i])
+    row_cache.ask_first(places, wanted)
     for i in range(n):
-        if i + _LOOKUP_AHEAD < n:
-            prefetch(index, ids[i + _LOOKUP_AHEAD])
-            if live:
-                prefetch(marks, ids[i + _LOOKUP_AHEAD])
-        if i + _AHEAD < n:
-            ahead = index[ids[i + _AHEAD]] - 1
-            if ahead >= 0:
-                prefetch(tags, ahead)
-                for line in range(lines):
-                    prefetch(flat, np.int64(ahead) * d + line * per_line)
+        row_cache.ask_ahead(places, heads, 1, flat, d, wanted, i)
+        if live and i + row_cache.INDEX_AHEAD < n:
+            prefetch(marks, ids[i + row_cache.INDEX_AHEAD])
         slot = index[ids[i]] - 1
         present = False
         if slot >= 0:
             tag = tags[slot]
-            if tag & _OWNER_MASK == ids[i] + 1:
+            if tag & row_cache.OWNER_MASK == ids[i] + 1:
                 acquire_fence()
                 mark = marks[ids[i]] if live else np.int64(0)
                 holds = not live or (mark <= stamps[slot] and mark <= version)
@@ -94,7 +69,7 @@ def _write(  # type: ignore[no-untyped-def]
     live = marks.shape[0] > 0
     d = rows.shape[1]
     num_slots = links.shape[1]
-    line, flags = borrowed(queue), borrowed(visited)
+    line, flags, heads = borrowed(queue), borrowed(visited), borrowed(tags)
     newer, older = borrowed(links[0]), borrowed(links[1])  # towards the head, towards the tail
     for i in range(ids.shape[0]):
         v = ids[i]
@@ -102,7 +77,7 @@ def _write(  # type: ignore[no-untyped-def]
         again = False
         if live and marks[v] > version:
             continue  # it has changed meanwhile
-        if known >= 0 and tags[known] & _OWNER_MASK == v + 1:
+        if known >= 0 and tags[known] & row_cache.OWNER_MASK == v + 1:
             if not live or stamps[known] >= marks[v]:
                 continue  # another worker, or an earlier batch, was first
             again = known >= first and known < first + num_slots
@@ -112,9 +87,7 @@ def _write(  # type: ignore[no-untyped-def]
             s = sieve.place(line, newer, older, flags, first)
 
         slot = first + s
-        counter = ((tags[slot] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)
-        tags[slot] = counter << _OWNER_BITS
-        release_fence()
+        counter = row_cache.begin_write(heads, slot)
         source = values[i]
         target = rows[slot]
         for c in range(d):
@@ -122,8 +95,7 @@ def _write(  # type: ignore[no-untyped-def]
         if live:
             stamps[slot] = version
         visited[slot] = 0
-        release_fence()
-        tags[slot] = (counter << _OWNER_BITS) | (v + 1)
+        row_cache.end_write(heads, slot, counter, v)
         index[v] = slot + 1
 
 
@@ -170,6 +142,10 @@ class Table:
         self._queue = np.array([0, -1, -1, -1], np.int64)
         self._links = np.full((2, num_slots), -1, np.int32)
         self._missing = np.empty(256, np.int64)
+        #: (index, tags, visited, rows, stamps, marks), as `read_rows` takes them.
+        self.arrays: tuple[AnyArray, ...] = (
+            self._index, self._tags, self._visited, self._rows, self._stamps, self._marks,
+        )  # fmt: skip
         self.num_hits = 0
         self.num_misses = 0
 
@@ -226,11 +202,6 @@ class Table:
     def clear(self) -> None:
         """Drop all rows."""
         self._index[:] = 0
-
-    @property
-    def arrays(self) -> tuple[AnyArray, ...]:
-        """(index, tags, visited, rows, stamps, marks), as `read_rows` takes them."""
-        return self._index, self._tags, self._visited, self._rows, self._stamps, self._marks
 
     @property
     def queue_arrays(self) -> tuple[AnyArray, AnyArray]:

@@ -1,15 +1,6 @@
 """L1: feature rows in memory that all workers of a host and the prefetcher map, read without locks.
 
-It is built as `engine/table.py` is:
-
-- a process reads all slots and writes only those of its own partition, so no two write one slot;
-- a slot's 64-bit tag holds a write counter (upper 24 bits) and the owner (id + 1, lower 40 bits; 0 while
-  the row is being written). A reader copies the row out and looks at the tag again: unchanged means
-  whole, anything else is a miss. A process killed in the middle of a write leaves one slot without an
-  owner;
-- `index[id]` is the slot + 1 of the newest row; it may point to a slot that holds another id by now: the
-  tag decides;
-- SIEVE evicts within a partition.
+It has the slots, the tags and SIEVE of `memory/row_cache.py`, as the state cache has them.
 
 What differs: rows grow old. Beside its tag each slot keeps when its row was fetched, and a newer row takes
 the place of an older one: in its slot if that is this process's own, else in a new slot to which the index
@@ -33,16 +24,9 @@ from numpy.typing import NDArray
 
 from hopline.errors import ConfigError
 from hopline.features.claims import MAX_OWNERS, Claims
-from hopline.kernels.intrinsics import (
-    LINE_BYTES,
-    acquire_fence,
-    borrowed,
-    compare_exchange,
-    prefetch,
-    release_fence,
-)
+from hopline.kernels.intrinsics import acquire_fence, borrowed, compare_exchange
 from hopline.kernels.jit import njit
-from hopline.memory import sieve
+from hopline.memory import row_cache, sieve
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import FloatArray, IdArray
 
@@ -53,13 +37,9 @@ COUNTS = (
 )  # fmt: skip
 _HITS, _MISSES, _EXPIRED, _PROBES, _WRITES, _EVICTIONS = 0, 1, 2, 3, 6, 7
 
-_OWNER_BITS = np.int64(40)
-_OWNER_MASK = np.int64((1 << 40) - 1)
 _TAG, _STAMP = 0, 1
 #: Words of a partition's queue in the arena: a cache line, so that writers do not share one.
 _QUEUE_WORDS = 8
-_AHEAD = 8
-_LOOKUP_AHEAD = 16
 
 
 @njit(nogil=True, cache=True)
@@ -68,7 +48,7 @@ def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
     slot = np.int64(index[v]) - 1
     if slot >= 0:
         tag = heads[slot, _TAG]
-        if tag & _OWNER_MASK == v + 1:
+        if tag & row_cache.OWNER_MASK == v + 1:
             acquire_fence()
             stamp = heads[slot, _STAMP]
             acquire_fence()
@@ -81,25 +61,17 @@ def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
 def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing, counts):  # type: ignore[no-untyped-def]
     """Copy rows to out[i]; list positions without one in `missing`; return how many."""
     n, d = ids.shape[0], rows.shape[1]
-    flat = rows.reshape(-1)
-    per_line = LINE_BYTES // rows.itemsize
     absent = expired = served_old = 0
-    for i in range(min(n, _LOOKUP_AHEAD)):
-        prefetch(index, ids[i])
+    places, tags, flat = borrowed(index), borrowed(heads.reshape(-1)), borrowed(rows.reshape(-1))
+    wanted = borrowed(ids)
+    row_cache.ask_first(places, wanted)
     for i in range(n):
-        if i + _LOOKUP_AHEAD < n:
-            prefetch(index, ids[i + _LOOKUP_AHEAD])
-        if i + _AHEAD < n:
-            ahead = np.int64(index[ids[i + _AHEAD]]) - 1
-            if ahead >= 0:
-                prefetch(heads, 2 * ahead)
-                for c in range(0, d, per_line):
-                    prefetch(flat, ahead * d + c)
+        row_cache.ask_ahead(places, tags, 2, flat, d, wanted, i)
         slot = np.int64(index[ids[i]]) - 1
         present = False
         if slot >= 0:
             tag = heads[slot, _TAG]
-            if tag & _OWNER_MASK == ids[i] + 1:
+            if tag & row_cache.OWNER_MASK == ids[i] + 1:
                 acquire_fence()
                 # A stamp of the future was set by a clock that has gone back since: old in time, too.
                 fresh = abs(now - heads[slot, _STAMP]) < ttl
@@ -131,15 +103,10 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
 def _probe(index, heads, visited, ids, now, ttl, missing, counts):  # type: ignore[no-untyped-def]
     n = ids.shape[0]
     absent = expired = 0
-    for i in range(min(n, _LOOKUP_AHEAD)):
-        prefetch(index, ids[i])
+    places, tags, wanted = borrowed(index), borrowed(heads.reshape(-1)), borrowed(ids)
+    row_cache.ask_first(places, wanted)
     for i in range(n):
-        if i + _LOOKUP_AHEAD < n:
-            prefetch(index, ids[i + _LOOKUP_AHEAD])
-        if i + _AHEAD < n:
-            ahead = np.int64(index[ids[i + _AHEAD]]) - 1
-            if ahead >= 0:
-                prefetch(heads, 2 * ahead)
+        row_cache.ask_ahead(places, tags, 2, tags, 0, wanted, i)
         slot, stamp = _stamp_of(index, heads, ids[i])
         if slot >= 0 and abs(now - stamp) < ttl:
             if visited[slot] == 0:
@@ -159,7 +126,7 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
     """Keep rows. queue, links: as in `sieve`, of the partition that begins at slot `first`."""
     d = rows.shape[1]
     num_slots = links.shape[1]
-    line, flags = borrowed(queue), borrowed(visited)
+    line, flags, tags = borrowed(queue), borrowed(visited), borrowed(heads.reshape(-1))
     newer, older = borrowed(links[0]), borrowed(links[1])
     for i in range(ids.shape[0]):
         v = ids[i]
@@ -171,21 +138,18 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
             visited[slot] = 1  # fetched again because somebody asked for it
         else:
             slot = first + sieve.place(line, newer, older, flags, first)
-            evicted = (heads[slot, _TAG] & _OWNER_MASK) - 1
+            evicted = (heads[slot, _TAG] & row_cache.OWNER_MASK) - 1
             if evicted >= 0 and index[evicted] == slot + 1:
                 counts[_EVICTIONS] += 1
             visited[slot] = 0
 
-        counter = ((heads[slot, _TAG] >> _OWNER_BITS) + 1) & np.int64(0x7FFFFF)
-        heads[slot, _TAG] = counter << _OWNER_BITS
-        release_fence()
+        counter = row_cache.begin_write(tags, 2 * slot)
         heads[slot, _STAMP] = stamp
         source = values[i]
         target = rows[slot]
         for c in range(d):
             target[c] = source[c]
-        release_fence()
-        heads[slot, _TAG] = (counter << _OWNER_BITS) | (v + 1)
+        row_cache.end_write(tags, 2 * slot, counter, v)
         counts[_WRITES] += 1
 
         while True:
@@ -430,7 +394,7 @@ class RowCache:
         """Line up what an earlier life of this process left in its partition, the oldest row first."""
         used = int(self._queue[sieve.USED])
         heads = self._heads[self._first : self._first + used]
-        owners = (heads[:, _TAG] & _OWNER_MASK) - 1
+        owners = (heads[:, _TAG] & row_cache.OWNER_MASK) - 1
         slots = np.arange(self._first, self._first + used)
         reachable = (owners >= 0) & (self._index[owners] == slots + 1)
         order = np.argsort(np.where(reachable, heads[:, _STAMP], np.iinfo(np.int64).min), kind="stable")

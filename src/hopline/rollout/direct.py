@@ -16,8 +16,9 @@ from typing import Any
 
 from hopline.engine.ego import EgoModel
 from hopline.engine.fallbacks import STALE_ROW
-from hopline.engine.final_rows import FOUND, Cold, FinalRows, no_counts
+from hopline.engine.final_rows import Cold, FinalRows
 from hopline.engine.model import Model
+from hopline.engine.precomputed import FOUND, no_counts
 from hopline.errors import BadRequest
 from hopline.types import IdArray, ScoreRequest, ScoreResult
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
 from hopline.config.schema import TableConfig
-from hopline.engine.final_rows import FinalRows, Unchanged
+from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import has_marks
+from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
 from hopline.engine.table_file import TableFile, model_hash
 from hopline.engine.table_file.header import TablePlan
 from hopline.engine.table_file.identity import hashes_of_nodes
@@ -71,13 +72,7 @@ def tables_of(
         if plan.version != spec.version:
             log.warning("%s is about %s/%s; not used for %s", path, plan.model, plan.version, spec.version)
             continue
-        if plan.model_hash != own_hash:
-            raise TableFileError(
-                f"{path} was computed by {plan.model}/{plan.version} with artifact "
-                f"{plan.model_hash[:12]}…; the one that is loaded is {own_hash[:12]}…: run "
-                "`hopline batch` with it"
-            )
-        _check_shape(path, plan, spec, graph)
+        check_fits(file, spec, own_hash)
         rows, misfit = _fitted(path, file, spec, graph, settings)
         if rows is not None:
             _pin(path, rows, graph, settings)
@@ -90,31 +85,6 @@ def tables_of(
     return found
 
 
-def _check_shape(path: Path, plan: TablePlan, spec: ModelSpec, graph: Any) -> None:
-    head = spec.head
-    types = (
-        [head.node_type] if head.kind == "node" else [head.node_type, head.dst_node_type or head.node_type]
-    )
-    if plan.node_type not in types:
-        raise TableFileError(
-            f"{path} has rows of {plan.node_type!r}; {spec.name} answers about {' and '.join(types)}"
-        )
-    state_dim = head.output_dim if spec.runtime == "torch" else spec.levels[-1][plan.node_type].state_dim
-    #: Columns of logits that it may have; where the state is the logits they may be left out.
-    logits = (head.output_dim,) if head.kind == "node" and head.file is not None else (0, head.output_dim)
-    if plan.state_dim != state_dim or plan.output_dim not in logits:
-        raise TableFileError(
-            f"{path} has states of {plan.state_dim} and logits of {plan.output_dim} columns; {spec.name} "
-            f"has {state_dim} and {logits[-1]}: run `hopline batch` for state and logits"
-        )
-    sampled = any(fanout >= 0 for fanouts in spec.fanouts.values() for fanout in fanouts)
-    if plan.exact and (sampled or spec.max_degree is not None):
-        raise TableFileError(
-            f"{path} was computed over all neighbours, {spec.name} samples them: known and new nodes would "
-            "be answered by two measures; run `hopline batch` with the model's fanouts"
-        )
-
-
 def _fitted(
     path: Path, file: TableFile, spec: ModelSpec, graph: Any, settings: TableConfig
 ) -> tuple[FinalRows | None, str]:
@@ -124,15 +94,12 @@ def _fitted(
     fits, unchanged = _same_graph(plan, spec, graph)
     if fits:
         return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
-    differ = f"{path} was computed on graph {plan.graph_version}; {spec.name} is served on {graph.version}"
+    differ = on_other_graph(path, plan, spec.name, graph.version)
     if settings.stale == "compute":
         log.warning("%s: every answer is computed (table.stale)", differ)
         return None, ""
     if settings.stale == "refuse":
-        return None, (
-            f'{differ}: run `hopline batch` on that; or table.stale = "compute" uses none of its rows, and '
-            '"serve" all of them, with answers that say so'
-        )
+        return None, f"{differ}: {OTHER_GRAPH_ADVICE}"
     known = _known_rows(file, graph)
     num_known = int(np.count_nonzero(known))
     if plan.num_nodes and not num_known:

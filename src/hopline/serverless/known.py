@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
 from hopline.engine.fallbacks import STALE_ROW, STUDENT
+from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, PrecomputedRows, check_fits, on_other_graph
 from hopline.engine.request_ids import not_found
 from hopline.engine.table_file.header import model_hash
 from hopline.engine.table_file.reader import TableFile
@@ -62,9 +63,8 @@ class KnownModel:
             self.graph_version, self._ids, self._features = ids_of_graph(
                 settings.graph, spec.head.node_type
             )
-        self._is_stale = False
-        self.table = None if table is None else self._fitted(TableFile.open(table), folder)
-        if self.table is None and self._student is None:
+        self.rows = None if table is None else self._fitted(TableFile.open(table), folder)
+        if self.rows is None and self._student is None:
             raise ArtifactError(
                 f"{folder}: nothing here can answer: name a table of `hopline batch` in "
                 "HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
@@ -83,7 +83,7 @@ class KnownModel:
         present = ids >= 0
         good = self._good(request, ids)
         wants_student = bool((present & ~good).any()) or bool(request.inline)
-        used_stale = self._is_stale and bool(good.any())
+        used_stale = self.rows is not None and self.rows.is_stale and bool(good.any())
         if wants_student or used_stale:
             self._may(request, names, int((present & ~good).sum()), wants_student)
         count = len(ids) + len(request.inline)
@@ -139,16 +139,14 @@ class KnownModel:
 
     def _good(self, request: ScoreRequest, ids: IdArray) -> NDArray[np.bool_]:
         """Which nodes have a row that may be used; bool [n]."""
-        if self.table is None or not len(ids) or not self.table.header.plan.num_nodes:
+        rows = self.rows
+        if rows is None:
             return np.zeros(len(ids), np.bool_)
-        inside = (ids >= 0) & (ids < self.table.header.plan.num_nodes)
-        stamps = self.table.stamp[np.where(inside, ids, 0)]
-        good: NDArray[np.bool_] = inside & (stamps != 0)
-        if self._settings.ttl_s:
-            good &= stamps >= self._clock_ms() - self._settings.ttl_s * 1e3
-        if self._is_stale:  # a row counts where it is about the node of that number here
+        good = ids >= 0
+        good[good] = rows.good(ids[good])
+        if rows.is_stale:  # a row counts where it is about the node of that number here
             for place in np.flatnonzero(good).tolist():
-                good[place] = self.table.ids[ids[place]] == id_hash(request.nodes[place])
+                good[place] = rows.file.ids[ids[place]] == id_hash(request.nodes[place])
         return good
 
     def _may(self, request: ScoreRequest, names: tuple[str, ...], num_absent: int, student: bool) -> None:
@@ -173,10 +171,10 @@ class KnownModel:
 
     def _widths(self) -> tuple[int, int]:
         """Columns of embeddings and of logits."""
-        if self.table is None:
+        if self.rows is None:
             return 0, self._spec.head.output_dim
-        a, b = self._spec.head.embedding or (0, self.table.state.shape[1])
-        return b - a, (self.table.state if self.table.logits is None else self.table.logits).shape[1]
+        a, b = self.rows.embedding
+        return b - a, self.rows.num_logits
 
     def _read(
         self,
@@ -186,15 +184,13 @@ class KnownModel:
         embedding: FloatArray,
         logits: FloatArray,
     ) -> None:
-        table, places = self.table, np.flatnonzero(good)
-        if table is None or not len(places):
+        places = np.flatnonzero(good)
+        if self.rows is None or not len(places):
             return
-        rows = ids[places]
         if "embedding" in names:
-            a, b = self._spec.head.embedding or (0, table.state.shape[1])
-            embedding[places] = table.state[rows][:, a:b]
+            embedding[places] = self.rows.embeddings(ids[places])
         if names != ("embedding",):
-            logits[places] = (table.state if table.logits is None else table.logits)[rows]
+            logits[places] = self.rows.logits(ids[places])
 
     def _ask_student(
         self, request: ScoreRequest, ids: IdArray, places: IdArray, logits: FloatArray
@@ -209,38 +205,24 @@ class KnownModel:
         where = np.concatenate([places, np.arange(num_known, num_known + len(inline))])
         logits[where] = self._student.logits(rows)
 
-    def _fitted(self, file: TableFile, folder: Path) -> TableFile | None:
-        """The table where it may be used; as `rollout.table_files` decides for a server."""
-        plan, spec = file.header.plan, self._spec
-        own = model_hash(folder)
-        if plan.model_hash != own:
-            raise TableFileError(
-                f"{file.path} was computed by {plan.model}/{plan.version} with artifact "
-                f"{plan.model_hash[:12]}…; the one that is here is {own[:12]}…: run `hopline batch` with it"
-            )
-        logits = file.state if file.logits is None else file.logits
-        if plan.node_type != spec.head.node_type or logits.shape[1] != spec.head.output_dim:
-            raise TableFileError(
-                f"{file.path} has {logits.shape[1]} logits of {plan.node_type!r}; {spec.name} answers "
-                f"{spec.head.output_dim} of {spec.head.node_type!r}: run `hopline batch` for state and "
-                "logits"
-            )
+    def _fitted(self, file: TableFile, folder: Path) -> PrecomputedRows | None:
+        """The rows where they may be used; as `rollout.table_files` decides for a server."""
+        plan, spec, settings = file.header.plan, self._spec, self._settings
+        check_fits(file, spec, model_hash(folder))
+        is_stale = False
         if self._ids is None:
             if plan.num_nodes > 1 and not file.ids[:2].any():
                 raise TableFileError(
                     f"{file.path} was written without external ids: set HOPLINE__GRAPH__PATH to its graph"
                 )
             self._ids, self.graph_version = HashedIds(file.ids), plan.graph_version
-            return file
-        if plan.graph_version == self.graph_version:
-            return file
-        differ = f"{file.path} was computed on graph {plan.graph_version}; {self.graph_version} is here"
-        if self._settings.stale == "refuse":
-            raise TableFileError(
-                f'{differ}: run `hopline batch` on that; or table.stale = "compute" uses none of its rows, '
-                'and "serve" all of them, with answers that say so'
-            )
-        if self._settings.stale == "compute":
-            return None
-        self._is_stale = True
-        return file
+        elif plan.graph_version != self.graph_version:
+            if settings.stale == "refuse":
+                differ = on_other_graph(file.path, plan, spec.name, self.graph_version)
+                raise TableFileError(f"{differ}: {OTHER_GRAPH_ADVICE}")
+            if settings.stale == "compute":
+                return None
+            is_stale = True
+        return PrecomputedRows(
+            file, spec, ttl_s=settings.ttl_s or 0.0, is_stale=is_stale, clock_ms=self._clock_ms
+        )

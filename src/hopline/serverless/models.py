@@ -66,7 +66,7 @@ class Models:
         if now - self._looked < _LOOK_S:
             return
         self._looked = now
-        if any(known.table is not None and known.table.is_replaced() for known in self._known.values()):
+        if any(known.rows is not None and known.rows.file.is_replaced() for known in self._known.values()):
             self._known = self._loaded()
 
     def _loaded(self) -> dict[str, KnownModel]:

@@ -18,7 +18,6 @@ import msgspec
 
 from hopline.errors import MAX_QUOTED, BadRequest
 from hopline.repeated_names import may_repeat
-from hopline.transports import json_scan
 from hopline.transports.share import PIECE_BYTES
 
 BodyT = TypeVar("BodyT")
@@ -125,6 +124,8 @@ def refuse_repeated(body: bytes, num_names: int = 1) -> None:
     Raises: BadRequest: names the field.
     """
     if may_repeat(body, num_names):
+        from hopline.transports import json_scan  # compiled: a function starts without Numba
+
         json_scan.refuse_repeated(body, json_scan.count(body).num_names)
 
 
