@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hopline import server as server_module
+from hopline import serve as serve_module
 from hopline.commands.score import score
 from hopline.commands.serve import serve
 from hopline.config.schema import Config
@@ -35,7 +35,7 @@ def invoke(*arguments: str) -> Any:
 
 def test_serve_resolves_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr(server_module, "run", lambda config, **_: seen.append(config) or 0)
+    monkeypatch.setattr(serve_module, "run", lambda config, **_: seen.append(config) or 0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOPLINE__SERVER__WORKERS", "3")
     (tmp_path / "hopline.toml").write_text("[server]\nhttp_port = 1\nworkers = 2\n")
