@@ -36,7 +36,7 @@ _IMPORTED = (
     *("uvloop", "numba", "hopline.observe.logs", "hopline.graph.residency", "hopline.sampling.keyed"),
     *("hopline.engine.kernels", "hopline.rollout.repository", "hopline.rollout.local_repository"),
     *("hopline.rollout.unit", "hopline.rollout.queued", "hopline.rollout.columns"),
-    *("hopline.rollout.hashes", "hopline.engine.plan", "hopline.engine.outputs"),
+    *("hopline.rollout.hashes", "hopline.engine.outputs"),
 )
 _PACKET_BYTES = 4096
 #: Exit code of a process that failed before it was one of a model.

@@ -6,8 +6,9 @@ where something is wrong. Its modules below are instrumented, so that inputs tha
 
 from __future__ import annotations
 
-#: Name -> prefixes of the modules whose coverage guides the search. No compiled (numba) code is among them:
-#: the instrumented functions could not be compiled.
+#: Imported before anything is instrumented: instrumented functions cannot be compiled (numba).
+COMPILED = ("hopline.transports.json_scan", "hopline.transports.proto_scan")
+#: Name -> prefixes of the modules whose coverage guides the search.
 HARNESSES: dict[str, tuple[str, ...]] = {
     "http1": ("hopline.transports",),
     "http2": ("hopline.transports",),
