@@ -214,7 +214,7 @@ class Live:
 
     @property
     def worker_pids(self) -> list[int]:
-        return [pid for pid in children(self.pid) if "supervisor" in command(pid)]
+        return [pid for pid in children(self.pid) if "worker_main" in command(pid)]
 
     def close(self) -> None:
         for worker in self.workers:
