@@ -136,7 +136,7 @@ def loop() -> Iterator[Loop]:
 
 
 def held(loop: Loop, ask: Callable[[Hostile], Any], sent: Hostile) -> None:
-    """Ask five times, and look at the least that it took: a busy machine makes the same work take longer."""
+    """Ask five times, and look at the least that it took: on a busy machine the same work takes longer."""
     assert len(sent.body) <= hostile.SENT_BYTES
     seen = [loop.runner.run(ask(sent)) for _ in range(5)]
     assert min(took for took, _ in seen) <= MOST_S
