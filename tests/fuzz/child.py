@@ -18,6 +18,8 @@ import atheris
 from tests.fuzz.harnesses import COMPILED, HARNESSES
 
 _ADDRESS_SPACE_BYTES = 6 << 30
+#: Of the whole run, as libFuzzer's -rss_limit_mb, which counts what its starter had.
+_MAX_PEAK_KIB = 3 << 20
 _STATUS = os.open("/proc/self/status", os.O_RDONLY)
 #: Of one input of at most some KiB. Instrumented code takes several times as long as usual.
 _MAX_CPU_S, _MAX_GROWTH_KIB = 1.0, 64 << 10
@@ -37,7 +39,9 @@ def bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
         began = time.process_time()
         check(data)
         spent = time.process_time() - began
-        grown = _peak_kib() - kib
+        peak = _peak_kib()
+        grown = peak - kib
+        assert peak < _MAX_PEAK_KIB, f"{peak} KiB are held after {len(data)} bytes"
         assert grown < _MAX_GROWTH_KIB, f"{len(data)} bytes grew memory by {grown} KiB"
         assert spent < _MAX_CPU_S, f"{len(data)} bytes took {spent:.2f} s"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -136,10 +137,10 @@ def loop() -> Iterator[Loop]:
 
 
 def held(loop: Loop, ask: Callable[[Hostile], Any], sent: Hostile) -> None:
-    """Ask five times, and look at the least that it took: on a busy machine the same work takes longer."""
+    """Ask three times, and look at what it took."""
     assert len(sent.body) <= hostile.SENT_BYTES
-    seen = [loop.runner.run(ask(sent)) for _ in range(5)]
-    assert min(took for took, _ in seen) <= MOST_S
+    seen = [loop.runner.run(ask(sent)) for _ in range(3)]
+    assert statistics.median(took for took, _ in seen) <= MOST_S
     assert max(size for _, size in seen) <= MOST_ANSWER
     tracemalloc.start()
     try:
