@@ -83,21 +83,14 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> AskedBody:
             name that comes twice.
     """
     try:
-        found = _decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        found = _decode_or_explain(body)
-    if not is_counted and body.count(b":") > 1:  # the usual request has one
-        refuse_twice(found, body)
-    return found
-
-
-def _decode_or_explain(body: bytes) -> AskedBody:
-    try:
-        return decode_body(body, _decode, ScoreBody)
+        found = decode_body(body, _decode, ScoreBody)
     except BadRequest as error:
         if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
             raise
         raise BadRequest(named_place(str(error), body)) from None
+    if not is_counted and body.count(b":") > 1:  # the usual request has one
+        refuse_twice(found, body)
+    return found
 
 
 def refuse_twice(found: AskedBody, body: bytes) -> None:
