@@ -59,7 +59,7 @@ def decode_body(
         sent = bytes(body)
         if sent.startswith(codecs.BOM_UTF8):
             return decode_body(sent[len(codecs.BOM_UTF8) :], decode, kind, what, example)
-        if not sent.strip():
+        if not sent or sent.isspace():  # no copy, as strip makes
             raise BadRequest(f"{what} is empty; send JSON such as {example}") from None
         if sent.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in sent[:2]:
             raise BadRequest(f"{what} is UTF-16 or UTF-32; JSON is sent as UTF-8 (RFC 8259, 8.1)") from None
