@@ -44,8 +44,8 @@ def phases(
     rounds, batches = (2, 6) if quick else (5, 16)
 
     def look_up() -> dict[str, Any]:
-        table = scratch / "sage.table"
-        command.hopline(serve_dir, f"table:{table}", "--restart")
+        table = scratch / "sage.precomputed"
+        command.hopline(serve_dir, f"precomputed:{table}", "--restart")
         return lookup.measure(
             serve_dir / "repository", serve_dir / "graph", table, "sage", num_nodes, rounds=rounds
         )

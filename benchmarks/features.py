@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import hopline_server, load, workload
 from benchmarks.feature_phases import fetch, hub, prewarmed
 from benchmarks.feature_phases.faults import Faults, Figures
-from benchmarks.feature_phases.near_cache import CALLERS, SHARES, NearCache
+from benchmarks.feature_phases.l1_cache import CALLERS, SHARES, NearCache
 from benchmarks.feature_phases.oracle import Oracle
 from benchmarks.feature_phases.redis_process import RedisProcess, redis_server
 from benchmarks.feature_phases.redis_process import load as load_rows

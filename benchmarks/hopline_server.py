@@ -35,7 +35,7 @@ def command(serve_dir: Path, port: int) -> list[str]:
     return [
         *(sys.executable, "-m", "hopline.cli", "serve"),
         *("--graph", str(serve_dir / "graph"), "--repository", str(serve_dir / "repository")),
-        *("--port", str(port), "--grpc-port", "-1", "--set", f"table.memory_bytes={TABLE_BYTES}"),
+        *("--port", str(port), "--grpc-port", "-1", "--set", f"state_cache.memory_bytes={TABLE_BYTES}"),
     ]
 
 

@@ -32,7 +32,7 @@ from benchmarks.machine import commit, machine
 from benchmarks.workload import FULL, SMALL, ensure
 from hopline.artifact import read_spec
 from hopline.engine.kernels import gather, reduce_sum
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.plan import make_plan
 from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
@@ -53,7 +53,7 @@ class Hopline:
         prefault(self.graph)
         folder = serve_dir / "repository" / "sage" / "1"
         spec = read_spec(folder)
-        plan = TablePlan(spec, self.graph, TABLE_BYTES)
+        plan = StateCachePlan(spec, self.graph, TABLE_BYTES)
         self.cold = Model(folder, spec, self.graph)
         self.warm = Model(folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
         self.num_nodes = self.graph.num_nodes

@@ -47,13 +47,13 @@ class Effort:
 
     Attributes:
         seconds: of each run at a rate.
-        hold_s: of each step of a canary.
+        min_step_s: of each step of a canary.
         rounds: turns of each of two kinds that are compared.
         num_splits: of Tolokers.
     """
 
     seconds: float
-    hold_s: float
+    min_step_s: float
     rounds: int
     num_splits: int
 
@@ -156,7 +156,7 @@ def rollback_phase(report: Report, places: Places, effort: Effort) -> None:
     from benchmarks.lifecycle_phases import rollback
 
     repository, bodies = places.trees()
-    outcomes = rollback.measure(repository, "fraud_trees", bodies, effort.hold_s)
+    outcomes = rollback.measure(repository, "fraud_trees", bodies, effort.min_step_s)
     figures: dict[str, Any] = {}
     for fault, name in (("errors", "errors_s"), ("slow", "slow_s"), ("shifted", "shift_s")):
         outcome = outcomes[fault]

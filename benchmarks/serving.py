@@ -2,7 +2,7 @@
 
 Same graph, model, load and machine; one worker each, one server at a time, on
 loopback. c1 is one connection, c32 is 32; every request asks for one node,
-drawn uniformly. Hopline starts with an empty embedding table (`hopline`) and is
+drawn uniformly. Hopline starts with an empty state cache (`hopline`) and is
 measured again after that first pass (`hopline_warm`); it is measured anew before
 each peer, and its figures are medians, since the machine's speed drifts over a
 run. Set the peers up with `benchmarks/setup`; those not installed are skipped and

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.artifact import Column, Head, ModelSpec, Stage, TableSpec, read_artifact, write_spec
+from hopline.artifact import Column, Head, ModelSpec, Stage, TabularSpec, read_artifact, write_spec
 from hopline.errors import PackagingError
 
 GRAPH = ModelSpec(
@@ -18,7 +18,7 @@ GRAPH = ModelSpec(
     head=Head("node", 1),
     levels=({"node": Stage(4)},),
 )
-TABLE = TableSpec("price", "1", "regression", (Column("amount", "float"),), ("logits",), 1)
+TABLE = TabularSpec("price", "1", "regression", (Column("amount", "float"),), ("logits",), 1)
 
 
 @pytest.mark.parametrize(

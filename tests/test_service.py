@@ -129,10 +129,10 @@ async def test_requests_computed_on_a_thread_answer_the_same(places, service):
 
 async def test_workers_share_one_table(places):
     fd = create_shared()
-    shared = config(places, **{"server.workers": 2}).replace(worker__table_fd=fd)
+    shared = config(places, **{"server.workers": 2}).replace(worker__state_cache_fd=fd)
     try:
         workers = [
-            Service(shared.replace(worker__index=i, worker__count=2, table__memory_bytes=2**26))
+            Service(shared.replace(worker__index=i, worker__count=2, state_cache__memory_bytes=2**26))
             for i in range(2)
         ]
         for worker in workers:

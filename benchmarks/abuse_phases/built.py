@@ -25,7 +25,7 @@ def build(folder: Path) -> None:
     from sklearn.linear_model import LogisticRegression
     from torch_geometric.nn import HeteroConv, SAGEConv
 
-    from hopline import package, package_table
+    from hopline import package, package_tabular
     from hopline.graph import EdgeTable, Graph, NodeTable
 
     rng = np.random.default_rng(28)
@@ -52,7 +52,7 @@ def build(folder: Path) -> None:
     models = folder / "models"
     package(Risk().eval(), graph, models, name="risk", fanouts=list(FANOUTS), task="multiclass")
     rows = pd.DataFrame({"amount": rng.uniform(0, 100, 200), "age": rng.integers(18, 80, 200)})
-    package_table(LogisticRegression().fit(rows, rows.amount > 50), rows, models, name="fraud")
+    package_tabular(LogisticRegression().fit(rows, rows.amount > 50), rows, models, name="fraud")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _CHUNKED = (("transfer-encoding", "chunked"),)
 _PIECE = b"a" * (1 << 16)
 _AUTH = Setup(auth=True)
 #: Rows are computed anew for each request, so that what stands behind a request waits.
-_SLOW = (("table.memory_bytes", "0"),)
+_SLOW = (("state_cache.memory_bytes", "0"),)
 _SMALL_BODIES = Setup(settings=(("server.max_body_bytes", "1000"), *_SLOW))
 #: An attack that nothing ends is ended after so long, in seconds.
 _LONGEST_S = 10.0

@@ -1,4 +1,4 @@
-"""What a look-up in a table file takes through HTTP, beside an echo by the same code and beside computing.
+"""Measure a look-up of precomputed answers over HTTP, against an echo server and against computing.
 
 Three servers run at once and are asked in turns on one connection, so that whatever else the machine does
 falls on all of them; of the rounds the median counts. Whoever is not asked waits and costs nothing.
@@ -58,7 +58,10 @@ def measure(
     """
     request = Request(f"/v1/models/{model}/score", f'{{"nodes":[{load.ID}]}}')
     runs: dict[str, list[tuple[Load, float]]] = {"echo": [], "lookup": [], "computed": []}
-    with hopline(repository, graph, table__file=table) as looking, hopline(repository, graph) as computing:
+    with (
+        hopline(repository, graph, precomputed__file=table) as looking,
+        hopline(repository, graph) as computing,
+    ):
         status, body = ask(looking.port, request, 0)
         if (status, body) != ask(computing.port, request, 0):
             raise RuntimeError(f"the answers differ with and without a table: {status} {body[:200]!r}")
@@ -78,7 +81,7 @@ def measure(
                         raise RuntimeError(f"{name}: requests failed: {found.errors}")
                     if number >= 0:  # the first one warms up
                         runs[name].append((found, _cpu_s(pid) - before))
-        rows = "hopline_table_file_rows_total{"
+        rows = "hopline_precomputed_rows_total{"
         total = looking.metric(rows)
         looked_up = looking.metric(f'{rows}model="{model}",version="1",outcome="looked_up"')
     figures: dict[str, Any] = {}

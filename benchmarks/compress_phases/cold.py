@@ -131,10 +131,10 @@ def _environment(folder: Path) -> dict[str, str]:
 def _make(folder: Path, environment: dict[str, str]) -> None:
     sizes = map(str, (_NUM_NODES, _NUM_EDGES, _NUM_FEATURES, _NUM_HIDDEN))
     _run([sys.executable, "-c", _MAKE, str(folder), *sizes], environment)
-    table = folder / "risk.table"
+    table = folder / "risk.precomputed"
     words = [sys.executable, "-m", "hopline.cli", "batch", "--model", MODEL, "--json"]
     words += ["--graph", str(folder / "graph"), "--repository", str(folder / "models")]
-    _run([*words, "--to", f"table:{table}", "--outputs", "logits,state"], environment)
+    _run([*words, "--to", f"precomputed:{table}", "--outputs", "logits,state"], environment)
     environment["HOPLINE__TABLE__FILE"] = str(table)
 
 

@@ -4,7 +4,7 @@ The graph, features and GraphSAGE (128 → 128 → 64, fanouts 10 and 5) of the 
 outputs taken for classes. The student is what `hopline distill` makes by default, which reads a structure
 row beside the features, but for the number of epochs: what is timed does not depend on how good the weights
 are. `plain` is one that reads features alone. One process serves all over HTTP; requests ask for labels, so
-that writing numbers as JSON hides nothing. The teacher keeps its embedding table, which the first round
+that writing numbers as JSON hides nothing. The teacher keeps its state cache, which the first round
 warms: its best setting. All are asked in turns on one connection; of the rounds the median counts. One node
 a request is asked by wrk, 1,024 by a Python client (`http.client`), the same for all.
 """

@@ -3,7 +3,7 @@
     normal ──── fault ──── the store is back
     calm_s      fault_s    calm_s
 
-Requests go out at a fixed rate and ask for nodes drawn uniformly, with a small L1 and no embedding table:
+Requests go out at a fixed rate and ask for nodes drawn uniformly, with a small L1 and no state cache:
 nearly every one needs rows of the store. An error is an answer other than 200, none at all, or one that
 claims full quality and differs from the true one.
 """
@@ -120,7 +120,7 @@ class Faults:
                 "features.store": url,
                 "features.fetch_timeout_ms": TIMEOUT_MS,
                 "features.memory_bytes": l1_bytes(num_nodes, dim, int(L1_SHARE * num_nodes)),
-                "table.memory_bytes": 0,
+                "state_cache.memory_bytes": 0,
             }
             num_outputs = self._true.shape[1]
             with hopline(self._serve_dir, settings, num_outputs) as server, uvloop_runner() as runner:

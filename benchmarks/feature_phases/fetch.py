@@ -16,13 +16,13 @@ import redis
 import uvloop
 
 from benchmarks.feature_phases.redis_process import GROUP, RedisProcess
-from hopline.engine.source import Absent, Overlay
+from hopline.engine.source import Absent, FetchedRows
 from hopline.features.client import FeatureClient
-from hopline.features.l1 import CachePlan, RowCache
-from hopline.features.near import NearRows
+from hopline.features.l1 import CachePlan, L1FeatureCache
+from hopline.features.l1_rows import L1Rows
 from hopline.features.redis import RedisStore
 from hopline.memory.arena import Arena
-from hopline.rollout.supplier import Supplier
+from hopline.rollout.feature_fetcher import FeatureFetcher
 from hopline.types import FloatArray, IdArray
 
 #: A seed, 20 neighbours, 20 of each of these: 2 layers, fanout 20.
@@ -55,10 +55,10 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
     # holds all that is asked for: eviction is no part of this
     slots = num_nodes
     plan = CachePlan(num_nodes, dim, (slots,))
-    cache = RowCache(Arena(plan.num_bytes), plan, 600.0)
+    cache = L1FeatureCache(Arena(plan.num_bytes), plan, 600.0)
     client = FeatureClient(group, store, timeout_s=1.0)
-    near = NearRows(group, cache, client, lambda ids: ids, lambda: np.zeros(dim, np.float32))
-    supplier = Supplier({GROUP: near}, 1.0)
+    near = L1Rows(group, cache, client, lambda ids: ids, lambda: np.zeros(dim, np.float32))
+    feature_fetcher = FeatureFetcher({GROUP: near}, 1.0)
     bare = redis.Redis(port=server.port)
     times: dict[str, list[float]] = {"naive_ms": [], "mget_ms": [], "cold_ms": [], "warm_ms": []}
     order = np.random.default_rng(4).permutation(num_nodes)[: rounds * 3 * NUM_ROWS]
@@ -72,9 +72,9 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
 
     async def cold(ids: IdArray) -> None:
         absent = Absent({GROUP: ids})
-        overlays: dict[str, list[Overlay]] = {}
+        fetched_rows: dict[str, list[FetchedRows]] = {}
         began = time.perf_counter()
-        why = await supplier.fetch(absent, overlays, 1.0)
+        why = await feature_fetcher.fetch(absent, fetched_rows, 1.0)
         left = near.read(ids, out)
         times["cold_ms"].append(time.perf_counter() - began)
         assert not why
@@ -104,7 +104,7 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
     return {name: 1e3 * float(np.median(taken[len(taken) // 10 :])) for name, taken in times.items()}
 
 
-def _check(near: NearRows, server: RedisProcess, ids: IdArray) -> None:
+def _check(near: L1Rows, server: RedisProcess, ids: IdArray) -> None:
     """What L1 has is what Redis has."""
     out: FloatArray = np.empty((ids.shape[0], near.group.dim), np.float32)
     assert not near.read(ids, out).shape[0]

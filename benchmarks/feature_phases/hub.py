@@ -5,7 +5,7 @@
 
 Touchers and others have equally many in-neighbours, no more than are sampled, so that every request of a
 toucher reads the hub and its sampled leaves, and all requests read equally many rows. Features lie in the
-graph; without embedding tables, which would sample the hub once and for all.
+graph; without state caches, which would sample the hub once and for all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure(num_leaves: int, num_requests: int) -> dict[str, float]:
     touching[::_HUB_EVERY] = 0
     others = rng.integers(1 + NUM_TOUCHERS, 1 + NUM_TOUCHERS + NUM_OTHERS, num_requests)
     nodes = np.stack([touching, others], axis=1).ravel()
-    with hopline(serve_dir, {"table.memory_bytes": 0}, NUM_OUTPUTS) as server:
+    with hopline(serve_dir, {"state_cache.memory_bytes": 0}, NUM_OUTPUTS) as server:
         _ask(server.port, nodes[: num_requests // 5])
         seconds = _ask(server.port, nodes).reshape(-1, 2)
     hub_ms, other_ms = 1e3 * np.percentile(seconds, 99, axis=0)

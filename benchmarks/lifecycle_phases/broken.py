@@ -1,4 +1,4 @@
-"""Versions of a table model that pass every check and are wrong: they fail, are slow, answer other things.
+"""Versions of a tabular model that pass every check and are wrong: failing, slow, or with other answers.
 
 Real artifacts: the ONNX file of a good version with a few nodes more, checksums and all. Only gates can
 tell.
@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hopline.artifact import TableSpec, read_artifact, write_spec
-from hopline.runtimes.table import TableModel
+from hopline.artifact import TabularSpec, read_artifact, write_spec
+from hopline.runtimes.tabular import TabularModel
 
 Fault = Literal["none", "errors", "slow", "shifted"]
 #: A request that fails has more than this in the first column of numbers; warm-up's made-up rows do not.
@@ -40,7 +40,7 @@ def write(model_folder: Path, version: str, new: str, fault: Fault, added_s: flo
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(model_folder / version, folder)
     spec = read_artifact(folder)
-    assert isinstance(spec, TableSpec)
+    assert isinstance(spec, TabularSpec)
     file = folder / spec.file
     original = onnx.load(file)
 
@@ -62,9 +62,9 @@ def write(model_folder: Path, version: str, new: str, fault: Fault, added_s: flo
     return folder
 
 
-def _one_row_s(folder: Path, spec: TableSpec) -> float:
+def _one_row_s(folder: Path, spec: TabularSpec) -> float:
     """Median seconds of one row."""
-    model = TableModel(folder, spec)
+    model = TabularModel(folder, spec)
     row = {column.name: ["x" if column.dtype == "string" else 1.0] for column in spec.columns}
     seconds = []
     for _ in range(300):

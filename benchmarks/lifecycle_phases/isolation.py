@@ -27,7 +27,7 @@ from benchmarks import load
 from benchmarks.lifecycle_phases import open_loop
 from benchmarks.lifecycle_phases.server import hopline
 from benchmarks.machine import stolen_s
-from hopline.artifact import TableSpec, read_artifact, write_spec
+from hopline.artifact import TabularSpec, read_artifact, write_spec
 
 NUM_GOOD = 8
 RATE, FLOOD, FAULTY_RATE = 400.0, 2000.0, 20.0
@@ -141,7 +141,7 @@ def _ten(repository: Path, model: str) -> Path:
         version = folder / name / "1"
         shutil.copytree(repository / model / "1", version)
         spec = read_artifact(version)
-        assert isinstance(spec, TableSpec)
+        assert isinstance(spec, TabularSpec)
         write_spec(version, msgspec.structs.replace(spec, name=name))
         if name in _SERVING:
             (folder / name / "serving.toml").write_text(_SERVING[name])

@@ -37,14 +37,14 @@ class Outcome:
     failed: int
 
 
-def measure(repository: Path, model: str, bodies: Sequence[str], hold_s: float) -> dict[str, Outcome]:
+def measure(repository: Path, model: str, bodies: Sequence[str], min_step_s: float) -> dict[str, Outcome]:
     """One canary for each fault, and one of a good version; fault -> outcome."""
     faults: tuple[broken.Fault, ...] = ("errors", "slow", "shifted", "none")
-    return {fault: _canary(repository, model, bodies, fault, hold_s) for fault in faults}
+    return {fault: _canary(repository, model, bodies, fault, min_step_s) for fault in faults}
 
 
 def _canary(
-    repository: Path, model: str, bodies: Sequence[str], fault: broken.Fault, hold_s: float
+    repository: Path, model: str, bodies: Sequence[str], fault: broken.Fault, min_step_s: float
 ) -> Outcome:
     target = open_loop.Target(f"/v1/models/{model}/score", bodies)
     state = repository.parent / f"state-{fault}"
@@ -57,14 +57,14 @@ def _canary(
             server.metric(f'hopline_stage_seconds_count{{model="{model}",version="1",stage="total"')
         )
         candidate = broken.write(repository / model, "1", f"2-{fault}", fault, 9 * usual_s)
-        longest = 20.0 if fault != "none" else 4 * hold_s + 20
+        longest = 20.0 if fault != "none" else 4 * min_step_s + 20
         run = open_loop.start(
             server.port, [target], rate=RATE, seconds=longest, connections=_CONNECTIONS, versions=True
         )
         try:
             time.sleep(1.0)
             began = time.monotonic()
-            admin.begin_rollout(model, f"2-{fault}", hold_s=hold_s)
+            admin.begin_rollout(model, f"2-{fault}", min_step_s=min_step_s)
             loaded = time.monotonic()
             wait_until(lambda: admin.rollout(model)["rollout"] is None, longest, f"the canary of {fault}")
             seconds = time.monotonic() - loaded

@@ -56,7 +56,7 @@ def measure(repository: Path, graph: Path, model: str, versions: tuple[str, str]
         gates |= {"max_p50_ratio": 100.0}
 
         def canary() -> None:
-            admin.begin_rollout(model, second, hold_s=0.5, gates=gates)
+            admin.begin_rollout(model, second, min_step_s=0.5, gates=gates)
             wait_until(lambda: admin.rollout(model)["rollout"] is None, 60, "the canary")
 
         step("canary_promoted", canary)

@@ -20,7 +20,7 @@ from benchmarks.stream_phases.place import EDGE, MODELS, NODE, PLACES, Live, Pla
 from benchmarks.stream_phases.updates import Updates
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.refresh import Refresher
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -44,7 +44,7 @@ class Kept:
         self.folder = place.model(name)
         self.spec = read_spec(self.folder)
         self._view = live.view()
-        plan = TablePlan(self.spec, self._view, _TABLE_BYTES, final=True)
+        plan = StateCachePlan(self.spec, self._view, _TABLE_BYTES, final=True)
         tables = plan.build(Arena(plan.num_bytes))
         self._online = Answerer(Model(self.folder, self.spec, self._view, tables), ("embedding",), 1)
         self.refresher = Refresher(self.folder, self.spec, live.view())

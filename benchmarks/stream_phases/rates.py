@@ -53,7 +53,7 @@ def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any
     """Batches through the keeper, and requests in between, which compute what they need anew."""
     from hopline.artifact import read_spec
     from hopline.engine.answer import Answerer
-    from hopline.engine.model import Model, TablePlan
+    from hopline.engine.model import Model, StateCachePlan
     from hopline.memory.arena import Arena
     from hopline.types import ScoreRequest
 
@@ -61,7 +61,7 @@ def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any
     updates = Updates(place, live.graph, seed=1)
     view = live.view()
     spec = read_spec(place.model("sampled"))
-    plan = TablePlan(spec, view, _TABLE_BYTES, final=True)
+    plan = StateCachePlan(spec, view, _TABLE_BYTES, final=True)
     answerer = Answerer(
         Model(place.model("sampled"), spec, view, plan.build(Arena(plan.num_bytes))), ("embedding",), 1
     )

@@ -91,11 +91,11 @@ class Administrator:
             time.sleep(_LOOK_S)
         raise Unavailable(f"{copies} copies were not compared within {_LONGEST_S:g} s: {seen}")
 
-    def canary(self, version: str, steps: list[float], hold_s: float, min_requests: int) -> Outcome:
+    def canary(self, version: str, steps: list[float], min_step_s: float, min_requests: int) -> Outcome:
         """Move requests to a version step by step, until it serves or is rolled back."""
         began = time.monotonic()
         gates = {"min_requests": min_requests}
-        self._admin.begin_rollout(MODEL, version, "canary", steps=steps, hold_s=hold_s, gates=gates)
+        self._admin.begin_rollout(MODEL, version, "canary", steps=steps, min_step_s=min_step_s, gates=gates)
         seen: dict[str, Any] = {}
         while time.monotonic() < began + _LONGEST_S:
             rollout = self._admin.rollout(MODEL)["rollout"]

@@ -173,7 +173,7 @@ def build_risk(folder: Path, progress: Callable[[str], object] = lambda text: No
     estimator = risk.fitted(pd.DataFrame(inputs, columns=as_columns), data.y, split)
     frame = pd.DataFrame(answered, columns=as_columns)
     sample = frame.iloc[split.test[:_PARITY_ROWS]]
-    hopline.package_table(estimator, sample, folder / "models", name=GNN_TREES, progress=False)
+    hopline.package_tabular(estimator, sample, folder / "models", name=GNN_TREES, progress=False)
     for name, gnn in ((RISK, GNN), (RISK_SAMPLED, GNN_SAMPLED)):
         place = folder / "models" / name / "1"
         place.mkdir(parents=True)

@@ -31,18 +31,19 @@ class Scale:
 
     Attributes:
         calls: timed, of one transaction each.
-        copies: that the shadow compares. steps: of canaries, percent; hold_s: each lasts at least so long.
+        copies: that the shadow compares. steps: of canaries, percent.
+        min_step_s: seconds that each step lasts at least.
         min_requests: that a candidate answers in each.
     """
 
     calls: int = 4000
     copies: int = 2000
     steps: tuple[float, ...] = (5, 25, 50, 100)
-    hold_s: float = 3.0
+    min_step_s: float = 3.0
     min_requests: int = 200
 
 
-SMALL = Scale(calls=600, copies=400, steps=(25, 100), hold_s=0.5, min_requests=100)
+SMALL = Scale(calls=600, copies=400, steps=(25, 100), min_step_s=0.5, min_requests=100)
 
 
 def tell(built: Built, folder: Path, scale: Scale, say: Say) -> dict[str, Any]:
@@ -143,14 +144,14 @@ def _rollouts(
     """Version 2 in the shadow, then as a canary; then version 3, which is wrong."""
     checkout, admin = built.checkout, Administrator(client)
     outcomes: list[Outcome] = []
-    steps, hold_s, least = list(scale.steps), scale.hold_s, scale.min_requests
+    steps, min_step_s, least = list(scale.steps), scale.min_step_s, scale.min_requests
     better, broken = checkout.better(), checkout.broken()
     with Traffic(served.grpc, keys.payments, checkout.test.frame) as traffic:
         checkout.publish(better, "2")
         outcomes.append(_told(admin.shadow("2", scale.copies), say))
-        outcomes.append(_told(admin.canary("2", steps, hold_s, least), say))
+        outcomes.append(_told(admin.canary("2", steps, min_step_s, least), say))
         checkout.publish(broken, "3")
-        outcomes.append(_told(admin.canary("3", steps, hold_s, least), say))
+        outcomes.append(_told(admin.canary("3", steps, min_step_s, least), say))
         serving = admin.serving()
     by_version = {version: traffic.answered_by(version) for version in "123"}
     count, errors = len(traffic.answers), traffic.errors

@@ -19,7 +19,7 @@ from xgboost import XGBClassifier
 import hopline
 from examples.fraud.rules import rules_on
 from examples.fraud.transactions import Transactions
-from hopline.packaging import TableReport
+from hopline.packaging import TabularReport
 
 MODEL, PIPELINE = "fraud_trees", "fraud"
 AMOUNTS = ["amount", "amount_24h"]
@@ -94,9 +94,11 @@ def fitted_in_cents(train: Transactions) -> Pipeline:
     return fitted(Transactions(frame, train.is_fraud))
 
 
-def package(estimator: Pipeline, sample: pd.DataFrame, repository: Path, version: str) -> TableReport:
+def package(estimator: Pipeline, sample: pd.DataFrame, repository: Path, version: str) -> TabularReport:
     """Package the checkout's model; `sample`: rows that it was not trained on."""
-    return hopline.package_table(estimator, sample, repository, name=MODEL, version=version, progress=False)
+    return hopline.package_tabular(
+        estimator, sample, repository, name=MODEL, version=version, progress=False
+    )
 
 
 def write_pipeline(repository: Path) -> None:

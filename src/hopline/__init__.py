@@ -9,7 +9,7 @@ from hopline.errors import HoplineError
 if TYPE_CHECKING:
     from hopline.client import Admin, AsyncClient, Client
     from hopline.graph import Graph
-    from hopline.packaging import package, package_table
+    from hopline.packaging import package, package_tabular
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = [
     "HoplineError",
     "__version__",
     "package",
-    "package_table",
+    "package_tabular",
 ]
 
 # Imported on first use: `import hopline` must stay free of side effects and cost.
@@ -31,7 +31,7 @@ _LAZY = {
     "Client": "hopline.client",
     "Graph": "hopline.graph",
     "package": "hopline.packaging",
-    "package_table": "hopline.packaging",
+    "package_tabular": "hopline.packaging",
 }
 
 

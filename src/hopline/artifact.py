@@ -1,8 +1,8 @@
 """The packaged model on disk: `<repository>/<model>/<version>/model.json` and its files.
 
 Knows the format, nothing of torch and nothing of ONNX: written by `packaging`, read by `engine` and
-`runtimes`. There are two kinds: graph models (`ModelSpec`), and table models (`TableSpec`, `kind` "table"
-in model.json), whose one ONNX file takes columns.
+`runtimes`. There are two kinds: graph models (`ModelSpec`), and tabular models (`TabularSpec`,
+`kind` "tabular" in model.json), whose one ONNX file takes columns.
 
 A graph model is `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
 level l the state after layer l. Each level has one `Stage` for each node type that has a state
@@ -60,7 +60,7 @@ FORMAT_VERSION = 1
 #: Inputs that requests have for graph models; a table's columns have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
 
-#: Stands for a string that is absent, in a table model's tensors and fitted categories: a private-use
+#: Stands for a string that is absent, in a tabular model's tensors and fitted categories: a private-use
 #: letter keeps it apart from what people write.
 NULL_STRING = "\ue000null"
 
@@ -198,7 +198,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column that a table model takes.
+    """One column that a tabular model takes.
 
     Attributes:
         dtype: `float` takes numbers, `int` whole numbers, `string` text.
@@ -214,8 +214,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     values: tuple[int | float | str, ...] = ()
 
 
-class TableSpec(msgspec.Struct, frozen=True):
-    """The content of a table model's model.json.
+class TabularSpec(msgspec.Struct, frozen=True):
+    """The content of a tabular model's model.json.
 
     The ONNX file takes `numbers` float64 [n, columns of numbers] (NaN where absent) and `strings` [n,
     columns of strings] (`NULL_STRING` where absent), each in the order of `columns`, and left out where
@@ -242,7 +242,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     outputs: tuple[str, ...]
     output_dim: int
-    kind: Literal["table"] = "table"
+    kind: Literal["tabular"] = "tabular"
     format: int = FORMAT_VERSION
     classes: tuple[str, ...] = ()
     file: str = "model.onnx"
@@ -256,7 +256,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     producer: dict[str, str] = {}
 
 
-SpecT = TypeVar("SpecT", ModelSpec, TableSpec)
+SpecT = TypeVar("SpecT", ModelSpec, TabularSpec)
 
 
 class _Kind(msgspec.Struct):
@@ -270,7 +270,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise PackagingError(f"{name}: {value!r} is not one of {listed}")
 
 
-def check_spec(spec: ModelSpec | TableSpec) -> None:
+def check_spec(spec: ModelSpec | TabularSpec) -> None:
     """Check that `read_artifact` would read what `write_spec` would write.
 
     Raises: PackagingError: it would not; names the field and what it may be.
@@ -308,16 +308,16 @@ def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: no or malformed model.json, of a newer format, or of a table model.
+        ArtifactError: no or malformed model.json, of a newer format, or of a tabular model.
         ArtifactCorrupted: a file is absent or changed.
     """
     spec = read_artifact(folder, verify=verify)
-    if isinstance(spec, TableSpec):
-        raise ArtifactError(f"{folder}: a table model, where a graph model is needed")
+    if isinstance(spec, TabularSpec):
+        raise ArtifactError(f"{folder}: a tabular model, where a graph model is needed")
     return spec
 
 
-def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TableSpec:
+def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSpec:
     """Read and check an artifact of either kind.
 
     Args:
@@ -332,11 +332,11 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TableSpec
     try:
         content = path.read_bytes()
         kind = msgspec.json.decode(content, type=_Kind).kind
-        if kind not in ("graph", "table"):
+        if kind not in ("graph", "tabular"):
             raise ArtifactError(f"{path}: kind {kind!r} is unknown; this Hopline serves graph and table")
-        spec: ModelSpec | TableSpec
-        if kind == "table":
-            spec = msgspec.json.decode(content, type=TableSpec)
+        spec: ModelSpec | TabularSpec
+        if kind == "tabular":
+            spec = msgspec.json.decode(content, type=TabularSpec)
         else:
             spec = msgspec.json.decode(content, type=ModelSpec)
     except FileNotFoundError:

@@ -22,7 +22,7 @@
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
     │   ├── SchemaMismatch                 the model does not fit the graph: each difference named
     │   ├── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
-    │   └── TableFileError                 a table file that is damaged, or of another model or snapshot
+    │   └── PrecomputedFileError           a precomputed file: damaged, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
     │   └── LogDamaged                     a live graph's log or snapshot is not what was written
     ├── FeatureStoreError (RuntimeError)   a feature store refuses, or answers what cannot be used
@@ -273,10 +273,10 @@ class PipelineInvalid(ArtifactError):
         self.problems = tuple(problems)
 
 
-class TableFileError(ArtifactError):
-    """A table file that cannot be used: damaged, cut off, or about another model or graph."""
+class PrecomputedFileError(ArtifactError):
+    """A precomputed file that cannot be used: damaged, cut off, or about another model or graph."""
 
-    code = "table_file_error"
+    code = "precomputed_file_error"
 
 
 class GraphError(HoplineError, ValueError):

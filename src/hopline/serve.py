@@ -87,7 +87,7 @@ def _run_workers(config: Config, service: str) -> int:
                 **changes,
                 worker__count=settings.workers,
                 worker__metrics_dir=folder,
-                worker__table_fd=tables,
+                worker__state_cache_fd=tables,
                 worker__rows_fd=rows,
             )
             return asyncio.run(_supervise(shared, service, (tables, rows), live))

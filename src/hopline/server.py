@@ -172,11 +172,11 @@ class Server:
             # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
             await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
             await self._open_grpc(grpc_socket, tls_context(self.config.tls, "h2"))
-        if hasattr(self._service, "rehearsing"):
-            from hopline.transports.rehearsal import rehearse
+        if hasattr(self._service, "preflight"):
+            from hopline.transports.preflight import preflight
 
-            with self._service.rehearsing() as examples:
-                await rehearse(self._service, self.config, examples)
+            with self._service.preflight() as examples:
+                await preflight(self._service, self.config, examples)
         # Everything loaded lives for ever: a full collection need never look at it again. (One now would
         # stop the loop for 40 ms and find nothing.)
         gc.freeze()

@@ -22,19 +22,19 @@ from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Recorder, Rehearsed, Scorer, Served
+from hopline.rollout.served import Preflighted, Recorder, Scorer, Served
 from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
     from hopline.live.updates import LiveUpdates
-    from hopline.prefetch.link import PrefetchLink
+    from hopline.prefetch.client import PrefetcherClient
     from hopline.records.drift.monitor import DriftMonitor
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 
-#: Rehearsals of one version.
+#: Preflights of one version.
 _EXAMPLES = 24
 
 
@@ -56,7 +56,7 @@ class Service:
         self._loader: Loader | None = None
         #: model name -> who answers; the lifecycle's own.
         self._serving: dict[str, Scorer] = {}
-        self._link: PrefetchLink | None = None
+        self._link: PrefetcherClient | None = None
         #: Takes changes to the graph; None where that is a snapshot.
         self.graph_updates: LiveUpdates | None = None
         self._ready = False
@@ -78,7 +78,7 @@ class Service:
         if self.config.graph.path is not None:
             log.info("opening graph %s", self.config.graph.path)
         await self._lifecycle.start()
-        self.metrics.before_reading(self._bring_in)
+        self.metrics.before_reading(self._flush_metrics)
         if self.config.worker.live_memory:
             self._follow_graph()
         self._ready = True
@@ -112,13 +112,13 @@ class Service:
         return None if own is None else own.sources
 
     @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[list[ScoreRequest]]:
-        """Requests to rehearse with; what is asked meanwhile is neither counted nor recorded."""
+    def preflight(self) -> Iterator[list[ScoreRequest]]:
+        """Requests to preflight with; what is asked meanwhile is neither counted nor recorded."""
         with contextlib.ExitStack() as stack:
             requests: list[ScoreRequest] = []
             for served in self._all():
-                if isinstance(served, Rehearsed) and (examples := served.examples(_EXAMPLES)):
-                    stack.enter_context(served.rehearsing())
+                if isinstance(served, Preflighted) and (examples := served.examples(_EXAMPLES)):
+                    stack.enter_context(served.preflight())
                     requests += examples
             yield requests
 
@@ -308,7 +308,7 @@ class Service:
     def _all(self) -> list[Served]:
         return [] if self._lifecycle is None else self._lifecycle.fleet.all()
 
-    def _bring_in(self) -> None:
+    def _flush_metrics(self) -> None:
         """Have every version bring the counts that it keeps apart into the metrics."""
         for served in self._all():
             served.statistics()
@@ -333,11 +333,11 @@ class Service:
         path, shared = self.config.features.prefetcher, sources.shared
         if path is None or shared is None:
             return
-        from hopline.prefetch.link import PrefetchLink
+        from hopline.prefetch.client import PrefetcherClient
         from hopline.prefetch.wire import Identity
 
         identity = Identity(graph.version, shared.identity)
         timeout_s = self.config.features.fetch_timeout_ms / 1e3
-        self._link = PrefetchLink(path, identity, self.config.worker.index, timeout_s, self.metrics)
+        self._link = PrefetcherClient(path, identity, self.config.worker.index, timeout_s, self.metrics)
         self._link.start()
-        sources.sidecar = self._link
+        sources.prefetcher = self._link

@@ -61,7 +61,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
 
     Exactly one of these is asked for: `nodes` and/or `inline` (node models), `pairs` (link models) or
-    `columns` (table models); a pipeline may take nodes and columns together. Answer rows are in request
+    `columns` (tabular models); a pipeline may take nodes and columns together. Answer rows are in request
     order: nodes first, then inline nodes.
 
     Attributes:
@@ -69,7 +69,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
         inline: nodes that the graph does not have.
         pairs: (source ids, destination ids) of equal length, for link scores.
-        columns: column name -> values, one for each row [n], of equal length; for table models.
+        columns: column name -> values, one for each row [n], of equal length; for tabular models.
         version: a version of the model; None lets the rollout choose.
         outputs: what to answer; empty means the model's default outputs.
         as_of: only edges with time <= as_of count: an integer in the unit of the graph's edge times, or a
@@ -183,8 +183,8 @@ class ModelInfo:
         version: the one described.
         state: "READY", "LOADING", "UNAVAILABLE".
         reason: why it is not ready, else "".
-        kind: "node" (takes `node_ids`), "link" (takes `src_ids` and `dst_ids`), "table" (takes columns) or
-            "pipeline" (takes what its steps read).
+        kind: "node" (takes `node_ids`), "link" (takes `src_ids` and `dst_ids`), "tabular" (takes columns)
+            or "pipeline" (takes what its steps read).
         id_kind: "int" or "string": what external ids of the model's node type are; "none" where it reads
             no graph.
         inputs, outputs: the OIP interface.
@@ -198,7 +198,7 @@ class ModelInfo:
     version: str
     state: str
     reason: str
-    kind: Literal["node", "link", "table", "pipeline"]
+    kind: Literal["node", "link", "tabular", "pipeline"]
     id_kind: Literal["int", "string", "none"]
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]

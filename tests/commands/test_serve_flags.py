@@ -16,7 +16,7 @@ def test_the_table_has_every_flag_of_the_command():
     assert set(FLAGS) == flags - {"--settings"} | {"--set"}
     assert {flag for flag, (setting, _) in FLAGS.items() if setting in REPEATABLE} == {
         "--model",
-        "--table",
+        "--precomputed",
         "--set",
     }
 
@@ -24,10 +24,10 @@ def test_the_table_has_every_flag_of_the_command():
 def test_flags_become_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--graph", "g", "--port=0", "--grpc-port", "-1", "--model", "a", "--model", "b", "--live"]
-    config = config_of([*words, "--table=x"])
+    config = config_of([*words, "--precomputed=x"])
     assert config is not None
     assert (config.graph.path, config.server.http_port, config.server.grpc_port) == (Path("g"), 0, -1)
-    assert (config.models.names, config.table.file, config.live.enabled) == (("a", "b"), ("x",), True)
+    assert (config.models.names, config.precomputed.file, config.live.enabled) == (("a", "b"), ("x",), True)
 
 
 @pytest.mark.parametrize(

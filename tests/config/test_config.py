@@ -30,7 +30,7 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
     file = toml(
         tmp_path,
         """
-        [table]
+        [state_cache]
         memory_bytes = "1.5 GiB"
         [models]
         names = ["a", "b"]
@@ -42,7 +42,7 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         """,
     )
     config = load_config(file, {"HOPLINE__MODELS__NAMES": "x, y"})
-    assert config.table.memory_bytes == 3 * 2**29
+    assert config.state_cache.memory_bytes == 3 * 2**29
     assert config.models.names == ("x", "y")
     assert config.models.repository == Path("models")
     assert config.batching.queue_delay_ms == 2.0
@@ -62,14 +62,14 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("server.workers", 0, "between 1 and 1024"),
         ("server.drain_timeout_s", "nan", "not a number"),
         ("server.drain_timeout_s", -1, "at least 0"),
-        ("table.memory_bytes", "lots", "a size such as"),
+        ("state_cache.memory_bytes", "lots", "a size such as"),
         ("log.level", "inof", "did you mean 'info'"),
         ("models.names", 5, "list of strings"),
         ("server.host", 5, "not a string"),
         ("graph.path", 5, "not a path"),
         ("server", 5, "unknown setting"),
         ("worker.count", 2, "worker.count: is no setting.*did you mean 'server.workers'"),
-        ("worker.table_fd", 5, "is no setting, but what a server tells its processes .flag."),
+        ("worker.state_cache_fd", 5, "is no setting, but what a server tells its processes .flag."),
     ],
 )
 def test_bad_settings_name_the_path_and_what_would_be_right(path: str, value: Any, text: str) -> None:

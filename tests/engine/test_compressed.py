@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hopline.artifact import read_spec
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.memory.arena import Arena
 from hopline.sampling.keyed import NO_CUT
 
@@ -13,7 +13,7 @@ KINDS = ["sage", "plain", "gcn", "gat", "hetero"]
 
 def load(case, graph, memory=0):
     spec = read_spec(case.folder)
-    plan = TablePlan(spec, graph, memory)
+    plan = StateCachePlan(spec, graph, memory)
     return Model(case.folder, spec, graph, plan.build(Arena(plan.num_bytes)))
 
 

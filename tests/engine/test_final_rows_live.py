@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from hopline.config.schema import Config, TableConfig
+from hopline.config.schema import Config, PrecomputedConfig
 from hopline.engine.answer import Answerer
 from hopline.engine.outputs import default_outputs
-from hopline.engine.table_file import TableFile
-from hopline.errors import TableFileError
+from hopline.engine.precomputed_file import PrecomputedFile
+from hopline.errors import PrecomputedFileError
 from hopline.rollout.direct import DirectAnswers
-from hopline.rollout.table_files import tables_of
-from hopline.testing.table_files import write_table
+from hopline.rollout.precomputed_files import tables_of
+from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine.test_live import Live
 
@@ -34,12 +34,12 @@ def answers(answerer, ids):
 def test_answers_with_a_table_are_those_of_a_fresh_build_after_any_changes(cases, tmp_path, name):
     live = Live(cases[name], seed=21)
     case = cases[name]
-    path = write_table(tmp_path / "a.table", case.folder, case.graph)
+    path = write_table(tmp_path / "a.precomputed", case.folder, case.graph)
     model = live.model()
     spec = model.spec
     node_type, names = spec.head.node_type, default_outputs(spec.task)
     hybrid = Answerer(model, names, 1000)
-    hybrid.rows = tables_of([path], case.folder, spec, live.view, TableConfig())
+    hybrid.rows = tables_of([path], case.folder, spec, live.view, PrecomputedConfig())
     direct = DirectAnswers(hybrid.rows, model, name, "1", names, model.output_names)
     looked_up = []
     for round_ in range(4):
@@ -75,10 +75,13 @@ def test_a_table_of_a_later_version_holds_for_what_changed_before_it(cases, tmp_
     case = cases["sage"]
     live.change(6)
     path = write_table(
-        tmp_path / "a.table", case.folder, live.view.snapshot(), graph_version=f"{case.graph.version}+1"
+        tmp_path / "a.precomputed",
+        case.folder,
+        live.view.snapshot(),
+        graph_version=f"{case.graph.version}+1",
     )
     model = live.model()
-    (rows,) = tables_of([path], case.folder, model.spec, live.view, TableConfig()).values()
+    (rows,) = tables_of([path], case.folder, model.spec, live.view, PrecomputedConfig()).values()
     assert rows.good(np.arange(rows.num_rows)).all()
     live.change(6)
     good = rows.good(np.arange(rows.num_rows))
@@ -90,13 +93,13 @@ def test_a_table_of_a_later_version_holds_for_what_changed_before_it(cases, tmp_
 def test_a_table_that_a_live_graph_cannot_judge_is_refused(cases, tmp_path):
     case = cases["sage"]
     future = write_table(
-        tmp_path / "a.table", case.folder, case.graph, graph_version=f"{case.graph.version}+7"
+        tmp_path / "a.precomputed", case.folder, case.graph, graph_version=f"{case.graph.version}+7"
     )
-    other = write_table(tmp_path / "b.table", case.folder, case.graph, graph_version="0" * 16)
-    own = write_table(tmp_path / "c.table", case.folder, case.graph)
+    other = write_table(tmp_path / "b.precomputed", case.folder, case.graph, graph_version="0" * 16)
+    own = write_table(tmp_path / "c.precomputed", case.folder, case.graph)
     live, blind = Live(case, seed=23), Live(case, seed=23, num_levels=2)
     model = live.model()
     for path, graph in ((future, live.view), (other, live.view), (own, blind.view)):
-        with pytest.raises(TableFileError, match="is served on"):
+        with pytest.raises(PrecomputedFileError, match="is served on"):
             tables_of([path], case.folder, model.spec, graph, Config().table)
-    assert TableFile.open(own).header.plan.graph_version == live.view.version
+    assert PrecomputedFile.open(own).header.plan.graph_version == live.view.version

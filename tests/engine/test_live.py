@@ -10,7 +10,7 @@ import pytest
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.refresh import Refresher
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.graph.live.memory import LiveMemory
@@ -46,7 +46,7 @@ class Live:
     def model(self, tables: bool = True, view: LiveView | None = None) -> Model:
         view = view or self.view
         spec = read_spec(self.case.folder)
-        plan = TablePlan(spec, view, 2**26 if tables else 0, final=True)
+        plan = StateCachePlan(spec, view, 2**26 if tables else 0, final=True)
         return Model(self.case.folder, spec, view, plan.build(Arena(plan.num_bytes)))
 
     def change(self, size: int) -> None:
@@ -198,7 +198,7 @@ def test_two_processes_share_rows_while_a_third_changes_the_graph(cases, tmp_pat
     fd = create_shared()
     live = Live(case, seed=16, fd=fd)
     spec = read_spec(case.folder)
-    table_fd = create_shared()
+    state_cache_fd = create_shared()
     ids = everyone(live)
     pids = []
     versions = {0: scores(live.fresh(), ids)}
@@ -210,8 +210,10 @@ def test_two_processes_share_rows_while_a_third_changes_the_graph(cases, tmp_pat
                 memory = LiveMemory.attach(fd)
                 assert memory is not None
                 view = LiveView(memory, case.graph.schema, live.ids)
-                plan = TablePlan(spec, view, 2**26, 2, final=True)
-                model = Model(case.folder, spec, view, plan.build(Arena(plan.num_bytes, table_fd), worker))
+                plan = StateCachePlan(spec, view, 2**26, 2, final=True)
+                model = Model(
+                    case.folder, spec, view, plan.build(Arena(plan.num_bytes, state_cache_fd), worker)
+                )
                 rng = np.random.default_rng(worker)
                 with open(tmp_path / str(worker), "wb") as out:
                     last = -1

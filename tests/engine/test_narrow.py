@@ -10,7 +10,7 @@ from torch_geometric.utils import scatter
 
 from hopline.artifact import read_spec
 from hopline.engine import kernels
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.narrow_kernels import Narrow, matrix_of
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, NodeChanges
@@ -170,7 +170,7 @@ def test_the_short_way_of_small_batches_equals_the_general_way(dtype, tmp_path):
         check_nodes=50,
     )
     spec = msgspec.structs.replace(read_spec(report.path))
-    plan = TablePlan(spec, graph, 2**22)
+    plan = StateCachePlan(spec, graph, 2**22)
     chain, other, wide = (
         Model(report.path, spec, graph, plan.build(Arena(plan.num_bytes))),
         Model(report.path, spec, graph),

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import GCNConv, GraphConv, TAGConv
 
 from hopline.engine.answer import Answerer
-from hopline.engine.model import Model, TablePlan, load_model
+from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.errors import ArtifactError, BadRequest, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.live.changes import Changes, EdgeChanges
@@ -85,7 +85,7 @@ class Packaged:
     module: nn.Module
 
     def model(self, graph, tables=False):
-        plan = TablePlan(self.spec, graph, 2**24 if tables else 0)
+        plan = StateCachePlan(self.spec, graph, 2**24 if tables else 0)
         return Model(self.folder, self.spec, graph, plan.build(Arena(plan.num_bytes)))
 
     def oracle(self, graph):

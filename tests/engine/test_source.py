@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from hopline.artifact import read_spec
-from hopline.engine.answer import Answerer, Supply
+from hopline.engine.answer import Answerer, FetchedInputs
 from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import Absent, Overlay, drop_edges
+from hopline.engine.source import Absent, FetchedRows, drop_edges
 from hopline.errors import FeatureStoreUnavailable
 from hopline.memory.arena import Arena
 from hopline.types import InlineNode, ScoreRequest, ScoreResult
@@ -38,7 +38,7 @@ class Rows:
 
 def remote(case, tables=True):
     spec = read_spec(case.folder)
-    plan = TablePlan(spec, case.graph, 2**26 if tables else 0)
+    plan = StateCachePlan(spec, case.graph, 2**26 if tables else 0)
     sources = {name: Rows(nodes.features) for name, nodes in case.graph.nodes.items()}
     model = Model(case.folder, spec, case.graph, plan.build(Arena(plan.num_bytes)), sources=sources)
     return Answerer(model, default_outputs(spec.task), 1000), sources
@@ -64,7 +64,7 @@ def test_rows_that_are_near_give_the_same_bits(cases, name):
     rng = np.random.default_rng(0)
     for size in (1, 5, 40):
         asked = [request(case, rng.permutation(count_of(case))[:size]) for _ in range(3)]
-        found = answerer.answer_supplied(asked, [Supply()] * 3)
+        found = answerer.answer_supplied(asked, [FetchedInputs()] * 3)
         for outcome, expected in zip(found, local.answer(asked), strict=True):
             assert (logits(outcome) == logits(expected)).all()
             assert outcome.degraded == ()
@@ -77,19 +77,19 @@ def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, na
     answerer, sources = remote(case, tables)
     forget(sources)
     asked = request(case, [3, 17, 40])
-    (absent,) = answerer.answer_supplied([asked], [Supply()])
+    (absent,) = answerer.answer_supplied([asked], [FetchedInputs()])
     assert isinstance(absent, Absent)
-    overlays = {}
+    fetched_rows = {}
     for node_type, ids in absent.absent.items():
         assert (np.diff(ids) > 0).all()
-        overlays[node_type] = [Overlay(ids[::-1], sources[node_type].values[ids[::-1]])]
-    (outcome,) = answerer.answer_supplied([asked], [Supply(overlays)])
+        fetched_rows[node_type] = [FetchedRows(ids[::-1], sources[node_type].values[ids[::-1]])]
+    (outcome,) = answerer.answer_supplied([asked], [FetchedInputs(fetched_rows)])
     assert (logits(outcome) == logits(case.answerer(False).answer([asked])[0])).all()
     # one row less is one row named
     node_type, ids = next(iter(absent.absent.items()))
     if not tables:
-        overlays[node_type] = [Overlay(ids[1:], sources[node_type].values[ids[1:]])]
-        (again,) = answerer.answer_supplied([asked], [Supply(overlays)])
+        fetched_rows[node_type] = [FetchedRows(ids[1:], sources[node_type].values[ids[1:]])]
+        (again,) = answerer.answer_supplied([asked], [FetchedInputs(fetched_rows)])
         assert {k: v.tolist() for k, v in again.absent.items()} == {node_type: [ids[0]]}
 
 
@@ -99,9 +99,9 @@ def test_batch_mates_whose_rows_are_near_are_answered_at_once(cases, name):
     answerer, sources = remote(case, tables=False)
     forget(sources)
     first, second, third = (request(case, [v]) for v in (5, 60, 33))
-    needs = [answerer.answer_supplied([r], [Supply()])[0].absent for r in (first, third)]
+    needs = [answerer.answer_supplied([r], [FetchedInputs()])[0].absent for r in (first, third)]
     forget(sources, needs)
-    found = answerer.answer_supplied([first, second, third], [Supply()] * 3)
+    found = answerer.answer_supplied([first, second, third], [FetchedInputs()] * 3)
     expected = case.answerer(False).answer([first, third])
     assert isinstance(found[1], Absent)
     assert (logits(found[0]) == logits(expected[0])).all()
@@ -114,13 +114,13 @@ def test_doing_without_is_labelled_and_never_kept(cases, name):
     answerer, sources = remote(case)
     forget(sources)
     asked = [request(case, [v]) for v in (3, 17, 40)]
-    found = answerer.answer_supplied(asked, [Supply(is_last=True)] * 3)
+    found = answerer.answer_supplied(asked, [FetchedInputs(is_last=True)] * 3)
     for outcome in found:
         assert np.isfinite(logits(outcome)).all()
         assert MEAN_FEATURES in outcome.degraded
     for rows in sources.values():
         rows.near[:] = True
-    full = answerer.answer_supplied(asked, [Supply()] * 3)
+    full = answerer.answer_supplied(asked, [FetchedInputs()] * 3)
     for outcome, expected in zip(full, case.answerer(False).answer(asked), strict=True):
         assert (logits(outcome) == logits(expected)).all()
         assert outcome.degraded == ()
@@ -134,7 +134,7 @@ def test_stale_rows_come_before_doing_without(cases, name):
     for rows in sources.values():
         rows.stale[:] = True
     asked = request(case, [3, 17])
-    (outcome,) = answerer.answer_supplied([asked], [Supply(is_last=True)])
+    (outcome,) = answerer.answer_supplied([asked], [FetchedInputs(is_last=True)])
     assert outcome.degraded == (STALE_FEATURES,)
     assert (logits(outcome) == logits(case.answerer(False).answer([asked])[0])).all()
 
@@ -146,14 +146,14 @@ def test_neighbours_without_rows_are_left_out(cases):
     # a destination whose in-neighbours lose their rows, while every own row that is read stays
     asked = request(case, [7])
     forget(sources)
-    absent = answerer.answer_supplied([asked], [Supply()])[0].absent["node"]
+    absent = answerer.answer_supplied([asked], [FetchedInputs()])[0].absent["node"]
     spec = answerer.model.spec
     plan_own = _own_rows(answerer, 7)
     lost = np.setdiff1d(absent, plan_own)
     assert len(lost)
     rows.near[:] = True
     rows.near[lost] = False
-    (outcome,) = answerer.answer_supplied([asked], [Supply(is_last=True)])
+    (outcome,) = answerer.answer_supplied([asked], [FetchedInputs(is_last=True)])
     assert outcome.degraded == (SMALLER_FANOUT,)
     expected = _by_hand(case, spec, 7, set(lost.tolist()))
     np.testing.assert_allclose(logits(outcome)[0], expected, atol=1e-4)
@@ -198,7 +198,7 @@ def test_a_request_that_refuses_less_than_full_quality_fails_and_its_mates_do_no
     answerer, sources = remote(case)
     forget(sources)
     asked = [request(case, [3]), request(case, [3], degraded="refuse")]
-    first, second = answerer.answer_supplied(asked, [Supply(is_last=True, why="timeout")] * 2)
+    first, second = answerer.answer_supplied(asked, [FetchedInputs(is_last=True, why="timeout")] * 2)
     assert isinstance(first, ScoreResult)
     assert isinstance(second, FeatureStoreUnavailable)
     assert "timeout" in str(second)
@@ -217,15 +217,15 @@ def test_inline_nodes_read_sources_too(cases, name):
     nodes = list(index.external(np.array([9])))
     asked = ScoreRequest(name, nodes=nodes, inline=[inline], outputs=("logits",))
     expected = logits(case.answerer(False).answer([asked])[0])
-    assert (logits(answerer.answer_supplied([asked], [Supply()])[0]) == expected).all()
+    assert (logits(answerer.answer_supplied([asked], [FetchedInputs()])[0]) == expected).all()
     forget(sources)
-    overlays = {}
+    fetched_rows = {}
     for _ in range(5):  # a round for each level at most
-        (outcome,) = answerer.answer_supplied([asked], [Supply(overlays)])
+        (outcome,) = answerer.answer_supplied([asked], [FetchedInputs(fetched_rows)])
         if isinstance(outcome, ScoreResult):
             break
         for kind, ids in outcome.absent.items():
-            overlays.setdefault(kind, []).append(Overlay(ids, sources[kind].values[ids]))
+            fetched_rows.setdefault(kind, []).append(FetchedRows(ids, sources[kind].values[ids]))
     assert (logits(outcome) == expected).all()
 
 

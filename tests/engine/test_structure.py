@@ -11,7 +11,7 @@ import torch
 
 from hopline.artifact import Head, ModelSpec, read_spec
 from hopline.engine.answer import Answerer
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.graph import Graph
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 from hopline.jobs.batch.changes import Changes as Differences
@@ -40,7 +40,7 @@ class Case:
 
     def model(self, tables: bool = True) -> Model:
         spec = read_spec(self.folder)
-        plan = TablePlan(spec, self.graph, 2**26 if tables else 0, final=True)
+        plan = StateCachePlan(spec, self.graph, 2**26 if tables else 0, final=True)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
 
 

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
-from hopline.engine.model import Model, TablePlan
+from hopline.engine.model import Model, StateCachePlan
 from hopline.engine.outputs import default_outputs
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.memory.arena import Arena
@@ -134,7 +134,7 @@ class Case:
 
             fanouts = dict.fromkeys(spec.fanouts, (fanout,) * spec.num_layers)
             spec = msgspec.structs.replace(spec, fanouts=fanouts, max_degree=max_degree)
-        plan = TablePlan(spec, self.graph, 2**26 if tables else 0)
+        plan = StateCachePlan(spec, self.graph, 2**26 if tables else 0)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
 
     def answerer(self, tables: bool, fanout: int | None = None) -> Answerer:

@@ -9,26 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import ConfigError
-from hopline.features.l1 import COUNTS, CachePlan, RowCache
+from hopline.features.l1 import COUNTS, CachePlan, L1FeatureCache
 from hopline.memory.arena import Arena, create_shared
 
 N, DIM, TTL = 60, 5, 10.0
 
 
-def cache(*slots: int, writer: int = 0, fd: int | None = None, ttl_s: float = TTL) -> RowCache:
+def cache(*slots: int, writer: int = 0, fd: int | None = None, ttl_s: float = TTL) -> L1FeatureCache:
     plan = CachePlan(N, DIM, slots)
-    return RowCache(Arena(plan.num_bytes, fd), plan, ttl_s, writer)
+    return L1FeatureCache(Arena(plan.num_bytes, fd), plan, ttl_s, writer)
 
 
 def row(v: int, version: int) -> np.ndarray:
     return np.arange(DIM, dtype=np.float32) + 1000 * version + 10 * v
 
 
-def keep(c: RowCache, ids, version: int = 1, stamp: float = 0.0) -> None:
+def keep(c: L1FeatureCache, ids, version: int = 1, stamp: float = 0.0) -> None:
     c.write(np.asarray(ids, np.int64), np.array([row(v, version) for v in ids]), stamp)
 
 
-def read(c: RowCache, ids, now: float = 0.0, allow_expired: bool = False) -> dict[int, int]:
+def read(c: L1FeatureCache, ids, now: float = 0.0, allow_expired: bool = False) -> dict[int, int]:
     """id -> version of the rows that are there, each checked to be whole."""
     ids = np.asarray(ids, np.int64)
     out = np.full((len(ids), DIM), np.nan, np.float32)
@@ -346,7 +346,7 @@ def test_a_plan_for_too_little_memory_says_how_much_is_needed():
 def test_an_arena_holds_caches_of_several_node_types():
     plans = [CachePlan(N, DIM, (3, 3)), CachePlan(0, 2, (1, 1)), CachePlan(9, 1, (2, 2))]
     arena = Arena(sum(plan.num_bytes for plan in plans))
-    first, _, last = (RowCache(arena, plan) for plan in plans)
+    first, _, last = (L1FeatureCache(arena, plan) for plan in plans)
     keep(first, [3])
     last.write(array(8), np.array([[4.0]], np.float32), 0.0)
     assert read(first, range(9)) == {3: 1}

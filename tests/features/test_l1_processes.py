@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.features.l1 import CachePlan, RowCache
+from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.memory.arena import Arena, create_shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +28,8 @@ VERSIONS = 2**17
 ROUNDS = 30
 
 
-def attach(plan: CachePlan, fd: int, writer: int) -> RowCache:
-    return RowCache(Arena(plan.num_bytes, fd), plan, ttl_s=1e6, writer=writer)
+def attach(plan: CachePlan, fd: int, writer: int) -> L1FeatureCache:
+    return L1FeatureCache(Arena(plan.num_bytes, fd), plan, ttl_s=1e6, writer=writer)
 
 
 def rows(ids: np.ndarray, version: int, dim: int) -> np.ndarray:
@@ -46,7 +46,7 @@ def buffer(plan: CachePlan) -> np.ndarray:
     return np.empty((plan.num_nodes, plan.dim), np.float32)
 
 
-def whole_rows(cache: RowCache, ids: np.ndarray, out: np.ndarray) -> int:
+def whole_rows(cache: L1FeatureCache, ids: np.ndarray, out: np.ndarray) -> int:
     """Read ids; how many are there, after a check that each is of one id and one version."""
     dim = cache.plan.dim
     missing = cache.read(ids, out, time.monotonic())
@@ -64,7 +64,7 @@ def batches(plan: CachePlan, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(ids, rows(ids, 16 * seed + number, plan.dim)) for number, ids in enumerate(drawn)]
 
 
-def keep_writing(cache: RowCache, prepared: list[tuple[np.ndarray, np.ndarray]]) -> None:
+def keep_writing(cache: L1FeatureCache, prepared: list[tuple[np.ndarray, np.ndarray]]) -> None:
     """Until killed, or long after everybody should have lost interest."""
     ends = time.monotonic() + 20
     while (now := time.monotonic()) < ends:

@@ -65,7 +65,7 @@ async def test_the_same_version_gives_the_same_answers_bit_for_bit(logged):
     async with logging_service(logged) as service:
         await answered(service)
     done = []
-    async with ServiceTarget(logged.replace(table__memory_bytes=0)) as target:
+    async with ServiceTarget(logged.replace(state_cache__memory_bytes=0)) as target:
         report = await replay(LogReader(logged.prediction_log.path), target, progress=done.append)
     assert report.all_identical
     assert (report.read, report.compared, report.identical) == (301, 300, 300)

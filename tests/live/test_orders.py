@@ -8,7 +8,7 @@ import pytest
 
 from hopline.artifact import Head, ModelSpec, Stage, StageInput, write_spec
 from hopline.config.reader import load_config
-from hopline.engine.model import TablePlan
+from hopline.engine.model import StateCachePlan
 from hopline.live.orders import levels_of, writer_orders
 from tests.engine import zoo
 from tests.engine.test_live import Live
@@ -69,5 +69,5 @@ def test_a_model_that_looks_too_far_is_answered_without_tables_and_that_is_told(
         assert np.isfinite(model.final_states({"node": np.arange(3)})["node"]).all()
     spec = msgspec.structs.replace(SPEC, num_layers=2)
     caplog.clear()
-    TablePlan(spec, live.view, 0)  # no tables are asked for
+    StateCachePlan(spec, live.view, 0)  # no tables are asked for
     assert not caplog.text

@@ -64,7 +64,7 @@ class Features:
 
     def __init__(self, size: int) -> None:
         plan = l1.CachePlan(N, DIM, (size,))
-        self.cache = l1.RowCache(Arena(plan.num_bytes), plan)
+        self.cache = l1.L1FeatureCache(Arena(plan.num_bytes), plan)
         self.out = np.empty((1, DIM), np.float32)
 
     def access(self, key: int) -> bool:

@@ -145,8 +145,8 @@ def added_self_loop_is_lost(patch):
     after(
         patch,
         gcn,
-        "Need",
-        lambda need, *_, **__: base.Need("reduce", need.edge_type, "source", "gcn_noself"),
+        "StageInput",
+        lambda need, *_, **__: base.StageInput("reduce", need.edge_type, "source", "gcn_noself"),
     )
 
 

@@ -25,7 +25,7 @@ from hopline.commands import import_mlflow
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.packaging.mlflow import import_from_mlflow
 from hopline.packaging.mlflow_registry import parse
-from hopline.runtimes.table import TableModel
+from hopline.runtimes.tabular import TabularModel
 from tests.packaging import tables
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, of which there are many
@@ -71,12 +71,12 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
-    """A table model that `hopline` packaged."""
-    from hopline.packaging import package_table
+    """A tabular model that `hopline` packaged."""
+    from hopline.packaging import package_tabular
 
     root = tmp_path_factory.mktemp("packaged")
     estimator = tables.pipeline(LogisticRegression(max_iter=500))
-    return package_table(estimator, tables.payments(200, 1), root, name="fraud", version="5").path
+    return package_tabular(estimator, tables.payments(200, 1), root, name="fraud", version="5").path
 
 
 def test_references():
@@ -161,7 +161,7 @@ def test_an_artifact_cannot_name_files_outside_its_folder(store, artifact, tmp_p
 
 
 def probabilities(path, frame):
-    model = TableModel(path, read_artifact(path))
+    model = TabularModel(path, read_artifact(path))
     rows = {column.name: frame[column.name].tolist() for column in model.spec.columns}
     rows = {name: [None if value != value else value for value in values] for name, values in rows.items()}
     return model.answer([rows], [len(frame)])

@@ -44,7 +44,7 @@ class Places:
             "features.prefetcher": self.folder / "socket",
             # The machine may be busy: what is tested is not how fast it is.
             "features.fetch_timeout_ms": 400.0,
-            "table.memory_bytes": 0,
+            "state_cache.memory_bytes": 0,
             "server.http_port": 0,
             "server.grpc_port": -1,
             "server.drain_delay_s": 0.05,

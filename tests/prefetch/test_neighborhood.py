@@ -17,7 +17,7 @@ def cases(tmp_path_factory):
 
 
 class Near:
-    """What `Neighborhood` needs of `NearRows`: which rows are near."""
+    """What `Neighborhood` needs of `L1Rows`: which rows are near."""
 
     def __init__(self, num_nodes, dim):
         self.here = np.zeros(num_nodes, bool)

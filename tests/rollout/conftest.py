@@ -8,7 +8,7 @@ import pytest
 
 from hopline.memory.arena import create_shared
 from hopline.service import Service
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -56,7 +56,7 @@ async def workers(root, tmp_path):
     (tmp_path / "shared").mkdir()
     fd = create_shared()
     shared = rig.config(root, **{"server.workers": 2}).replace(
-        worker__metrics_dir=str(tmp_path / "shared"), worker__table_fd=fd, worker__count=2
+        worker__metrics_dir=str(tmp_path / "shared"), worker__state_cache_fd=fd, worker__count=2
     )
     both = [Service(shared.replace(worker__index=i)) for i in range(2)]
     for worker in both:

@@ -15,7 +15,7 @@ from hopline.rollout.state import ModelState
 from hopline.rollout.unit import Unit
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 
 WITH_STORE = load_config(overrides={"features.store": "memory:"})
 WITHOUT = load_config(overrides={})
@@ -95,9 +95,9 @@ def test_whatever_is_sent_is_a_unit_or_a_refusal(graph, groups):
     ("fields", "text"),
     [
         ({"steps": tuple(i / 3_000.1 for i in range(1, 300_001))}, f"at most {MAX_STEPS}"),
-        ({"hold_s": float("inf")}, "hold_s is from 0"),
-        ({"hold_s": float("nan")}, "hold_s is from 0"),
-        ({"rehearse": 10**30}, "rehearse is from 0"),
+        ({"min_step_s": float("inf")}, "min_step_s is from 0"),
+        ({"min_step_s": float("nan")}, "min_step_s is from 0"),
+        ({"preflight": 10**30}, "preflight is from 0"),
         ({"gates": Gates(max_psi=float("inf"))}, "gates.max_psi is at most"),
         ({"gates": Gates(p99_ms=float("nan"))}, "gates.p99_ms"),
         ({"gates": Gates(min_requests=10**30)}, "gates.min_requests is at most"),
@@ -153,7 +153,7 @@ BODIES = {
         b'{"model": "sage", "version": "2", "steps": %b}' % DEEP,
         b'{"model": "sage", "version": "1", "graph": "a\\u0000b"}',
         b'{"model": "sage", "version": "2", "gates": {"max_psi": 1, "max_psi": 2}}',
-        b'{"model": "sage", "version": "2", "hold_s": 1e999}',
+        b'{"model": "sage", "version": "2", "min_step_s": 1e999}',
         b'{"model": "sa\\u0000ge", "version": "2"}',
         b'{"model": "sage", "version": "1", "steps": [%b]}' % b",".join(b"%d" % i for i in range(300_000)),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from hopline.artifact import read_spec
 from hopline.config.reader import load_config
-from hopline.engine.answer import Supply
+from hopline.engine.answer import FetchedInputs
 from hopline.engine.model import load_model
 from hopline.engine.source import Absent
 from hopline.observe.metrics import Metrics
@@ -49,7 +49,7 @@ async def test_time_away_is_stage_fetch(model):
         recorder = SimpleNamespace(record=notes.append)
         computer = GraphComputer(model, load_config())
         version = QueuedVersion(computer, load_config(), metrics, pool, recorders=[recorder])
-        computer._supplier, computer.fetches = rows, True
+        computer._feature_fetcher, computer.fetches = rows, True
         computer._fetched_rows = SimpleNamespace(observe=lambda count: None)
 
         def answer(requests, supplies):
@@ -68,10 +68,10 @@ async def test_time_away_is_stage_fetch(model):
         await near
         await asyncio.sleep(0.03)
         assert not far.done()
-        rows.waiting.pop()(Supply({}, True), 1.0)
+        rows.waiting.pop()(FetchedInputs({}, True), 1.0)
         await far
         elapsed = time.monotonic() - began
-        version.bring_in()
+        version.flush_metrics()
     assert [len(ran.requests) for ran in notes] == [1, 1]
     assert sum(metrics.fetch.counts) == 1
     assert sum(metrics.queue.counts) == sum(metrics.total.counts) == 2

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hopline.errors import BadRequest, Overloaded, RuntimeFailure
 from hopline.rollout.gates import Gates, exceeds, verdict
+from hopline.rollout.outcome_counts import OutcomeCounts, bucket, merged
 from hopline.rollout.rollout import RolloutRequest, begin, step
 from hopline.rollout.split import Split
-from hopline.rollout.tally import Tally, bucket, merged
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -47,12 +47,12 @@ class Steady:
 
 
 #: Slow before, but what was slow is not among what is given.
-NO_COUNTS = [0] * len(Tally().latency)
+NO_COUNTS = [0] * len(OutcomeCounts().latency)
 
 
 def tally(seconds=0.001, requests=1000, errors=0, scores=None, rng=None):
     rng = rng or random.Random(0)
-    found = Tally()
+    found = OutcomeCounts()
     for i in range(requests):
         outcome = RuntimeFailure("broken") if i < errors else object()
         found.count(outcome, seconds * rng.uniform(0.5, 1.5))
@@ -132,11 +132,11 @@ def test_small_differences_harm_nobody():
     assert "latency" in verdict(Gates(slack_ms=0.0), fast, slower)[1]
 
 
-def test_a_rehearsal_is_not_judged_by_its_speed():
+def test_a_preflight_is_not_judged_by_its_speed():
     slow = tally(seconds=1.0, requests=100)
-    assert verdict(Gates(), tally(), slow, rehearsal=100)[0] == "good"
-    assert verdict(Gates(), tally(), tally(requests=99), rehearsal=100)[0] == "wait"
-    assert verdict(Gates(), tally(), tally(requests=20, errors=9), rehearsal=100)[0] == "bad"
+    assert verdict(Gates(), tally(), slow, preflight=100)[0] == "good"
+    assert verdict(Gates(), tally(), tally(requests=99), preflight=100)[0] == "wait"
+    assert verdict(Gates(), tally(), tally(requests=20, errors=9), preflight=100)[0] == "bad"
 
 
 def test_too_few_requests_wait():
@@ -148,7 +148,7 @@ def test_too_few_requests_wait():
 
 def test_a_candidate_that_refuses_what_the_current_version_answers_disagrees():
     answer = ScoreResult("m", "1", "g", {"label": np.array([1])})
-    found = Tally()
+    found = OutcomeCounts()
     for _ in range(20):
         found.compare(answer, BadRequest("other columns"), 0.1)
         found.compare(BadRequest("nonsense"), BadRequest("nonsense"), 0.1)
@@ -157,7 +157,7 @@ def test_a_candidate_that_refuses_what_the_current_version_answers_disagrees():
 
 
 def test_callers_own_mistakes_are_nobodys_errors():
-    found = Tally()
+    found = OutcomeCounts()
     found.count(BadRequest("x"), 0.0)
     found.count(Overloaded("x"), 0.0)
     assert (found.requests, found.errors) == (1, 1)
@@ -165,7 +165,7 @@ def test_callers_own_mistakes_are_nobodys_errors():
 
 @given(st.lists(st.floats(1e-6, 200), min_size=200, max_size=400))
 def test_the_p99_is_an_upper_bound_within_a_bucket(seconds):
-    found = Tally()
+    found = OutcomeCounts()
     for each in seconds:
         found.count(object(), each)
     exact = sorted(seconds)[min(len(seconds) - 1, math.floor(0.99 * len(seconds)))]
@@ -182,9 +182,9 @@ def test_tallies_of_workers_add_up():
 
 
 def test_steps_need_time_and_evidence():
-    rollout = begin(RolloutRequest("m", "2", hold_s=60), "1", "2", 1000.0)
+    rollout = begin(RolloutRequest("m", "2", min_step_s=60), "1", "2", 1000.0)
     assert (rollout.percent, rollout.copies) == (0, 100)
-    rollout = step(rollout, "good", "100 copies", 1000.0)  # a rehearsal lasts as long as it takes
+    rollout = step(rollout, "good", "100 copies", 1000.0)  # a pre-flight lasts as long as it takes
     assert (rollout.percent, rollout.copies) == (5, 0)
     assert step(rollout, "good", "", 1059.0) is rollout
     assert step(rollout, "wait", "", 2000.0) is rollout
@@ -199,7 +199,7 @@ def test_steps_need_time_and_evidence():
 
 
 def test_one_that_is_not_automatic_waits_for_people_but_still_goes_back():
-    rollout = begin(RolloutRequest("m", "2", hold_s=0, auto=False), "1", "2", 0.0)
+    rollout = begin(RolloutRequest("m", "2", min_step_s=0, auto=False), "1", "2", 0.0)
     assert step(rollout, "good", "", 100.0) is rollout
     assert step(rollout, "bad", "errors", 100.0).status == "rolled_back"
 

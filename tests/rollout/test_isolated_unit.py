@@ -47,7 +47,7 @@ async def test_answers_are_equal_bit_for_bit(config):
     inside = load.served
     metrics = Metrics()
     limits = ModelLimits.of(config)
-    apart = await ProcessVersion.start("sage", Unit("1"), config, limits, metrics, table_bytes=2**20)
+    apart = await ProcessVersion.start("sage", Unit("1"), config, limits, metrics, state_cache_bytes=2**20)
     try:
         ids = [f"n{row}" for row in range(60)]
         requests = [

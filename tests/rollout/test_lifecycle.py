@@ -22,7 +22,7 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
 from tests.engine import zoo
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 
 
 async def ask(service, count, **kwargs):
@@ -214,7 +214,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     rig.publish(root, "3")
     traffic = Traffic(service)
     gates = Gates(min_requests=20, max_p99_ratio=100, max_p50_ratio=100)
-    rollout = await service.begin_rollout(RolloutRequest("sage", "3", hold_s=0.1, gates=gates))
+    rollout = await service.begin_rollout(RolloutRequest("sage", "3", min_step_s=0.1, gates=gates))
     assert rollout.percent == 0
     with pytest.raises(Conflict, match="under way"):
         await service.begin_rollout(RolloutRequest("sage", "3"))
@@ -226,7 +226,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     assert past["status"] == "promoted"
     texts = " | ".join(event["text"] for event in past["events"])
     assert [f"{percent} % of requests" in texts for percent in (5, 25, 50, 100)] == [True] * 4
-    assert "rehearsed with 100 copies" in texts
+    assert "preflighted with 100 copies" in texts
     assert traffic.errors == []
     assert (await ask(service, 20)) == ["3"] * 20
     assert (
@@ -239,18 +239,20 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     await rig.stop(service)
 
 
-@pytest.mark.parametrize("rehearse", [0, 100])
+@pytest.mark.parametrize("preflight", [0, 100])
 @pytest.mark.parametrize(
     ("fault", "reason"), [("errors", "error rate"), ("shifted", "disagreement|outputs shifted")]
 )
-async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, fault, reason, rehearse):
+async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, fault, reason, preflight):
     faults = rig.Faults(monkeypatch)
     faults.of["3"] = fault
     service = await rig.started(root)
     rig.publish(root, "3")
     traffic = Traffic(service)
     gates = Gates(max_p99_ratio=100, max_p50_ratio=100)
-    asked = RolloutRequest("sage", "3", hold_s=60, gates=gates, steps=(20.0, 100.0), rehearse=rehearse)
+    asked = RolloutRequest(
+        "sage", "3", min_step_s=60, gates=gates, steps=(20.0, 100.0), preflight=preflight
+    )
     await service.begin_rollout(asked)
     await rig.until(lambda: service.describe_rollout("sage")["past"])
     harmed = len(traffic.errors)
@@ -259,7 +261,7 @@ async def test_a_broken_candidate_is_rolled_back_by_its_gate(root, monkeypatch, 
     assert past["status"] == "rolled_back"
     assert any(part in past["reason"] for part in reason.split("|"))
     assert len(traffic.errors) <= harmed + 8  # those under way
-    if rehearse:  # it never answered a caller
+    if preflight:  # it never answered a caller
         assert traffic.errors == []
         assert set(traffic.versions) == {"1"}
     assert await ask(service, 20) == ["1"] * 20
@@ -291,7 +293,7 @@ async def test_pause_holds_and_resume_goes_on(root):
     rig.publish(root, "3")
     gates = Gates(min_requests=5, max_p99_ratio=100, max_p50_ratio=100)
     await service.begin_rollout(
-        RolloutRequest("sage", "3", hold_s=0.0, steps=(50.0, 100.0), gates=gates, rehearse=0)
+        RolloutRequest("sage", "3", min_step_s=0.0, steps=(50.0, 100.0), gates=gates, preflight=0)
     )
     paused = await service.decide_rollout("sage", "pause")
     assert paused["rollout"]["status"] == "paused"
@@ -308,7 +310,9 @@ async def test_pause_holds_and_resume_goes_on(root):
 async def test_an_interrupted_rollout_is_taken_up_again(root):
     service = await rig.started(root)
     rig.publish(root, "3")
-    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
+    await service.begin_rollout(
+        RolloutRequest("sage", "3", steps=(50.0, 100.0), min_step_s=60, preflight=0)
+    )
     await rig.stop(service)
     service = await rig.started(root)
     rollout = service.describe_rollout("sage")["rollout"]
@@ -322,7 +326,9 @@ async def test_an_interrupted_rollout_is_taken_up_again(root):
 async def test_an_interrupted_rollout_whose_candidate_is_gone_is_rolled_back(root):
     service = await rig.started(root)
     rig.publish(root, "3")
-    await service.begin_rollout(RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0))
+    await service.begin_rollout(
+        RolloutRequest("sage", "3", steps=(50.0, 100.0), min_step_s=60, preflight=0)
+    )
     await rig.stop(service)
     shutil.rmtree(root / "models" / "sage" / "3")
     service = await rig.started(root)
@@ -343,7 +349,7 @@ async def test_the_same_version_on_a_new_graph_is_a_unit_of_its_own(root):
         kind="blue_green",
         graph=str(root / "later"),
         gates=Gates(max_disagreement=1, max_psi=1e9),
-        rehearse=0,
+        preflight=0,
     )
     rollout = await service.begin_rollout(asked)
     assert rollout.candidate.startswith("1@")
@@ -454,7 +460,7 @@ async def test_workers_judge_what_all_of_them_saw(root, workers):
     traffic = [Traffic(worker, at_once=4) for worker in workers]
     gates = Gates(min_requests=50, max_p99_ratio=100, max_p50_ratio=100)
     await workers[1].begin_rollout(
-        RolloutRequest("sage", "3", hold_s=0.1, steps=(50.0, 100.0), gates=gates)
+        RolloutRequest("sage", "3", min_step_s=0.1, steps=(50.0, 100.0), gates=gates)
     )
     await rig.until(lambda: all(w.describe_rollout("sage")["serving"] == "3" for w in workers))
     for each in traffic:

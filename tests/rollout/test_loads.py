@@ -20,12 +20,12 @@ from hopline.rollout import loader, model_inputs, state
 from hopline.rollout.rollout import RolloutRequest
 from hopline.types import ScoreRequest
 from tests.engine import zoo
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 
 
 def regions(worker):
     """Unit -> workers that map its tables, as the shared memory's directory has it."""
-    fd = worker.config.worker.table_fd
+    fd = worker.config.worker.state_cache_fd
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     found = json.loads(os.pread(fd, length, 8)) if length else {}
     return {key.rpartition("/")[0]: sorted(region["users"]) for key, region in found.items()}
@@ -124,7 +124,7 @@ async def test_a_load_that_ends_in_vain_leaves_nothing(root, workers, monkeypatc
     loading = asyncio.ensure_future(first.load("sage", "2"))
     await rig.until(lambda: gate.held)
     rig.publish(root, "3")
-    asked = RolloutRequest("sage", "3", steps=(50.0, 100.0), hold_s=60, rehearse=0)
+    asked = RolloutRequest("sage", "3", steps=(50.0, 100.0), min_step_s=60, preflight=0)
     await second.begin_rollout(asked)
     gate.open()
     with pytest.raises(HoplineError, match="rollout of sage to 3 is under way"):
@@ -221,7 +221,7 @@ def stored(tmp_path_factory):
 
 
 async def stored_service(stored, tmp_path, name="state", **settings):
-    given = {"features.store": "memory:", "table.memory_bytes": 0, "models.state": tmp_path / name}
+    given = {"features.store": "memory:", "state_cache.memory_bytes": 0, "models.state": tmp_path / name}
     return await rig.started(stored, **(given | settings))
 
 

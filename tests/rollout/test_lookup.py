@@ -1,4 +1,4 @@
-"""Models with a table file: what is looked up, what is computed, and that nobody can tell."""
+"""Models with a precomputed file: what is looked up, what is computed, and that nobody can tell."""
 
 import asyncio
 import shutil
@@ -13,14 +13,14 @@ from hopline.errors import (
     ConfigError,
     DeadlineExceeded,
     NodeNotFound,
+    PrecomputedFileError,
     RateLimited,
-    TableFileError,
     Unavailable,
 )
 from hopline.graph import Graph
 from hopline.service import Service
+from hopline.testing.precomputed_files import write_table
 from hopline.testing.served import hand_in
-from hopline.testing.table_files import write_table
 from hopline.types import InlineNode, ScoreRequest
 from tests.engine import zoo
 
@@ -44,7 +44,7 @@ def graph(places):
 
 def table(places, tmp_path, model="sage", **changes):
     folder = places / "models" / model / "1"
-    return write_table(tmp_path / f"{model}.table", folder, graph(places), **changes)
+    return write_table(tmp_path / f"{model}.precomputed", folder, graph(places), **changes)
 
 
 def config(places, *files, models="sage", **settings):
@@ -54,7 +54,7 @@ def config(places, *files, models="sage", **settings):
             "models.repository": places / "models",
             "models.names": models,
             "models.state": files[0].parent / "state" if files else places / "state",
-            "table.file": tuple(map(str, files)),
+            "precomputed.file": tuple(map(str, files)),
             **settings,
         }
     )
@@ -81,7 +81,7 @@ class Running:
 
 
 def rows(service, outcome, model="sage"):
-    line = f'hopline_table_file_rows_total{{model="{model}",version="1",outcome="{outcome}"}} '
+    line = f'hopline_precomputed_rows_total{{model="{model}",version="1",outcome="{outcome}"}} '
     text = service.metrics.render().decode()
     return sum(float(each.removeprefix(line)) for each in text.splitlines() if each.startswith(line))
 
@@ -165,12 +165,12 @@ async def test_rows_that_are_absent_are_computed_and_counted(places, tmp_path):
 
 async def test_rows_beyond_the_ttl_are_computed(places, tmp_path):
     file = table(places, tmp_path, stamp_ms=1_000)
-    async with Running(config(places, file, **{"table.ttl_s": 60})) as service:
+    async with Running(config(places, file, **{"precomputed.ttl_s": 60})) as service:
         assert at_once(service, REQUESTS[0]) == []
         await service.score(REQUESTS[0])
         assert (rows(service, "expired"), rows(service, "looked_up")) == (2, 0)
     file = table(places, tmp_path)
-    async with Running(config(places, file, **{"table.ttl_s": 60})) as service:
+    async with Running(config(places, file, **{"precomputed.ttl_s": 60})) as service:
         await service.score(REQUESTS[0])
         assert (rows(service, "expired"), rows(service, "looked_up")) == (0, 1)
 
@@ -264,8 +264,8 @@ async def test_serving_toml_names_the_table(places, tmp_path):
     models = tmp_path / "models"
     shutil.copytree(places / "models" / "sage", models / "sage")
     file = table(places, tmp_path)
-    (models / "sage" / "serving.toml").write_text(f'table_file = "{file}"\n')
-    settings = {"models.repository": models, "table.file": ()}
+    (models / "sage" / "serving.toml").write_text(f'precomputed_file = "{file}"\n')
+    settings = {"models.repository": models, "precomputed.file": ()}
     async with Running(config(places, file, **settings)) as service:
         assert len(at_once(service, REQUESTS[0])) == 1
 
@@ -283,7 +283,7 @@ async def test_serving_toml_names_the_table(places, tmp_path):
 )
 async def test_a_table_that_does_not_fit_is_refused_and_says_why(places, tmp_path, changes, message):
     file = table(places, tmp_path, **changes)
-    with pytest.raises(TableFileError, match=message):
+    with pytest.raises(PrecomputedFileError, match=message):
         async with Running(config(places, file)):
             pass
 
@@ -294,7 +294,7 @@ async def test_a_table_of_nobody_is_refused(places, tmp_path):
         async with Running(config(places, file)):
             pass
     with pytest.raises(ConfigError, match=r"cannot be opened: No such file"):
-        async with Running(config(places, tmp_path / "absent.table")):
+        async with Running(config(places, tmp_path / "absent.precomputed")):
             pass
 
 
@@ -308,10 +308,10 @@ async def test_a_table_of_another_version_is_left_alone(places, tmp_path, caplog
 
 async def test_a_table_of_another_snapshot_is_computed_or_served_as_told(places, tmp_path):
     file = table(places, tmp_path, graph_version="older")
-    async with Running(config(places, file, **{"table.stale": "compute"})) as service:
+    async with Running(config(places, file, **{"precomputed.stale": "compute"})) as service:
         assert at_once(service, REQUESTS[0]) == []
         assert (await service.score(REQUESTS[0])).degraded == ()
-    async with Running(config(places, file, **{"table.stale": "serve"})) as service:
+    async with Running(config(places, file, **{"precomputed.stale": "serve"})) as service:
         (found,) = at_once(service, REQUESTS[0])
         assert found.degraded == ("stale_row",)
         refusing = ScoreRequest("sage", nodes=["n1"], degraded="refuse")
@@ -331,11 +331,11 @@ async def test_stale_rows_of_nodes_with_other_numbers_are_computed(places, tmp_p
     other = Graph.from_edges((np.zeros(0, np.int64), np.zeros(0, np.int64)), x, ids=[ids[i] for i in order])
     assert edges.num_nodes == other.num_nodes
     file = table(places, tmp_path, graph_version="older")
-    from hopline.engine.table_file import TableFile
-    from hopline.rollout.table_files import _known_rows
+    from hopline.engine.precomputed_file import PrecomputedFile
+    from hopline.rollout.precomputed_files import _known_rows
 
-    assert not _known_rows(TableFile.open(file), other).any()
-    assert _known_rows(TableFile.open(file), old).all()
+    assert not _known_rows(PrecomputedFile.open(file), other).any()
+    assert _known_rows(PrecomputedFile.open(file), old).all()
 
 
 # Life
@@ -382,7 +382,7 @@ class Disk:
             monkeypatch.setattr(self.residency, name, lambda *_: not self.is_cold)
         monkeypatch.setattr(self.residency, "bring", self.bring)
 
-    def bring(self, sections, ids):
+    def fetch(self, sections, ids):
         assert threading.current_thread() is not threading.main_thread()
         assert self.may_read.wait(10)
         self.num_read += 1
@@ -462,7 +462,7 @@ async def test_rows_that_are_pinned_are_never_cold(places, tmp_path, monkeypatch
     file = table(places, tmp_path)
     hot = tmp_path / "hot.txt"
     hot.write_text("n3\nn1\ngone\nn3\n")
-    settings = {"table.pin_bytes": 6000, "table.pin_file": hot}
+    settings = {"precomputed.pin_bytes": 6000, "precomputed.pin_file": hot}
     async with Running(config(places)) as plain, Running(config(places, file, **settings)) as service:
         disk = Disk(service, monkeypatch)
         for nodes in (["n1"], ["n3", "n1"]):
@@ -477,11 +477,13 @@ async def test_rows_that_are_pinned_are_never_cold(places, tmp_path, monkeypatch
 
 
 async def test_a_whole_table_is_pinned_where_there_is_room(places, tmp_path):
-    async with Running(config(places, table(places, tmp_path), **{"table.pin_bytes": "1 MiB"})) as service:
+    async with Running(
+        config(places, table(places, tmp_path), **{"precomputed.pin_bytes": "1 MiB"})
+    ) as service:
         assert len(at_once(service, REQUESTS[0])) == 1
 
 
 async def test_what_to_pin_must_be_said_where_not_all_can_be(places, tmp_path):
-    with pytest.raises(ConfigError, match=r"table.pin_bytes: 5000 bytes do not hold"):
-        async with Running(config(places, table(places, tmp_path), **{"table.pin_bytes": 5000})):
+    with pytest.raises(ConfigError, match=r"precomputed.pin_bytes: 5000 bytes do not hold"):
+        async with Running(config(places, table(places, tmp_path), **{"precomputed.pin_bytes": 5000})):
             pass

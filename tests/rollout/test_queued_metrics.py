@@ -55,7 +55,7 @@ class Squaring(Computer):
 def squares(metrics, executor, recorders=(), **settings):
     config = load_config(overrides=settings)
     version = QueuedVersion(Squaring(), config, metrics.model("m", "1"), executor, recorders)
-    metrics.before_reading(version.bring_in)
+    metrics.before_reading(version.flush_metrics)
     return version
 
 

@@ -62,7 +62,7 @@ def config(places, **settings):
         "models.repository": root / "models",
         "features.store": "memory:",
         "features.memory_bytes": 2**22,
-        "table.memory_bytes": 0,
+        "state_cache.memory_bytes": 0,
     }
     return load_config(overrides={**overrides, **settings})
 
@@ -96,7 +96,7 @@ def ask(service, *nodes, **kwargs):
 
 
 async def test_answers_are_those_of_features_in_the_graph(places, store, expected):
-    service = await started(places, **{"table.memory_bytes": 2**20})
+    service = await started(places, **{"state_cache.memory_bytes": 2**20})
     for _ in range(2):
         results = await asyncio.gather(*[ask(service, i, (i * 7) % N) for i in range(N)])
         for i, result in enumerate(results):
@@ -175,7 +175,7 @@ async def test_expired_rows_stand_in_for_an_outage(places, store, expected):
 
 
 async def test_degraded_rows_are_not_kept_in_the_embedding_table(places, store, expected):
-    service = await started(places, **{"table.memory_bytes": 2**20})
+    service = await started(places, **{"state_cache.memory_bytes": 2**20})
     store.kill()
     await asyncio.gather(*[ask(service, i) for i in range(N)])
     store.heal()

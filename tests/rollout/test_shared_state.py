@@ -12,7 +12,7 @@ from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import LifecycleState, ModelState, StateFile
 from hopline.service import Service
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 from tests.rollout.stub_workers import MODEL, Host, Worker, quick
 
 PATIENCE_S = 10.0
@@ -35,7 +35,7 @@ async def answering(worker, count=40):
 
 def canary(version="3"):
     loose = Gates(min_requests=10**6, max_disagreement=1, max_psi=1e6, max_p99_ratio=1e6, max_p50_ratio=1e6)
-    return RolloutRequest("sage", version, steps=(50.0, 100.0), hold_s=600, rehearse=0, gates=loose)
+    return RolloutRequest("sage", version, steps=(50.0, 100.0), min_step_s=600, preflight=0, gates=loose)
 
 
 async def test_a_rollback_sent_to_all_workers_at_once_takes_the_candidate_from_all(root, workers):

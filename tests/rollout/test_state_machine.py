@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
                 work = partial(lifecycle.unload, MODEL, version or None)
             case "begin":
                 request = RolloutRequest(
-                    MODEL, version, steps=(50.0, 100.0), hold_s=1e6, rehearse=0, gates=LOOSE
+                    MODEL, version, steps=(50.0, 100.0), min_step_s=1e6, preflight=0, gates=LOOSE
                 )
                 work = partial(lifecycle.begin, request)
             case _:

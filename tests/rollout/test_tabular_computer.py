@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from xgboost import XGBClassifier
 
 import hopline
-from hopline.artifact import Column, ModelSpec, TableSpec, read_artifact
+from hopline.artifact import Column, ModelSpec, TabularSpec, read_artifact
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, BadRequest, HoplineError, RequestTooLarge
 from hopline.observe.metrics import Metrics
@@ -28,10 +28,10 @@ from hopline.rollout.columns import ColumnCheck
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.tabular_computer import TabularComputer
 from hopline.runtimes.opset import check_runtime
-from hopline.runtimes.table import TableModel
+from hopline.runtimes.tabular import TabularModel
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult, TensorInfo
-from tests.packaging.tables import columns_of, is_fraud, payments, pipeline, risk_class
+from tests.packaging.tabular_models import columns_of, is_fraud, payments, pipeline, risk_class
 
 ROW = {"amount": 12.5, "age": 30, "balance": None, "category": "grocery", "country": "DE", "weekday": 3}
 
@@ -47,14 +47,14 @@ def models(tmp_path_factory: Any) -> Path:
         "amount": pipeline(Ridge(), lambda frame: frame.amount),
     }
     for name, estimator in packaged.items():
-        hopline.package_table(estimator, sample, folder, name=name)
+        hopline.package_tabular(estimator, sample, folder, name=name)
     frame = payments()[["amount", "category", "weekday"]]
     steps = make_column_transformer(
         (FunctionTransformer(np.log), ["amount"]), (OneHotEncoder(), ["category", "weekday"])
     )
     strict = make_pipeline(steps, LogisticRegression(max_iter=2000)).fit(frame, is_fraud(payments()))
     columns = [Column("weekday", "int", default=0)]
-    hopline.package_table(strict, frame, folder, name="strict", columns=columns)
+    hopline.package_tabular(strict, frame, folder, name="strict", columns=columns)
     return folder
 
 
@@ -63,9 +63,9 @@ def version(
 ) -> QueuedVersion:
     folder = models / name / "1"
     spec = read_artifact(folder)
-    assert isinstance(spec, TableSpec)
+    assert isinstance(spec, TabularSpec)
     config = config or Config()
-    computer = TabularComputer(TableModel(folder, spec), config, as_version)
+    computer = TabularComputer(TabularModel(folder, spec), config, as_version)
     metrics = Metrics(None, 0).model(name, "1")
     return QueuedVersion(computer, config, metrics, ThreadPoolExecutor(1))
 
@@ -285,7 +285,7 @@ def test_a_list_passes_exactly_when_each_value_does(
 
 def test_it_describes_its_columns(models: Path) -> None:
     info = version(models, "strict", as_version="7").info(("7",))
-    assert (info.kind, info.id_kind, info.graph_version, info.version) == ("table", "none", "", "7")
+    assert (info.kind, info.id_kind, info.graph_version, info.version) == ("tabular", "none", "", "7")
     assert info.inputs == (
         TensorInfo("amount", "FP64", (-1,)),
         TensorInfo("category", "BYTES", (-1,)),

@@ -54,7 +54,7 @@ async def started(places, **settings):
         "features.store": f"parquet://{places / 'rows'}",
         "features.memory_bytes": 2**22,
         "features.fetch_timeout_ms": 2000.0,
-        "table.memory_bytes": 0,
+        "state_cache.memory_bytes": 0,
     }
     service = Service(load_config(overrides={**overrides, **settings}))
     await service.start()

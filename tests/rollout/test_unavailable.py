@@ -20,7 +20,7 @@ from hopline.rollout.loader import Loader
 from hopline.rollout.model_inputs import SharedInputs
 from hopline.service import Service
 from hopline.types import ScoreRequest
-from tests.rollout import fleet_rig as rig
+from tests.rollout import loaded_units_rig as rig
 from tests.servers import running
 
 
@@ -166,7 +166,9 @@ async def test_all_workers_load_a_model_again(root, tmp_path):
     corrupt(folder)
     (tmp_path / "shared").mkdir()
     shared = rig.config(root, **{"server.workers": 2}).replace(
-        worker__metrics_dir=str(tmp_path / "shared"), worker__table_fd=create_shared(), worker__count=2
+        worker__metrics_dir=str(tmp_path / "shared"),
+        worker__state_cache_fd=create_shared(),
+        worker__count=2,
     )
     both = [Service(shared.replace(worker__index=i)) for i in range(2)]
     for worker in both:

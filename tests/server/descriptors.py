@@ -10,6 +10,6 @@ from hopline.testing.service import FakeService
 
 class Reads(FakeService):
     async def start(self) -> None:
-        told = os.fstat(self.config.worker.table_fd)
+        told = os.fstat(self.config.worker.state_cache_fd)
         (Path(os.environ["HOPLINE_TEST_OUT"]) / str(self.config.worker.index)).write_text(str(told.st_ino))
         await super().start()

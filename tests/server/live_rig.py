@@ -73,11 +73,11 @@ class World:
         (folder / "model.json").write_text(json.dumps(spec | {"version": version}))
 
     def tabulate(self, model: str, table: Path) -> None:
-        """Write a table file of all answers, and have the model served with it."""
+        """Write a precomputed file of all answers, and have the model served with it."""
         from hopline.commands.batch import batch
 
         batch(model=model, to=str(table), graph=self.graph.path, repository=str(self.repository), threads=1)
-        (self.repository / model / "serving.toml").write_text(f'table_file = "{table}"\n')
+        (self.repository / model / "serving.toml").write_text(f'precomputed_file = "{table}"\n')
 
     def events(self, count: int) -> list[dict[str, Any]]:
         """Draw events of all kinds, and let them happen here."""
@@ -224,7 +224,7 @@ class Live:
 @contextlib.contextmanager
 def serving(*, workers: int = 1, headers: dict[str, str] | None = None, **settings: Any) -> Iterator[Live]:
     """A server with a live graph, as `hopline serve --live` makes it."""
-    small = {"live__spare_nodes": 5_000, "live__spare_edges": 50_000, "table__memory_bytes": 2**22}
+    small = {"live__spare_nodes": 5_000, "live__spare_edges": 50_000, "state_cache__memory_bytes": 2**22}
     given = {"live__enabled": True, "server__workers": workers, "server__grpc_port": -1, **small}
     with running(DEFAULT_SERVICE, **(given | settings)) as server:
         live = Live(server, workers, headers or {})

@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("live")
     made = World(root, copies=("apart", "looked"))
     (made.repository / "apart" / "serving.toml").write_text("isolate = true\n")
-    made.tabulate("looked", root / "looked.table")
+    made.tabulate("looked", root / "looked.precomputed")
     return made
 
 
@@ -122,7 +122,7 @@ def test_a_table_is_looked_up_for_what_has_not_changed(world: World, live: Live)
 
     def rows(outcome: str) -> float:
         labels = f'model="looked",version="1",outcome="{outcome}"'
-        return live.server.metric(f"hopline_table_file_rows_total{{{labels}}}")
+        return live.server.metric(f"hopline_precomputed_rows_total{{{labels}}}")
 
     until(lambda: rows("looked_up") and rows("changed") and rows("new"))
 

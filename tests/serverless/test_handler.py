@@ -17,13 +17,19 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from hopline.artifact import read_spec, sha256_of
-from hopline.errors import ArtifactCorrupted, ArtifactError, ConfigError, ModelNotFound, TableFileError
+from hopline.errors import (
+    ArtifactCorrupted,
+    ArtifactError,
+    ConfigError,
+    ModelNotFound,
+    PrecomputedFileError,
+)
 from hopline.graph import Graph
 from hopline.serverless import app, application, handler
 from hopline.serverless.models import Models
 from hopline.serverless.rows import probabilities
 from hopline.serverless.settings import read_settings
-from hopline.testing.table_files import write_table
+from hopline.testing.precomputed_files import write_table
 from tests.engine import zoo
 
 ABSENT, EXPIRED_MS = 3, 1
@@ -37,10 +43,10 @@ def places(packaged, tmp_path_factory):
     shutil.copytree(packaged / "graph", root / "graph")
     graph = Graph.open(root / "graph")
     rows = np.array([i for i in range(zoo.N) if i != ABSENT])
-    write_table(root / "holes.table", folder, graph, rows=rows)
-    write_table(root / "whole.table", folder, graph)
-    write_table(root / "old.table", folder, graph, stamp_ms=EXPIRED_MS)
-    write_table(root / "other.table", folder, graph, graph_version="another")
+    write_table(root / "holes.precomputed", folder, graph, rows=rows)
+    write_table(root / "whole.precomputed", folder, graph)
+    write_table(root / "old.precomputed", folder, graph, stamp_ms=EXPIRED_MS)
+    write_table(root / "other.precomputed", folder, graph, graph_version="another")
     return root
 
 
@@ -74,7 +80,7 @@ def student(places):
 def function(places, monkeypatch):
     """Sets the function up with a table: the function that asks it, by body."""
 
-    def use(table="whole.table", graph=True, **settings):
+    def use(table="whole.precomputed", graph=True, **settings):
         env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
         env |= {"HOPLINE__GRAPH__PATH": str(places / "graph")} if graph else {}
         env |= {"HOPLINE__TABLE__FILE": str(places / table)} if table else {}
@@ -102,7 +108,12 @@ def server(places):
     """`hopline serve` on the same graph and model: the function that asks it, by body."""
     words = [sys.executable, "-m", "hopline.cli", "serve", "--graph", str(places / "graph")]
     words += ["--repository", str(places / "models"), "--port", "0", "--grpc-port", "-1"]
-    words += ["--set", f"models.state={places / 'state'}", "--table", str(places / "whole.table")]
+    words += [
+        "--set",
+        f"models.state={places / 'state'}",
+        "--precomputed",
+        str(places / "whole.precomputed"),
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     killer = threading.Timer(60, process.kill)
     killer.start()
@@ -177,8 +188,8 @@ def test_paths_lead_where_the_servers_lead(function, server, path, method):
 
 def test_a_row_that_is_absent_or_too_old_takes_a_server(function):
     for ask, nodes in (
-        (function("holes.table"), [f"n{ABSENT}", "n5"]),
-        (function("old.table", HOPLINE__TABLE__TTL_S="60"), ["n5"]),
+        (function("holes.precomputed"), [f"n{ABSENT}", "n5"]),
+        (function("old.precomputed", HOPLINE__TABLE__TTL_S="60"), ["n5"]),
     ):
         status, headers, said = ask({"nodes": nodes})
         assert (status, said["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
@@ -187,8 +198,8 @@ def test_a_row_that_is_absent_or_too_old_takes_a_server(function):
 
 def test_the_student_answers_for_rows_that_are_absent_and_for_new_nodes(function, places, student):
     features = np.asarray(Graph.open(places / "graph").nodes["node"].features, np.float32)
-    whole = function("whole.table")({"nodes": ["n5"], "outputs": ["logits"]})[2]
-    ask = function("holes.table")
+    whole = function("whole.precomputed")({"nodes": ["n5"], "outputs": ["logits"]})[2]
+    ask = function("holes.precomputed")
     inline = [{"features": features[8].tolist()}]
     status, _, said = ask({"nodes": [f"n{ABSENT}", "n5"], "inline": inline, "outputs": ["logits"]})
     assert (status, said["degraded"]) == (200, ["student"])
@@ -209,7 +220,7 @@ def test_the_student_answers_for_rows_that_are_absent_and_for_new_nodes(function
 def test_a_damaged_or_foreign_student_is_refused(function, places, student):
     folder = places / "models" / "sage" / "1"
     (folder / "student.onnx").write_bytes(b"x")
-    status, _, said = function("holes.table")({"nodes": [f"n{ABSENT}"]})
+    status, _, said = function("holes.precomputed")({"nodes": [f"n{ABSENT}"]})
     assert (status, said["error"]["code"]) == (422, ArtifactCorrupted.code)
     told = msgspec.json.decode((folder / "student.json").read_bytes()) | {"output_dim": 77}
     (folder / "student.json").write_bytes(msgspec.json.encode(told))
@@ -221,19 +232,21 @@ def test_a_damaged_or_foreign_student_is_refused(function, places, student):
 def test_a_file_is_checked_as_a_server_checks_it(function, places):
     folder = places / "models" / "sage" / "1"
     # Rows over all neighbours; the model samples.
-    write_table(places / "misfit.table", folder, Graph.open(places / "graph"), exact=True)
-    status, _, said = function("misfit.table")({"nodes": ["n5"]})
-    assert (status, said["error"]["code"]) == (422, TableFileError.code)
+    write_table(places / "misfit.precomputed", folder, Graph.open(places / "graph"), exact=True)
+    status, _, said = function("misfit.precomputed")({"nodes": ["n5"]})
+    assert (status, said["error"]["code"]) == (422, PrecomputedFileError.code)
     assert "samples them" in said["error"]["message"]
 
 
 def test_a_table_of_another_graph_is_refused_or_labelled(function):
-    status, _, said = function("other.table")({"nodes": ["n5"]})
-    assert (status, said["error"]["code"]) == (422, TableFileError.code)
-    status, _, said = function("other.table", HOPLINE__TABLE__STALE="serve")({"nodes": ["n5"]})
+    status, _, said = function("other.precomputed")({"nodes": ["n5"]})
+    assert (status, said["error"]["code"]) == (422, PrecomputedFileError.code)
+    status, _, said = function("other.precomputed", HOPLINE__TABLE__STALE="serve")({"nodes": ["n5"]})
     assert (status, said["degraded"]) == (200, ["stale_row"])
     assert (
-        function("other.table", HOPLINE__TABLE__STALE="serve")({"nodes": ["n5"], "degraded": "refuse"})[0]
+        function("other.precomputed", HOPLINE__TABLE__STALE="serve")(
+            {"nodes": ["n5"], "degraded": "refuse"}
+        )[0]
         == 503
     )
 
@@ -242,8 +255,8 @@ def test_a_table_of_another_graph_is_refused_or_labelled(function):
     ("settings", "error"),
     [
         ({"HOPLINE__MODELS__REPOSITORY": "/nowhere"}, "models.repository"),
-        ({"HOPLINE__TABLE__STALE": "maybe"}, "table.stale"),
-        ({"HOPLINE__TABLE__TTL_S": "soon"}, "table.ttl_s"),
+        ({"HOPLINE__TABLE__STALE": "maybe"}, "precomputed.stale"),
+        ({"HOPLINE__TABLE__TTL_S": "soon"}, "precomputed.ttl_s"),
         ({"HOPLINE__LIMITS__MAX_NODES_PER_REQUEST": "0"}, "limits.max_nodes_per_request"),
         ({"HOPLINE__MODELS__NAMES": "nobody"}, "nobody"),
     ],
@@ -263,20 +276,20 @@ def test_defaults_are_those_of_the_server(places):
         server.limits.max_nodes_per_request,
         server.server.max_body_bytes,
     )
-    assert (mine.stale, mine.ttl_s) == (server.table.stale, server.table.ttl_s)
+    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.table.ttl_s)
 
 
 def test_a_replaced_table_is_taken_up(places, tmp_path):
-    table, now = tmp_path / "a.table", [0.0]
-    table.write_bytes((places / "holes.table").read_bytes())
+    table, now = tmp_path / "a.precomputed", [0.0]
+    table.write_bytes((places / "holes.precomputed").read_bytes())
     env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models"), "HOPLINE__TABLE__FILE": str(table)}
     models = Models(read_settings(env), clock=lambda: now[0])
     before = models.of("sage", None)
-    (tmp_path / "b").write_bytes((places / "whole.table").read_bytes())
+    (tmp_path / "b").write_bytes((places / "whole.precomputed").read_bytes())
     (tmp_path / "b").rename(table)
     assert models.of("sage", None) is before
     now[0] = 3.0
-    assert models.of("sage", None).rows.file.stamp[ABSENT] > 0
+    assert models.of("sage", None).rows.file.computed_at[ABSENT] > 0
     with pytest.raises(ModelNotFound, match="sage"):
         models.of("other", None)
 
@@ -332,7 +345,7 @@ def test_a_function_that_looks_up_loads_no_heavy_library(places):
     )
     env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
     env |= {
-        "HOPLINE__TABLE__FILE": str(places / "whole.table"),
+        "HOPLINE__TABLE__FILE": str(places / "whole.precomputed"),
         "HOPLINE__GRAPH__PATH": str(places / "graph"),
     }
     done = subprocess.run(

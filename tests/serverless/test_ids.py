@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.engine.table_file.identity import id_hashes
+from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import Graph
 from hopline.graph.ids import IdIndex

@@ -30,7 +30,7 @@ from tests.transports.raw_http2 import (
     window_update,
 )
 
-MOST = 2**31 - 1
+MAX_WINDOW = 2**31 - 1
 GOAWAY_PROTOCOL = "GOAWAY PROTOCOL_ERROR, closed"
 GOAWAY_SIZE = "GOAWAY FRAME_SIZE_ERROR, closed"
 GOAWAY_FLOW = "GOAWAY FLOW_CONTROL_ERROR, closed"
@@ -156,7 +156,7 @@ STREAMS = [
     Case(
         "5.1.1",
         "numbers with gaps",
-        call(5) + call(9) + call(MOST),
+        call(5) + call(9) + call(MAX_WINDOW),
         "HEADERS 5, HEADERS 9, HEADERS 2147483647",
     ),
     Case("5.1.1", "stream 0", head(0), GOAWAY_PROTOCOL),
@@ -242,11 +242,11 @@ KINDS = [
     Case("6.9", "an update by 0, of a stream", head() + window_update(1, 0), "RST 1 PROTOCOL_ERROR"),
     Case("6.9", "another length", frame(8, 0, 0, bytes(3)), GOAWAY_SIZE),
     Case("6.9", "the reserved bit", head() + window_update(1, 2**31 + 1), ""),
-    Case("6.9.1", "a connection's window above 2^31 - 1", window_update(0, MOST), GOAWAY_FLOW),
+    Case("6.9.1", "a connection's window above 2^31 - 1", window_update(0, MAX_WINDOW), GOAWAY_FLOW),
     Case(
         "6.9.1",
         "a stream's window above 2^31 - 1",
-        head() + window_update(1, MOST),
+        head() + window_update(1, MAX_WINDOW),
         "RST 1 FLOW_CONTROL_ERROR",
     ),
     Case(
@@ -258,7 +258,7 @@ KINDS = [
     Case(
         "6.9.2",
         "a setting that overflows a window",
-        head() + window_update(1, MOST - 65_535) + settings((4, 65_536)),
+        head() + window_update(1, MAX_WINDOW - 65_535) + settings((4, 65_536)),
         GOAWAY_FLOW,
     ),
     Case("6.10", "CONTINUATION of stream 0", head(flags=0) + frame(9, 4, 0, b""), GOAWAY_PROTOCOL),

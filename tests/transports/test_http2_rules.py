@@ -9,7 +9,7 @@ import hpack
 import pytest
 
 from hopline.transports.grpc_status import StatusCode
-from hopline.transports.http2_frames import MOST, ErrorCode, frame, window_update
+from hopline.transports.http2_frames import MAX_WINDOW, ErrorCode, frame, window_update
 from hopline.transports.http2_head import HeadReader
 from tests.transports.http2_rig import Client, Served, frames_of
 
@@ -62,7 +62,7 @@ BROKEN = {
     "an update of the connection by nothing (6.9)": (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "a first window that overflows a stream's (6.9.2)": (
         OPEN
-        + window_update(1, MOST - 65_535)
+        + window_update(1, MAX_WINDOW - 65_535)
         + frame(SETTINGS, 0, 0, struct.pack(">HI", h2.settings.SettingCodes.INITIAL_WINDOW_SIZE, 65_536)),
         ErrorCode.FLOW_CONTROL_ERROR,
     ),

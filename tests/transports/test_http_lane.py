@@ -11,7 +11,7 @@ from hopline.config.reader import load_config
 from hopline.errors import RateLimited
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
-from hopline.transports.http_lane import LateLane
+from hopline.transports.http_lane import LowPriorityReads
 from hopline.transports.http_messages import Pending, Request, Response
 from tests.transports.http_rig import SCORE, SLOW, Host, eventually, gone, post
 
@@ -129,7 +129,7 @@ class Heard:
         self.log, self.name = log, name
         self.is_paused = False
 
-    def take_late(self, data: bytes) -> None:
+    def take_low_priority(self, data: bytes) -> None:
         """Note it."""
         self.log.append((self.name, data))
 
@@ -139,7 +139,7 @@ class Heard:
 
 
 async def test_two_are_read_in_each_turn_first_come_first_served() -> None:
-    lane = LateLane()
+    lane = LowPriorityReads()
     log: list[tuple[str, bytes]] = []
     who = [Heard(log, str(number)) for number in range(7)]
     for each in who:
@@ -159,7 +159,7 @@ async def test_two_are_read_in_each_turn_first_come_first_served() -> None:
 
 async def test_what_others_asked_goes_first_for_three_turns() -> None:
     pressed = True
-    lane = LateLane(lambda: pressed)
+    lane = LowPriorityReads(lambda: pressed)
     log: list[tuple[str, bytes]] = []
     for number in range(4):
         lane.hold(Heard(log, str(number)), b"a")
@@ -175,7 +175,7 @@ async def test_what_others_asked_goes_first_for_three_turns() -> None:
 
 
 async def test_who_leaves_while_waiting_alone_does_not_double_the_pace() -> None:
-    lane = LateLane()
+    lane = LowPriorityReads()
     log: list[tuple[str, bytes]] = []
     gone = Heard(log, "gone")
     lane.hold(gone, b"a")

@@ -72,7 +72,7 @@ class Client:
 
         Args:
             nodes: ids, for graph models.
-            rows: column name -> value each, for table models; None and NaN are absent values.
+            rows: column name -> value each, for tabular models; None and NaN are absent values.
             columns: the same rows as column name -> values.
         """
         if rows is None and columns is None:

@@ -134,7 +134,7 @@ def table_body(
     columns: Mapping[str, Any] | None,
     **options: Unpack[ScoreOptions],
 ) -> dict[str, Any]:
-    """Body for rows of a table model, or of a pipeline that takes nodes beside them.
+    """Body for rows of a tabular model, or of a pipeline that takes nodes beside them.
 
     Raises: BadRequest: both forms at once.
     """

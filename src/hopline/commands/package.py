@@ -1,6 +1,6 @@
 """`hopline package`: a model in a Python file, its weights and a graph become an artifact.
 
-With `--sklearn` an estimator and a sample of rows do; see `package_table.py`.
+With `--sklearn` an estimator and a sample of rows do; see `package_tabular.py`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def package(
         of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
             raise PackagingError(f"{of_graphs[0]} is for graph models and does not go with --sklearn")
-        _package_table(sklearn, sample, repository, name, version, task, overwrite)
+        _package_tabular(sklearn, sample, repository, name, version, task, overwrite)
         return
     if sample is not None:
         raise PackagingError("--sample goes with --sklearn; graph models are checked on their graph")
@@ -161,7 +161,7 @@ def package(
     if missing:
         raise PackagingError(
             f"{', '.join(missing)} missing: a graph model needs --model, --graph, --fanouts and --task, a "
-            "table model --sklearn and --sample"
+            "tabular model --sklearn and --sample"
         )
     assert model is not None
     assert graph is not None
@@ -220,7 +220,7 @@ def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe
     return [f"no --state-dict: the weights are those that {model} comes with"]
 
 
-def _package_table(
+def _package_tabular(
     reference: str,
     sample: Path | None,
     repository: Path,
@@ -231,11 +231,11 @@ def _package_table(
 ) -> None:
     if sample is None:
         raise PackagingError("--sklearn needs --sample FILE: rows on which the answers are compared")
-    from hopline.commands.package_table import load_estimator, read_sample_file, show
-    from hopline.packaging import package_table
+    from hopline.commands.package_tabular import load_estimator, read_sample_file, show
+    from hopline.packaging import package_tabular
 
     show(
-        package_table(
+        package_tabular(
             load_estimator(reference, import_place),
             read_sample_file(sample),
             repository,

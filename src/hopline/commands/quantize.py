@@ -42,7 +42,7 @@ def quantize(
         str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
     ] = None,
     to: Annotated[str, typer.Option(help="int8, float16 or bfloat16.")] = "int8",
-    otherwise: Annotated[
+    fallback_dtype: Annotated[
         str, typer.Option(help="How layers that int8 hurts are kept: float32, float16 or bfloat16.")
     ] = "float32",
     weight_bits: Annotated[
@@ -58,7 +58,7 @@ def quantize(
     name: Annotated[
         str | None, typer.Option(help="Name of the new model. Default: the same.", show_default=False)
     ] = None,
-    as_version: Annotated[
+    new_version: Annotated[
         str | None,
         typer.Option(help="Its version. Default: the original's with -int8 added.", show_default=False),
     ] = None,
@@ -67,7 +67,7 @@ def quantize(
         Path | None,
         typer.Option(help="Calibrate on these ids: one a line, or a .npy file.", show_default=False),
     ] = None,
-    judged: Annotated[int, typer.Option(help="Nodes to judge on.", min=1)] = 4096,
+    eval_nodes: Annotated[int, typer.Option(help="Nodes to evaluate on.", min=1)] = 4096,
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -102,7 +102,7 @@ def quantize(
     resolved = resolve_config(
         config, {"graph.path": graph, "models.repository": repository}, settings or []
     )
-    _check_words(to, otherwise, weight_bits)
+    _check_words(to, fallback_dtype, weight_bits)
     if resolved.features.store:
         raise ConfigError(
             "features.store: calibration reads the features that lie in the graph folder; build the graph "
@@ -116,11 +116,11 @@ def quantize(
     options = QuantizeOptions(
         to=to,  # type: ignore[arg-type]
         calibration=calibration,
-        judged=judged,
+        eval_nodes=eval_nodes,
         labels=labels,
         max_drop=max_drop,
         exclude=tuple(word.strip() for word in (exclude or "").split(",") if word.strip()),
-        otherwise=otherwise,  # type: ignore[arg-type]
+        fallback_dtype=fallback_dtype,  # type: ignore[arg-type]
         weight_bits=weight_bits,  # type: ignore[arg-type]
         overwrite=force,
         seed=seed,
@@ -134,7 +134,7 @@ def quantize(
             folder.parents[1],
             options,
             name=name or "",
-            as_version=as_version or "",
+            new_version=new_version or "",
             advance=advance,
         )
     if report is not None:
@@ -145,11 +145,11 @@ def quantize(
         show(done, Screen())
 
 
-def _check_words(to: str, otherwise: str, weight_bits: int | None) -> None:
+def _check_words(to: str, fallback_dtype: str, weight_bits: int | None) -> None:
     if to not in _FORMS:
         raise BadRequest(f"--to {to!r}: one of {', '.join(_FORMS)} is right")
-    if otherwise not in ("float32", "float16", "bfloat16"):
-        raise BadRequest(f"--otherwise {otherwise!r}: one of float32, float16, bfloat16 is right")
+    if fallback_dtype not in ("float32", "float16", "bfloat16"):
+        raise BadRequest(f"--fallback-dtype {fallback_dtype!r}: one of float32, float16, bfloat16 is right")
     if weight_bits is not None and to != "int8":
         raise BadRequest(f"--weight-bits {weight_bits}: is of int8 weights; --to {to} has none")
 

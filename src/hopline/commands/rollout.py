@@ -42,14 +42,14 @@ def start(
     steps: Annotated[
         str | None, typer.Option(help="Percents, such as 5,25,50,100.", show_default=False)
     ] = None,
-    hold: Annotated[float, typer.Option(help="Seconds that each step lasts at least.")] = 60.0,
+    min_step_s: Annotated[float, typer.Option(help="Seconds that each step lasts at least.")] = 60.0,
     share: Annotated[float, typer.Option(help="Percent of requests that a shadow gets a copy of.")] = 100.0,
     graph: Annotated[str, typer.Option(help="The candidate's snapshot, a folder on the server.")] = "",
     gate: Annotated[
         list[str] | None,
         typer.Option(help="A gate: --gate max_p99_ratio=1.2; repeatable.", show_default=False),
     ] = None,
-    rehearse: Annotated[
+    preflight: Annotated[
         int, typer.Option(help="Copies of requests that it answers first, before any caller.")
     ] = 100,
     auto: Annotated[bool, typer.Option(help="Go on by itself; gates always go back by themselves.")] = True,
@@ -59,7 +59,12 @@ def start(
     token: Token = None,
 ) -> None:
     """Begin a rollout."""
-    options: dict[str, Any] = {"hold_s": hold, "share": share, "auto": auto, "rehearse": rehearse}
+    options: dict[str, Any] = {
+        "min_step_s": min_step_s,
+        "share": share,
+        "auto": auto,
+        "preflight": preflight,
+    }
     if graph:
         options["graph"] = graph
     if steps is not None:

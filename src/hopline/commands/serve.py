@@ -24,7 +24,7 @@ def serve(
     table: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Table file of `hopline batch`: its nodes are looked up; repeatable, one for each model.",
+            help="Precomputed answers: a file of `hopline batch`; repeatable, one for each model.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +62,7 @@ def serve(
         "graph.path": graph,
         "models.repository": repository,
         "models.names": tuple(model) if model else None,
-        "table.file": tuple(map(str, table)) if table else None,
+        "precomputed.file": tuple(map(str, table)) if table else None,
         "live.enabled": live,
         "queues.requests": queue,
         "server.host": host,

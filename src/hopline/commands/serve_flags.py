@@ -21,7 +21,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "--graph": ("graph.path", Path),
     "--repository": ("models.repository", str),
     "--model": ("models.names", str),
-    "--table": ("table.file", str),
+    "--precomputed": ("precomputed.file", str),
     "--live": ("live.enabled", None),
     "--queue": ("queues.requests", str),
     "--host": ("server.host", str),
@@ -32,7 +32,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "--set": ("set", str),
 }
 #: May come several times; of others the last one counts.
-REPEATABLE = frozenset({"models.names", "table.file", "set"})
+REPEATABLE = frozenset({"models.names", "precomputed.file", "set"})
 
 
 def config_of(arguments: Sequence[str]) -> Config | None:

@@ -83,26 +83,26 @@ class BatchingConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TableConfig:
-    """The embedding table."""
+class StateCacheConfig:
+    """The state cache: rows of hidden states that later requests read instead of computing them."""
 
-    memory_bytes: int = setting(
-        256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0
-    )
-    file: tuple[str, ...] = setting(
-        (), "final rows computed by `hopline batch`, looked up instead of computed; one file for each model"
-    )
+    memory_bytes: int = setting(256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputedConfig:
+    """Precomputed answers: files of `hopline batch` whose rows are looked up instead of computed."""
+
+    file: tuple[str, ...] = setting((), "files that `hopline batch` wrote; one for each model")
     stale: Literal["refuse", "compute", "serve"] = setting(
         "refuse",
-        "a table file of another graph version: do not load the model, use none of its rows, or use them "
-        "and say so in answers (`stale_row`)",
+        "a file that was computed on another graph version: refuse to load the model, compute instead, or "
+        "serve its rows and report it in answers (`stale_row`)",
     )
-    ttl_s: float = setting(0.0, "rows of a table file that are older are computed; 0 is any age", minimum=0)
-    pin_bytes: int = setting(
-        0, "memory for rows of table files that shall never wait for a disk, in each worker", minimum=0
-    )
+    ttl_s: float = setting(0.0, "older rows are computed instead; 0 accepts any age", minimum=0)
+    pin_bytes: int = setting(0, "RAM for rows that must never be read from disk, in each worker", minimum=0)
     pin_file: Path | None = setting(
-        None, "external ids whose rows these are, one a line; needed where a file is larger than pin_bytes"
+        None, "external ids of the rows to pin, one a line; needed where a file is larger than pin_bytes"
     )
 
 
@@ -338,7 +338,9 @@ class DriftConfig:
     )
     watch: float = setting(0.1, "stability index, less what chance makes of it, to watch", minimum=0)
     alert: float = setting(0.25, "the same, to raise an alert", minimum=0)
-    hold: int = setting(3, "windows in a row that it takes to rise, and to fall again", minimum=1)
+    consecutive_windows: int = setting(
+        3, "consecutive windows over a threshold that raise an alert, and below it that clear it", minimum=1
+    )
     max_columns: int = setting(
         32, "columns of a table, or features of a node type, that are watched: the first ones", minimum=0
     )
@@ -420,8 +422,8 @@ class WorkerConfig:
     metrics_dir: str = setting(
         "", "folder in which workers put their metrics for each other", internal=True
     )
-    table_fd: int = setting(
-        -1, "memfd of the embedding tables; -1 for memory of this process", internal=True
+    state_cache_fd: int = setting(
+        -1, "memfd of the state caches; -1 for memory of this process", internal=True
     )
     rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", internal=True)
     live_memory: str = setting("", "where the live graph's memory can be opened", internal=True)
@@ -438,7 +440,8 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
-    table: TableConfig = field(default_factory=TableConfig)
+    state_cache: StateCacheConfig = field(default_factory=StateCacheConfig)
+    precomputed: PrecomputedConfig = field(default_factory=PrecomputedConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)

@@ -23,7 +23,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found
-from hopline.engine.source import Absent, Overlay, RowsAbsent
+from hopline.engine.source import Absent, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError
 from hopline.graph import IdIndex
@@ -34,16 +34,16 @@ from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreReque
 Outcome = ScoreResult | HoplineError
 
 
-class Supply(NamedTuple):
+class FetchedInputs(NamedTuple):
     """What was fetched for one request, and whether that is all that will come.
 
     Attributes:
-        overlays: rows by node type.
+        fetched_rows: rows by node type.
         is_last: True answers with what there is, or says that it cannot.
         why: what kept rows away, for the error of a request that refuses less than full quality.
     """
 
-    overlays: Mapping[str, Sequence[Overlay]] = {}
+    fetched_rows: Mapping[str, Sequence[FetchedRows]] = {}
     is_last: bool = False
     why: str = ""
 
@@ -122,7 +122,7 @@ class Answerer:
         return [outcome for outcome in outcomes if outcome is not None]
 
     def answer_supplied(
-        self, requests: Sequence[ScoreRequest], supplies: Sequence[Supply]
+        self, requests: Sequence[ScoreRequest], supplies: Sequence[FetchedInputs]
     ) -> list[Outcome | Absent]:
         """The same for a model with sources; a request whose rows are not all there gets `Absent`.
 
@@ -155,21 +155,21 @@ class Answerer:
     def _together(
         self,
         requests: Sequence[ScoreRequest],
-        supplies: Sequence[Supply],
+        supplies: Sequence[FetchedInputs],
         members: list[int],
         outcomes: list[Outcome | Absent | None],
     ) -> None:
-        overlays: dict[str, list[Overlay]] = {}
+        fetched_rows: dict[str, list[FetchedRows]] = {}
         for m in members:
-            for node_type, rows in supplies[m].overlays.items():
-                overlays.setdefault(node_type, []).extend(rows)
+            for node_type, rows in supplies[m].fetched_rows.items():
+                fetched_rows.setdefault(node_type, []).extend(rows)
         if isinstance(self.model, Model):
-            self.model.supply(overlays)
+            self.model.supply(fetched_rows)
         found = self.answer([requests[m] for m in members])
         for m, outcome in zip(members, found, strict=True):
             outcomes[m] = outcome
 
-    def _lacks(self, request: ScoreRequest, supply: Supply) -> bool:
+    def _lacks(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
         """Whether rows that a request reads are not there."""
         assert isinstance(self.model, Model)
         if request.inline:
@@ -188,10 +188,12 @@ class Answerer:
             if rows is not None and request.as_of is None:
                 known = known[~rows.good(known)]
             wanted[node_type] = np.unique(np.concatenate([wanted.get(node_type, _NO_IDS), known]))
-        self.model.supply(supply.overlays)
+        self.model.supply(supply.fetched_rows)
         return bool(self.model.absent(wanted, cut_of(request)))
 
-    def _answer_without(self, request: ScoreRequest, supply: Supply, found: RowsAbsent) -> Outcome | Absent:
+    def _answer_without(
+        self, request: ScoreRequest, supply: FetchedInputs, found: RowsAbsent
+    ) -> Outcome | Absent:
         """What a request gets whose rows are not all there."""
         if not supply.is_last:
             return Absent(found.absent)
@@ -205,17 +207,17 @@ class Answerer:
         used: set[str] = set()
         names = request.outputs or self.default_outputs
         least_share = LEAST_SHARE if stands_in(self.model, request, names) else 0.0
-        self.model.supply(supply.overlays, used, least_share)
+        self.model.supply(supply.fetched_rows, used, least_share)
         try:
             try:
                 (outcome,) = self.answer([request])
             except RowsAbsent:
                 used.clear()
-                taken = by_student(self.model, request, names, supply.overlays, used)
+                taken = by_student(self.model, request, names, supply.fetched_rows, used)
                 if taken is not None:
                     outcome = self._result(*taken)
                 else:
-                    self.model.supply(supply.overlays, used)
+                    self.model.supply(supply.fetched_rows, used)
                     (outcome,) = self.answer([request])
         finally:
             self.model.supply({})

@@ -1,6 +1,6 @@
 """Models that cannot be split: each seed's sampled ego-graph goes through the whole model.
 
-Same interface as `model.Model`, so that everything above it is the same; no embedding table, and no
+Same interface as `model.Model`, so that everything above it is the same; no state cache, and no
 sharing between seeds, whose ego-graphs a model that pools would mix. It works; it is not fast.
 """
 
@@ -19,7 +19,7 @@ from hopline.engine.inline import InlineNodes
 from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
 from hopline.engine.schema import check_schema
-from hopline.engine.table import Table
+from hopline.engine.state_cache import StateCache
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
@@ -51,7 +51,7 @@ class EgoModel:
         self.graph = graph
         self.watch = LapWatch()
         self.guard = Guard()
-        self.tables: dict[tuple[int, str], Table] = {}
+        self.tables: dict[tuple[int, str], StateCache] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
         names = out_of.output_names(spec.task)

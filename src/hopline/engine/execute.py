@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.engine.level import Level, Relation
+from hopline.engine.level_plan import LevelPlan
 from hopline.engine.narrow_kernels import Matrix
-from hopline.engine.need import Need
 from hopline.engine.plan import Plan
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling import Block
@@ -41,7 +41,7 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
     return {need.level.node_type: need.out for need in plan.needs[0]} if plan.needs else {}
 
 
-def _compute(need: Need, features: dict[str, Matrix], plan: Plan, keep: bool) -> None:
+def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: bool) -> None:
     level, as_of = need.level, plan.as_of
     num_rows = need.compute.shape[0]
     assert level.runner is not None

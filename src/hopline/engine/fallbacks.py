@@ -19,7 +19,7 @@ SMALLER_FANOUT: Final = "smaller_fanout"
 STUDENT: Final = "student"
 #: Of the mean row in place of a node's own.
 MEAN_FEATURES: Final = "mean_features"
-#: Of a precomputed row from another snapshot of the graph (`table.stale = "serve"`).
+#: Of a precomputed row from another snapshot of the graph (`precomputed.stale = "serve"`).
 STALE_ROW: Final = "stale_row"
 
 #: In the order in which they are tried. Precomputed rows are looked up before anything is read.

@@ -1,4 +1,4 @@
-"""Final rows that need not be computed: which of a table file are still good, and answers out of them.
+"""Precomputed final rows: which rows of a precomputed file are still valid, and the answers from them.
 
 What a node's final state is hangs on the model, the graph and the node alone (keyed sampling): a row
 computed a day ago is the row that would be computed now, unless something below it has changed. Nodes that
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
 from hopline.engine.precomputed import PrecomputedRows
-from hopline.engine.table_file.header import Strip
-from hopline.engine.table_file.hot import HotRows
-from hopline.engine.table_file.reader import TableFile
-from hopline.engine.table_file.residency import Residency
+from hopline.engine.precomputed_file.header import Strip
+from hopline.engine.precomputed_file.hot import HotRows
+from hopline.engine.precomputed_file.reader import PrecomputedFile
+from hopline.engine.precomputed_file.residency import Residency
 from hopline.types import AnyArray, IdArray
 
 
@@ -27,9 +27,9 @@ class Cold(NamedTuple):
     strips: tuple[Strip, ...]
     ids: IdArray
 
-    def bring(self) -> None:
+    def read_ahead(self) -> None:
         """Read them; for a thread."""
-        self.residency.bring(self.strips, self.ids)
+        self.residency.read_ahead(self.strips, self.ids)
 
 
 class FinalRows(PrecomputedRows):
@@ -39,7 +39,7 @@ class FinalRows(PrecomputedRows):
         file, spec, options: as for `PrecomputedRows`.
     """
 
-    def __init__(self, file: TableFile, spec: ModelSpec, **options: Any) -> None:
+    def __init__(self, file: PrecomputedFile, spec: ModelSpec, **options: Any) -> None:
         super().__init__(file, spec, **options)
         self._hot: HotRows | None = None
         self._task = spec.task
@@ -47,9 +47,9 @@ class FinalRows(PrecomputedRows):
         self.residency = Residency(file.pages)
         strips = {name: Strip.of(section) for name, section in file.sections.items()}
         state, logits = strips["state"], strips.get("logits", strips["state"])
-        self._of_logits: tuple[Strip, ...] = (strips["stamp"], logits)
-        self._of_states: tuple[Strip, ...] = (strips["stamp"], state)
-        self._of_all: tuple[Strip, ...] = tuple({strips["stamp"]: 0, state: 0, logits: 0})
+        self._of_logits: tuple[Strip, ...] = (strips["computed_at"], logits)
+        self._of_states: tuple[Strip, ...] = (strips["computed_at"], state)
+        self._of_all: tuple[Strip, ...] = tuple({strips["computed_at"]: 0, state: 0, logits: 0})
 
     def pin(self, num_bytes: int, hot: IdArray | None) -> bool:
         """See that rows never wait for a disk.

@@ -12,8 +12,8 @@ from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighte
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
+from hopline.engine.state_cache import StateCache
 from hopline.engine.structure import Structure
-from hopline.engine.table import Table
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
@@ -195,7 +195,7 @@ class Level:
         graph: Graph | LiveView,
         level: int,
         node_type: str,
-        table: Table | None,
+        table: StateCache | None,
         threads: int = 1,
         source: RowSource | None = None,
     ) -> None:

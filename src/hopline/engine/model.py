@@ -14,10 +14,10 @@ import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.engine import outputs as out_of
-from hopline.engine.chain import Chain
 from hopline.engine.ego import EgoModel
 from hopline.engine.execute import execute
 from hopline.engine.flat import Flat
+from hopline.engine.fused_path import FusedPath
 from hopline.engine.guard import Guard
 from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.lap import LapWatch
@@ -25,9 +25,16 @@ from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import make_plan
 from hopline.engine.schema import check_schema
-from hopline.engine.source import Overlays, RowsAbsent, RowSource, complete, do_without, share_there
+from hopline.engine.source import (
+    FetchedRowsByType,
+    RowsAbsent,
+    RowSource,
+    complete,
+    do_without,
+    share_there,
+)
+from hopline.engine.state_cache import StateCache
 from hopline.engine.student import Student, student_of
-from hopline.engine.table import Table
 from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.extent import STILL
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class TablePlan:
+class StateCachePlan:
     """How a memory budget is divided among the tables of a model.
 
     Every worker derives the same plan from the same numbers, so that all carve the same arena.
@@ -80,7 +87,7 @@ class TablePlan:
             for node_type, stage in sorted(spec.levels[level].items())
             if stage.file is not None
         ]
-        full = sum(n * Table.row_bytes(dim) for _, _, n, dim in kept)
+        full = sum(n * StateCache.row_bytes(dim) for _, _, n, dim in kept)
         index = sum(n * 4 for _, _, n, _ in kept)
         if memory_bytes <= index or not full:
             return
@@ -94,22 +101,22 @@ class TablePlan:
     def num_bytes(self) -> int:
         """Bytes of the arena that holds these tables."""
         return sum(
-            Table.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
+            StateCache.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
             for num_nodes, dim, slots in self.tables.values()
         )
 
-    def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], Table]:
+    def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], StateCache]:
         """Create the tables in `arena`, for one worker."""
         live = self._graph
         return {
-            (level, node_type): Table(
+            (level, node_type): StateCache(
                 arena,
                 num_nodes,
                 dim,
                 slots,
                 worker,
                 self.num_workers,
-                None if live is None else live.nodes[node_type].marks[level + self._further],
+                None if live is None else live.nodes[node_type].changed_at[level + self._further],
                 STILL if live is None else live.clock,
             )
             for (level, node_type), (num_nodes, dim, slots) in self.tables.items()
@@ -129,7 +136,7 @@ def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
 
 
 def _why(spec: ModelSpec, graph: LiveView) -> str:
-    """Why a live graph has no marks for a model."""
+    """Why a live graph has no changed_at for a model."""
     levels = graph.memory.plan.num_levels
     if spec.reach < levels:
         return "it reads degrees of neighbours, which the live graph keeps no account of; set live.degrees"
@@ -146,7 +153,7 @@ class Model:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
         graph: the snapshot it answers about.
-        tables: from `TablePlan.build`; empty serves without embedding tables.
+        tables: from `StateCachePlan.build`; empty serves without state caches.
         threads: of the runtime.
         sources: node type -> where its raw features come from, for those that the graph does not hold.
 
@@ -169,7 +176,7 @@ class Model:
         folder: Path,
         spec: ModelSpec,
         graph: Graph | LiveView,
-        tables: Mapping[tuple[int, str], Table] | None = None,
+        tables: Mapping[tuple[int, str], StateCache] | None = None,
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
@@ -178,7 +185,7 @@ class Model:
         self.graph = graph
         self.tables = dict(tables or {})
         self.sources = dict(sources or {})
-        self._overlays: Overlays = {}
+        self._overlays: FetchedRowsByType = {}
         self._used: set[str] | None = None
         self._least_share = 0.0
         self.student: Student | None = None
@@ -211,7 +218,7 @@ class Model:
         head = spec.head
         self._chain = None
         if not self.sources:
-            self._chain = Chain.of(self.levels, head.node_type, self.features, self.watch)
+            self._chain = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
         self._flat = None if self.sources else Flat.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
@@ -233,16 +240,18 @@ class Model:
                 names = ["h_src", "h_dst"]
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
-    def supply(self, overlays: Overlays, used: set[str] | None = None, least_share: float = 0.0) -> None:
+    def supply(
+        self, fetched_rows: FetchedRowsByType, used: set[str] | None = None, least_share: float = 0.0
+    ) -> None:
         """What the next calls have beside the sources, until this is called again.
 
         Args:
-            overlays: rows that were fetched.
+            fetched_rows: rows that were fetched.
             used: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
                 the fallbacks added that this used.
             least_share: of the rows; with less it raises `RowsAbsent` all the same.
         """
-        self._overlays = overlays
+        self._overlays = fetched_rows
         self._used = used
         self._least_share = least_share
 
@@ -346,7 +355,7 @@ def load_model(
     folder: Path,
     spec: ModelSpec,
     graph: Graph | LiveView,
-    tables: Mapping[tuple[int, str], Table] | None = None,
+    tables: Mapping[tuple[int, str], StateCache] | None = None,
     threads: int = 1,
     sources: Mapping[str, RowSource] | None = None,
 ) -> Model | EgoModel:

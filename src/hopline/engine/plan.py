@@ -14,7 +14,7 @@ import numpy as np
 
 from hopline.engine.guard import EDGE_BYTES, Guard
 from hopline.engine.level import Level
-from hopline.engine.need import Need
+from hopline.engine.level_plan import LevelPlan
 from hopline.engine.source import RawRead
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
@@ -36,7 +36,7 @@ class Plan:
         num_edges: sampled edges, over all levels.
     """
 
-    needs: list[list[Need]]
+    needs: list[list[LevelPlan]]
     as_of: int
     guard: Guard
     num_computed: int = 0
@@ -82,20 +82,20 @@ def _reserve(plan: Plan, num_rows: int, num_edges: int, below: Level | None) -> 
     plan.guard.reserve(num_bytes, num_edges)
 
 
-def _look_up(plan: Plan, level: Level, ids: IdArray) -> Need:
+def _look_up(plan: Plan, level: Level, ids: IdArray) -> LevelPlan:
     out = level.out(ids.shape[0])
     if level.source is not None:
         plan.reads.append(RawRead(level, level.source, ids, out))
-        return Need(level, ids, out, None, _NO_IDS)
+        return LevelPlan(level, ids, out, None, _NO_IDS)
     if level.table is None or plan.as_of != NO_CUT:
-        return Need(level, ids, out, None, ids)
+        return LevelPlan(level, ids, out, None, ids)
     missing = level.table.read(ids, out)
     if missing.shape[0] == ids.shape[0]:
-        return Need(level, ids, out, None, ids)
-    return Need(level, ids, out, missing, ids[missing])
+        return LevelPlan(level, ids, out, None, ids)
+    return LevelPlan(level, ids, out, missing, ids[missing])
 
 
-def _read_raw(plan: Plan, need: Need) -> None:
+def _read_raw(plan: Plan, need: LevelPlan) -> None:
     """Raw rows of what a level computes, for its `features` input."""
     level = need.level
     assert level.port is not None
@@ -103,7 +103,7 @@ def _read_raw(plan: Plan, need: Need) -> None:
     plan.reads.append(RawRead(level, level.port, need.compute, need.raw))
 
 
-def _descend(plan: Plan, needs: list[Need]) -> list[tuple[Level, IdArray]]:
+def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
     """Sample what the needs read, and number the rows that this wants one level below."""
     touched: list[Level] = []
     guard = plan.guard
@@ -144,7 +144,7 @@ def _expect(below: Level, num_ids: int, touched: list[Level]) -> None:
     below.num_pending += num_ids
 
 
-def _number(need: Need) -> None:
+def _number(need: LevelPlan) -> None:
     level = need.level
     own = level.own_below
     compute = need.compute

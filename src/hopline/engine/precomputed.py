@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec
-from hopline.engine.table_file.header import TablePlan
-from hopline.engine.table_file.reader import TableFile
-from hopline.errors import TableFileError
+from hopline.engine.precomputed_file.header import PrecomputedPlan
+from hopline.engine.precomputed_file.reader import PrecomputedFile
+from hopline.errors import PrecomputedFileError
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Global ids -> which of their rows are what would be computed now: int64 [n] -> bool [n].
@@ -47,7 +47,7 @@ class PrecomputedRows:
 
     def __init__(
         self,
-        file: TableFile,
+        file: PrecomputedFile,
         spec: ModelSpec,
         *,
         ttl_s: float = 0.0,
@@ -64,7 +64,7 @@ class PrecomputedRows:
         self._ttl_ms = ttl_s * 1e3
         self._clock_ms = clock_ms
         self._rows_known = rows_known
-        self._stamp = file.stamp
+        self._computed_at = file.computed_at
         self._state = file.state
         self._logits = file.state if file.logits is None else file.logits
         self.state_dim = self._state.shape[1]
@@ -74,8 +74,8 @@ class PrecomputedRows:
         """Whether one row, at least 0, is good; where it is not, `good` says why."""
         if row >= self.num_rows:
             return False
-        stamp = self._take_one(self._stamp, row)[0]
-        if stamp == 0 or (self._ttl_ms and stamp < self._clock_ms() - self._ttl_ms):
+        computed_at = self._take_one(self._computed_at, row)[0]
+        if computed_at == 0 or (self._ttl_ms and computed_at < self._clock_ms() - self._ttl_ms):
             return False
         if self._rows_known is not None and not self._rows_known[row]:
             return False
@@ -91,15 +91,17 @@ class PrecomputedRows:
         """
         n = ids.shape[0]
         inside = ids < self.num_rows
-        stamps = (
-            self._take(self._stamp, np.where(inside, ids, 0)) if self.num_rows else np.zeros(n, np.int64)
+        computed_at = (
+            self._take(self._computed_at, np.where(inside, ids, 0))
+            if self.num_rows
+            else np.zeros(n, np.int64)
         )
-        good: NDArray[np.bool_] = inside & (stamps != 0)
+        good: NDArray[np.bool_] = inside & (computed_at != 0)
         if self._rows_known is not None:
             good[good] = self._rows_known[ids[good]]
         num_inside, num_there = int(np.count_nonzero(inside)), int(np.count_nonzero(good))
         if self._ttl_ms:
-            good &= stamps >= self._clock_ms() - self._ttl_ms
+            good &= computed_at >= self._clock_ms() - self._ttl_ms
         num_young = int(np.count_nonzero(good))
         if self.unchanged is not None and num_young:
             good[good] = self.unchanged(ids[good])
@@ -144,18 +146,18 @@ class PrecomputedRows:
         return found
 
 
-def check_fits(file: TableFile, spec: ModelSpec, own_hash: str) -> None:
+def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
     """Check that a file has the rows of a model.
 
     Args:
         own_hash: `model_hash` of the model's folder.
 
     Raises:
-        TableFileError: of another artifact, node type or shape, and what differs.
+        PrecomputedFileError: of another artifact, node type or shape, and what differs.
     """
     plan, path = file.header.plan, file.path
     if plan.model_hash != own_hash:
-        raise TableFileError(
+        raise PrecomputedFileError(
             f"{path} was computed by {plan.model}/{plan.version} with artifact "
             f"{plan.model_hash[:12]}…; the one that is loaded is {own_hash[:12]}…: run "
             "`hopline batch` with it"
@@ -165,34 +167,34 @@ def check_fits(file: TableFile, spec: ModelSpec, own_hash: str) -> None:
         [head.node_type] if head.kind == "node" else [head.node_type, head.dst_node_type or head.node_type]
     )
     if plan.node_type not in types:
-        raise TableFileError(
+        raise PrecomputedFileError(
             f"{path} has rows of {plan.node_type!r}; {spec.name} answers about {' and '.join(types)}"
         )
     state_dim = head.output_dim if spec.runtime == "torch" else spec.levels[-1][plan.node_type].state_dim
     #: Columns of logits that it may have; where the state is the logits they may be left out.
     logits = (head.output_dim,) if head.kind == "node" and head.file is not None else (0, head.output_dim)
     if plan.state_dim != state_dim or plan.output_dim not in logits:
-        raise TableFileError(
+        raise PrecomputedFileError(
             f"{path} has states of {plan.state_dim} and logits of {plan.output_dim} columns; {spec.name} "
             f"has {state_dim} and {logits[-1]}: run `hopline batch` for state and logits"
         )
     sampled = any(fanout >= 0 for fanouts in spec.fanouts.values() for fanout in fanouts)
     if plan.exact and (sampled or spec.max_degree is not None):
-        raise TableFileError(
+        raise PrecomputedFileError(
             f"{path} was computed over all neighbours, {spec.name} samples them: known and new nodes would "
             "be answered by two measures; run `hopline batch` with the model's fanouts"
         )
 
 
-def on_other_graph(path: Path, plan: TablePlan, name: str, graph_version: str) -> str:
+def on_other_graph(path: Path, plan: PrecomputedPlan, name: str, graph_version: str) -> str:
     """What to say of rows that were computed on another graph."""
     return f"{path} was computed on graph {plan.graph_version}; {name} is served on {graph_version}"
 
 
 #: The ways out, after `on_other_graph`.
 OTHER_GRAPH_ADVICE = (
-    'run `hopline batch` on that; or table.stale = "compute" uses none of its rows, and "serve" all of '
-    "them, with answers that say so"
+    'run `hopline batch` on that graph; or set precomputed.stale = "compute" to compute, or "serve" '
+    "to use its rows, with answers that say so"
 )
 
 

@@ -1,7 +1,7 @@
 """Keeps all rows of a model on a live graph up to date: what a change touches is computed at once.
 
-Rows of each level lie in one array, by node. A change touches at most the rows that the graph's marks name,
-level by level (graph/live/marks.py). Of these most turn out not to have changed, and need not be computed:
+Rows of each level lie in one array, by node. A change touches at most the rows that `changed_at` names,
+level by level (graph/live/changed_at.py). Most of these turn out to be unchanged, and need not be computed:
 a row is a function of its node's list, of its own row one level below, and of the rows of the neighbours
 that the sampler draws. Where none of these is another one, neither is the row. What is computed and comes
 out as it was stops there, too.

@@ -1,7 +1,7 @@
 """Feature rows that are not in the process: what the engine asks of them, and what it does without them.
 
 Planning reads what is near (`RowSource`, the shared L1). What that lacks is *absent*: the caller fetches
-it and plans again with the rows in hand (`Overlay`), or has the batch computed without them, by the
+it and plans again with the rows in hand (`FetchedRows`), or has the batch computed without them, by the
 fallbacks of `fallbacks.py`.
 """
 
@@ -19,7 +19,7 @@ from hopline.types import FloatArray, IdArray
 
 if TYPE_CHECKING:
     from hopline.engine.level import Level
-    from hopline.engine.need import Need
+    from hopline.engine.level_plan import LevelPlan
     from hopline.engine.plan import Plan
 
 
@@ -43,7 +43,7 @@ class RowSource(Protocol):
         ...
 
 
-class Overlay:
+class FetchedRows:
     """Rows of one node type that were fetched for a batch: they need not be in L1 when it is computed.
 
     Args:
@@ -69,8 +69,8 @@ class Overlay:
         return left
 
 
-#: Node type -> overlays, of one batch.
-Overlays = Mapping[str, Sequence[Overlay]]
+#: Node type -> fetched_rows, of one batch.
+FetchedRowsByType = Mapping[str, Sequence[FetchedRows]]
 
 
 class Absent(NamedTuple):
@@ -116,12 +116,12 @@ class RawRead:
         self.missing: IdArray = source.read(ids, out).copy()
 
 
-def complete(plan: Plan, overlays: Overlays) -> dict[str, IdArray]:
+def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
     """Fill in what was fetched; node type -> int64 ids that are still absent (distinct, sorted)."""
     absent: dict[str, list[IdArray]] = {}
     for read in plan.reads:
-        for overlay in overlays.get(read.reader.node_type, ()):
-            read.missing = overlay.take(read.ids, read.missing, read.out)
+        for fetched_row_set in fetched_rows.get(read.reader.node_type, ()):
+            read.missing = fetched_row_set.take(read.ids, read.missing, read.out)
         if read.missing.shape[0]:
             absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
     return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}
@@ -159,7 +159,7 @@ def share_there(plan: Plan) -> float:
     return 1.0 - lost / total if total else 1.0
 
 
-def _compute_without(need: Need, lost: Mapping[int, RawRead]) -> set[str]:
+def _compute_without(need: LevelPlan, lost: Mapping[int, RawRead]) -> set[str]:
     """Drop edges to absent rows; the fallbacks that this and absent own rows make."""
     used: set[str] = set()
     level = need.level

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hopline.engine.fallbacks import MEAN_FEATURES, STALE_FEATURES, STUDENT
 from hopline.engine.outputs import named_outputs
-from hopline.engine.source import Overlays, RowSource
+from hopline.engine.source import FetchedRowsByType, RowSource
 from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ def stands_in(model: Model | EgoModel, request: ScoreRequest, names: Sequence[st
 
 
 def by_student(
-    model: Model, request: ScoreRequest, names: Sequence[str], overlays: Overlays, used: set[str]
+    model: Model,
+    request: ScoreRequest,
+    names: Sequence[str],
+    fetched_rows: FetchedRowsByType,
+    used: set[str],
 ) -> tuple[dict[str, AnyArray], NDArray[np.bool_] | None] | None:
     """Outputs of a request's nodes from their own rows.
 
     Args:
-        overlays: rows that were fetched for the request.
+        fetched_rows: rows that were fetched for the request.
         used: has the fallbacks added that the answer uses.
 
     Returns: outputs by name, and which nodes are unknown (None: none); None where not one own row can be
@@ -50,7 +54,7 @@ def by_student(
     node_type = model.spec.head.node_type
     ids = model.graph.nodes[node_type].ids.lookup(request.nodes)
     known = ids >= 0
-    rows, lost, is_stale = own_rows(model.sources[node_type], ids[known], overlays, node_type)
+    rows, lost, is_stale = own_rows(model.sources[node_type], ids[known], fetched_rows, node_type)
     if lost.shape[0] == rows.shape[0]:
         return None
     used.add(STUDENT)
@@ -67,7 +71,7 @@ def by_student(
 
 
 def own_rows(
-    source: RowSource, ids: IdArray, overlays: Overlays, node_type: str
+    source: RowSource, ids: IdArray, fetched_rows: FetchedRowsByType, node_type: str
 ) -> tuple[FloatArray, IdArray, bool]:
     """Nodes' own rows, as far as they can be had without waiting.
 
@@ -80,8 +84,8 @@ def own_rows(
     mean = source.mean()
     rows = np.empty((ids.shape[0], mean.shape[0]), np.float32)
     missing = source.read(ids, rows).copy()
-    for overlay in overlays.get(node_type, ()):
-        missing = overlay.take(ids, missing, rows)
+    for fetched_row_set in fetched_rows.get(node_type, ()):
+        missing = fetched_row_set.take(ids, missing, rows)
     is_stale = False
     if missing.shape[0]:
         old = np.empty((missing.shape[0], mean.shape[0]), np.float32)

@@ -2,7 +2,8 @@
 
 Two files in the teacher's version folder. `student.onnx` takes `features` float32 [n, d] and gives `logits`
 float32 [n, c], as the teacher's own. `student.json` (`StudentSpec`) says whose it is and what its hash is;
-the teacher's model.json is not touched, so that table files and kept states of the teacher stay valid.
+the teacher's model.json is not touched, so that precomputed files and stored states of
+the teacher stay valid.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class CachePlan:
         )
 
 
-class RowCache:
+class L1FeatureCache:
     """The feature rows of one node type that are in this host's memory.
 
     Any thread may read; one thread of each process writes. Ids are global ids, int64 [n], not checked.
@@ -346,18 +346,18 @@ class RowCache:
         # Only now: who finds no claim must find the row.
         self._claims.end(ids)
 
-    def claim(self, ids: IdArray, now: float, hold_s: float) -> NDArray[np.bool_]:
+    def claim(self, ids: IdArray, now: float, min_step_s: float) -> NDArray[np.bool_]:
         """Which rows this process shall fetch.
 
         False where another process is at it (see `pending`), or where a fresh row has arrived in the
         meantime: so each row is fetched once. A claim ends when the row is written, by `release`, or
-        after `hold_s` seconds. This process's own claim is renewed and answered with true: requests of
+        after `min_step_s` seconds. This process's own claim is renewed and answered with true: requests of
         one process must be brought together before.
 
         Returns: bool [n].
         """
         now_ms = _milliseconds(now)
-        taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(hold_s))
+        taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(min_step_s))
         claimed = ids[taken]
         stamps = np.empty(claimed.shape[0], np.float64)
         # After the claim: a row written before it is seen here, and nobody writes it later.

@@ -2,7 +2,7 @@
 
 The types are in `signatures.txt` beside this file, a line each:
 
-    hopline.engine.table  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
+    hopline.engine.state_cache  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
 
 `scripts/record_signatures.py` writes it from the cache that a run of all tests has left. What is not in it
 is compiled when it is first called, as ever. Packages that build on Hopline have such files of their own.

@@ -28,7 +28,7 @@ from hopline.graph.live.lock import this_process
 from hopline.graph.live.log import SEGMENT_BYTES
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
-from hopline.graph.live.rehearsal import rehearse
+from hopline.graph.live.preflight import preflight
 from hopline.graph.live.seen import CAPACITY
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
@@ -234,7 +234,7 @@ def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
         orders.seen_events,
     )
     count = keeper.recover()
-    rehearse(schema, num_levels=memory.plan.num_levels, reads_degrees=memory.plan.reads_degrees)
+    preflight(schema, num_levels=memory.plan.num_levels, reads_degrees=memory.plan.reads_degrees)
     log.info("version %d: snapshot %d and %d changes", keeper.sequence, start.state.sequence, count)
     return keeper
 

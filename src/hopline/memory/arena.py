@@ -1,4 +1,4 @@
-"""Memory for embedding tables: private to a process, or one memfd that all workers of a host map."""
+"""Memory for state caches: private to a process, or one memfd that all workers of a host map."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class ModelMetrics:
         queue, fetch, total: seconds of a request: in the queue, waiting for feature rows, in all.
         compute: seconds of a batch; of its stage "compute" where stages are told apart.
         batch_rows: requests of each batch.
-        table_hits, table_misses: rows found and not found in the embedding table.
+        state_cache_hits, state_cache_misses: rows found and not found in the state cache.
         cpu, gpu: seconds of processors and of GPUs that computing took.
         queue_rows, queue_requests, queue_cost, queue_age: predicted rows, requests and predicted processor
             seconds that wait now, and seconds that the oldest request has waited.
@@ -205,8 +205,8 @@ class ModelMetrics:
         self.queue, self.fetch = self.stage("queue"), self.stage("fetch")
         self.compute, self.total = self.stage("compute"), self.stage("total")
         self.batch_rows = metrics.batch_rows(model, version)
-        self.table_hits = metrics.table_hits(model, version)
-        self.table_misses = metrics.table_misses(model, version)
+        self.state_cache_hits = metrics.state_cache_hits(model, version)
+        self.state_cache_misses = metrics.state_cache_misses(model, version)
         self.cpu = metrics.cpu_seconds(model, version)
         self.gpu = metrics.gpu_seconds(model, version)
         self.queue_rows = metrics.queue_rows(model, version)
@@ -280,8 +280,12 @@ class Metrics:
             per_model,
             merge="max",
         )
-        self.table_hits = self.counter("hopline_table_hits_total", "Table rows found.", per_model)
-        self.table_misses = self.counter("hopline_table_misses_total", "Table rows not found.", per_model)
+        self.state_cache_hits = self.counter(
+            "hopline_state_cache_hits_total", "Table rows found.", per_model
+        )
+        self.state_cache_misses = self.counter(
+            "hopline_state_cache_misses_total", "Table rows not found.", per_model
+        )
         self.cpu_seconds = self.counter(
             "hopline_cpu_seconds_total", "Processor seconds of computing; a scaled sample.", per_model
         )

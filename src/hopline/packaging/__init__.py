@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hopline.packaging.packager import package
     from hopline.packaging.report import PackageReport
-    from hopline.packaging.table.packager import TableReport, package_table
+    from hopline.packaging.tabular.packager import TabularReport, package_tabular
 
-__all__ = ["PackageReport", "TableReport", "package", "package_table"]
+__all__ = ["PackageReport", "TabularReport", "package", "package_tabular"]
 
 _FOR_TABLES = ("sklearn", "skl2onnx", "onnxmltools", "xgboost", "pandas", "onnx")
 
@@ -29,14 +29,14 @@ def __getattr__(name: str) -> Any:
         from hopline.packaging.report import PackageReport
 
         return PackageReport
-    if name in ("TableReport", "package_table"):
+    if name in ("TabularReport", "package_tabular"):
         try:
-            from hopline.packaging.table import packager
+            from hopline.packaging.tabular import packager
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in _FOR_TABLES:
                 raise
             raise ModuleNotFoundError(
-                f"packaging table models needs {error.name}: pip install 'hopline[tabular]'",
+                f"packaging tabular models needs {error.name}: pip install 'hopline[tabular]'",
                 name=error.name,
             ) from error
         return getattr(packager, name)

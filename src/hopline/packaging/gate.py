@@ -26,7 +26,7 @@ from torch import Tensor
 from hopline.artifact import ModelSpec
 from hopline.engine.answer import Answerer
 from hopline.engine.ego import EgoModel
-from hopline.engine.model import Model, TablePlan, load_model
+from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.tasks import output_names
 from hopline.errors import ParityError
 from hopline.graph import Graph
@@ -156,7 +156,7 @@ def _loaded(folder: Path, spec: ModelSpec, graph: Graph, is_cached: bool) -> Mod
     """The artifact as a server loads it, with or without a state cache that holds all rows."""
     if not is_cached:
         return load_model(folder, spec, graph)
-    plan = TablePlan(spec, graph, _CACHE_BYTES)
+    plan = StateCachePlan(spec, graph, _CACHE_BYTES)
     return load_model(folder, spec, graph, plan.build(Arena(plan.num_bytes)))
 
 

@@ -1,7 +1,7 @@
 """`hopline models import`: a version of a model that is registered in MLflow becomes a version here.
 
 What MLflow keeps is either an artifact that Hopline wrote, which is copied, or an estimator, which is
-packaged as a table model. A graph model is packaged against its graph, which MLflow does not have.
+packaged as a tabular model. A graph model is packaged against its graph, which MLflow does not have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopline.errors import ArtifactError, PackagingError
 from hopline.packaging.folder import new_version
 from hopline.packaging.mlflow_registry import Registered, registry
 
-#: Flavours that become table models, in the order in which they are looked for.
+#: Flavours that become tabular models, in the order in which they are looked for.
 _TABLE_FLAVORS = ("sklearn", "xgboost")
 
 
@@ -76,11 +76,11 @@ def import_from_mlflow(
         how = "copied"
         notes: tuple[str, ...] = ()
         if logged is not None:
-            from hopline.packaging import package_table
+            from hopline.packaging import package_tabular
 
             how = "packaged"
             estimator, sample = logged
-            report = package_table(
+            report = package_tabular(
                 estimator, sample, Path(scratch) / ".packaged", name=name, version=version, progress=False
             )
             folder, notes = report.path, report.notes

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.dense import Need
+from hopline.packaging.dense import ConvInput
 from hopline.packaging.lower import LoweredConv
 from hopline.packaging.trace import Traced, describe, slot_of
 
@@ -280,7 +280,7 @@ class _Builder:
         arguments = [self._need(conv, need) for need in conv.dense.needs]
         return self.graph.call_module(conv.path, tuple(arguments))
 
-    def _need(self, conv: LoweredConv, need: Need) -> fx.Node:
+    def _need(self, conv: LoweredConv, need: ConvInput) -> fx.Node:
         if need.kind == "self":
             return self._emit(_value(conv, need))
         fields: dict[str, Any] = {"edge_type": need.edge_type}
@@ -325,7 +325,7 @@ class _Builder:
         return self.graph.call_method("unflatten", (new, 0, like))
 
 
-def _value(conv: LoweredConv, need: Need) -> fx.Node:
+def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
     value = conv.source if need.value == "source" else conv.destination
     if value is None:
         raise AssertionError("a dense conv asked for own rows that its call does not give")

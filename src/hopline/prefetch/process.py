@@ -87,12 +87,12 @@ def _server(
 ) -> PrefetchServer:
     assert sources.shared is not None
     neighborhoods = {
-        (spec.name, spec.version): Neighborhood(folder, spec, graph, sources.near)
+        (spec.name, spec.version): Neighborhood(folder, spec, graph, sources.l1_rows)
         for folder, spec in models
     }
     num_nodes = {name: nodes.num_nodes for name, nodes in graph.nodes.items()}
     identity = wire.Identity(graph.version, sources.shared.identity)
-    return PrefetchServer(sources.near, neighborhoods, identity, num_nodes, tally)
+    return PrefetchServer(sources.l1_rows, neighborhoods, identity, num_nodes, tally)
 
 
 def report(server: PrefetchServer) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 
 from hopline.errors import HoplineError
 from hopline.features.answer import Reason
+from hopline.features.l1_rows import FetchResult, L1Rows
 from hopline.features.metrics import FeatureMetrics
-from hopline.features.near import Brought, NearRows
 from hopline.prefetch import wire
 from hopline.prefetch.neighborhood import Neighborhood
 from hopline.process.listeners import listen_at
@@ -78,7 +78,7 @@ class PrefetchServer:
     """See the module.
 
     Args:
-        near: node type -> its rows; L1 is shared.
+        l1_rows: node type -> its rows; L1 is shared.
         neighborhoods: (model, version) -> what its seeds read.
         identity: that workers must have, too.
         num_nodes: node type -> ids are below this.
@@ -91,14 +91,14 @@ class PrefetchServer:
 
     def __init__(
         self,
-        near: Mapping[str, NearRows],
+        l1_rows: Mapping[str, L1Rows],
         neighborhoods: Mapping[tuple[str, str], Neighborhood],
         identity: wire.Identity,
         num_nodes: Mapping[str, int],
         tally: Tally,
     ) -> None:
         self.counts = Counts()
-        self._near = near
+        self._l1_rows = l1_rows
         self._neighborhoods = neighborhoods
         self._identity = identity
         self._num_nodes = num_nodes
@@ -188,7 +188,7 @@ class PrefetchServer:
     async def _answer(self, ask: wire.Ask, writer: asyncio.StreamWriter) -> None:
         began = time.perf_counter()
         try:
-            done = await self._bring(ask)
+            done = await self._fetch(ask)
         except WireError as error:
             done = wire.Done(ask.number, problem=str(error))
         except Exception as error:  # the boundary: the worker waits for an answer
@@ -208,7 +208,7 @@ class PrefetchServer:
             counts.calls += done.num_calls
             writer.write(wire.frame(done))
 
-    async def _bring(self, ask: wire.Ask) -> wire.Done:
+    async def _fetch(self, ask: wire.Ask) -> wire.Done:
         """Bring the rows of a message into L1."""
         done = wire.Done(ask.number)
         lacking: dict[str, list[IdArray]] = {}
@@ -219,10 +219,10 @@ class PrefetchServer:
                 return done
         now = time.monotonic()
         for node_type, data in ask.rows.items():
-            if node_type not in self._near:
+            if node_type not in self._l1_rows:
                 raise WireError(f"{node_type!r} has no rows in a store")
             ids = self._ids(node_type, data)
-            lacking.setdefault(node_type, []).append(ids[self._near[node_type].cache.probe(ids, now)])
+            lacking.setdefault(node_type, []).append(ids[self._l1_rows[node_type].cache.probe(ids, now)])
         wanted = {
             node_type: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
             for node_type, parts in lacking.items()
@@ -230,7 +230,7 @@ class PrefetchServer:
         }
         timeout_s = ask.patience_s * _SHARE
         found = await asyncio.gather(
-            *(self._near[node_type].bring(ids, timeout_s) for node_type, ids in wanted.items())
+            *(self._l1_rows[node_type].fetch(ids, timeout_s) for node_type, ids in wanted.items())
         )
         reasons: set[str] = set()
         for (node_type, ids), brought in zip(wanted.items(), found, strict=True):
@@ -265,8 +265,8 @@ class PrefetchServer:
             raise WireError(f"no node type {node_type!r}")
         return wire.unpack(data, self._num_nodes[node_type])
 
-    def _gone(self, node_type: str, ids: IdArray, brought: Brought) -> IdArray:
+    def _gone(self, node_type: str, ids: IdArray, brought: FetchResult) -> IdArray:
         """Of `ids`, those that were not brought and that nobody else has brought."""
         left = np.setdiff1d(ids, brought.ids, assume_unique=True)
-        gone: IdArray = left[self._near[node_type].cache.probe(left, time.monotonic())]
+        gone: IdArray = left[self._l1_rows[node_type].cache.probe(left, time.monotonic())]
         return gone

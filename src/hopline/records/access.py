@@ -15,7 +15,7 @@ import msgspec
 
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.records.aside import Aside
+from hopline.records.background import Aside
 from hopline.records.pace import Pace
 from hopline.rollout.served import Ran
 

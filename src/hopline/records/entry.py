@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
         input_hash: of what was asked; see `records.inputs`.
         artifact_hash: of all files of the model version.
         preprocessing_hash: of what turns inputs into what the model reads: sampling and first stages, or
-            the steps before a table model.
+            the steps before a tabular model.
         feature_schema_hash: of names, order and widths of the features.
         runtime: libraries and versions that computed it.
         client: who asked, "" where nobody has to say.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.records.aside import Aside
+from hopline.records.background import Aside
 from hopline.records.pace import Pace
 from hopline.rollout.served import Ran
 

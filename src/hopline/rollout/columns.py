@@ -1,4 +1,4 @@
-"""Whether the columns of a request are what a table model takes; every error names the column."""
+"""Whether the columns of a request are what a tabular model takes; every error names the column."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hopline.scheduling.work import Work, predicted_rows
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
-    from hopline.engine.answer import Supply
+    from hopline.engine.answer import FetchedInputs
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
     from hopline.engine.source import Absent
@@ -35,7 +35,7 @@ class Fetch(msgspec.Struct, gc=False):
         away_s: seconds that it was not in the queue.
     """
 
-    supply: Supply | None = None
+    supply: FetchedInputs | None = None
     absent: Absent | None = None
     patient_until: float = 0.0
     since: float = 0.0

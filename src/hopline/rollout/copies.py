@@ -15,9 +15,9 @@ import msgspec
 
 from hopline.errors import HoplineError
 from hopline.process.cpu_affinity import leave_cpu
+from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.process_wire import pack_copy
 from hopline.rollout.served import Compares, Served
-from hopline.rollout.tally import Tally
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -148,7 +148,7 @@ class DistantCopies(Copies):
         self,
         target: Compares,
         tolerance: float,
-        told: Callable[[Tally], object],
+        told: Callable[[OutcomeCounts], object],
         dropped: Callable[[], object],
     ) -> None:
         super().__init__(dropped, _DISTANT_PAUSE_S, _DISTANT_AGAIN_S)
@@ -198,7 +198,7 @@ class DistantCopies(Copies):
         else:
             self._num_away += 1
 
-    def _compared(self, tally: Tally) -> None:
+    def _compared(self, tally: OutcomeCounts) -> None:
         self._num_away -= 1
         if not self._closed:
             self._told(tally)

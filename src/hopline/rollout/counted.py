@@ -46,14 +46,14 @@ class CountedVersion:
         ] = []
         self._prices = config.cost
         self._charged_s = 0.0
-        self._is_rehearsing = False
+        self._is_in_preflight = False
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = self.sample_s = self.post_s = 0.0
         self.last_inference_ms = 0
 
     def statistics(self) -> dict[str, Any]:
         """Counters in the form of the protocol's ModelStatistics."""
-        self.bring_in()
+        self.flush_metrics()
         success = {"count": self.num_ok, "ns": int(self.success_s * 1e9)}
         queue = {"count": self.num_ok, "ns": int(self.queue_s * 1e9)}
         return {
@@ -76,18 +76,18 @@ class CountedVersion:
         }
 
     @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def preflight(self) -> Iterator[None]:
         """Nothing is counted, told or charged meanwhile."""
-        self._is_rehearsing = True
+        self._is_in_preflight = True
         try:
             yield
         finally:
-            self._is_rehearsing = False
+            self._is_in_preflight = False
             self._charged_s = self._cpu_s()
 
     def outcome(self, code: str, count: int = 1) -> None:
         """Count ended requests."""
-        if self._is_rehearsing:
+        if self._is_in_preflight:
             return
         if code == "ok":
             self.num_ok += count
@@ -96,7 +96,7 @@ class CountedVersion:
         if count:
             self._metrics.outcome(code, count)
 
-    def bring_in(self) -> None:
+    def flush_metrics(self) -> None:
         """Bring the batches that ran since into the metrics: together they cost a third of one by one."""
         if not self._ran:
             return
@@ -154,11 +154,11 @@ class CountedVersion:
         away_s: Sequence[float] = (),
     ) -> None:
         """Count a batch; `stages` have the same names each time, and none for what is left, "post"."""
-        if self._is_rehearsing:
+        if self._is_in_preflight:
             return
         self._ran.append((num_items, queue_s, compute_s, time.time(), stages, away_s))
         if len(self._ran) >= _RAN_TOGETHER:
-            self.bring_in()
+            self.flush_metrics()
 
     def _tell(
         self,
@@ -169,7 +169,7 @@ class CountedVersion:
         stages: Mapping[str, float] = _UNTOLD,
         away_s: Sequence[float] = (),
     ) -> None:
-        if not self._recorders or self._is_rehearsing:
+        if not self._recorders or self._is_in_preflight:
             return
         if stages:
             stages = {**stages, "post": compute_s - sum(stages.values())}

@@ -1,6 +1,6 @@
 """Answers that are looked up as a whole, in the turn of the event loop in which they are asked for.
 
-A request for rows that a table file has takes a few microseconds: less than a queue, a prediction of its
+A request for rows of a precomputed file takes a few microseconds: less than a queue, a prediction of its
 cost and a batch would take. It goes past them, and waits behind nobody. What is not wholly a look-up (an
 unknown, new or changed node, an inline node, a time cut) goes the ordinary way, where the rows that the
 table has are looked up all the same.

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from hopline.observe.psi import Comparison
-from hopline.rollout.tally import Tally
+from hopline.rollout.outcome_counts import OutcomeCounts
 
 #: Small, since a rollout is looked at thousands of times.
 _CHANCE = 1e-5
@@ -95,17 +95,17 @@ def exceeds(hits: int, count: int, limit: float, chance: float = _CHANCE) -> boo
 
 def verdict(
     gates: Gates,
-    current: Tally,
-    candidate: Tally,
+    current: OutcomeCounts,
+    candidate: OutcomeCounts,
     *,
-    rehearsal: int = 0,
+    preflight: int = 0,
     doubted: Sequence[int] | None = None,
-    shift: Callable[[Tally], Comparison | None] = Tally.shift,
+    shift: Callable[[OutcomeCounts], Comparison | None] = OutcomeCounts.shift,
 ) -> tuple[Verdict, str]:
     """Hold a candidate's counts of one step against its gates.
 
     Args:
-        rehearsal: of a step in which the candidate only gets copies, those that it must have answered;
+        preflight: of a step in which the candidate only gets copies, those that it must have answered;
             how fast it answers them says nothing, since they wait for everybody else.
         doubted: the candidate's `latency` when it was "slow", whose answers do not count; None before.
         shift: how far the candidate's scores are from the current ones.
@@ -118,7 +118,7 @@ def verdict(
         return "bad", why
     believed = candidate if doubted is None else candidate.after(doubted)
     chance = _CHANCE if doubted is None else _CHANCE_AGAIN
-    why = "" if rehearsal else _slowness(gates, current, believed, chance)
+    why = "" if preflight else _slowness(gates, current, believed, chance)
     if why:
         return ("slow" if doubted is None else "bad"), why
     why = _shift(gates, shift(candidate))
@@ -126,7 +126,7 @@ def verdict(
         return "bad", why
     # What a mirror sends counts as well: a shadow has no requests of its own.
     seen = max(candidate.requests, candidate.compared) if doubted is None else believed.requests
-    wanted = rehearsal or gates.min_requests
+    wanted = preflight or gates.min_requests
     if doubted is not None:
         wanted = max(wanted, _AFTER_DOUBT)
     if seen < wanted:
@@ -134,7 +134,7 @@ def verdict(
     return "good", f"{seen} requests within the gates"
 
 
-def _errors(gates: Gates, current: Tally, candidate: Tally) -> str:
+def _errors(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts) -> str:
     usual = current.errors / current.requests if current.requests else 0.0
     allowed = min(1.0, usual + gates.max_error_rate)
     if not exceeds(candidate.errors, candidate.requests, allowed):
@@ -146,7 +146,7 @@ def _errors(gates: Gates, current: Tally, candidate: Tally) -> str:
     )
 
 
-def _slowness(gates: Gates, current: Tally, candidate: Tally, chance: float) -> str:
+def _slowness(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts, chance: float) -> str:
     """Whether more of the candidate's answers take long than may: of its p99 limits `_SLOW_SHARE`, of its
     median's half."""
     limits = []
@@ -171,7 +171,7 @@ def _slowness(gates: Gates, current: Tally, candidate: Tally, chance: float) -> 
     return ""
 
 
-def _disagreement(gates: Gates, current: Tally, candidate: Tally) -> str:
+def _disagreement(gates: Gates, current: OutcomeCounts, candidate: OutcomeCounts) -> str:
     if not exceeds(candidate.differing, candidate.compared, gates.max_disagreement):
         return ""
     return (

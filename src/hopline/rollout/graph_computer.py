@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from hopline.config.schema import Config
-from hopline.engine.answer import Answerer, Supply, cut_of
+from hopline.engine.answer import Answerer, FetchedInputs, cut_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import Absent, Overlay
+from hopline.engine.source import Absent, FetchedRows
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.graph.live.view import LiveView
 from hopline.graph.snapshot import Graph
@@ -24,25 +24,25 @@ from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.computer import Computer, Fetch
 from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.predicted import MEASURED, PredictedRows, first_costs
+from hopline.rollout.prefetcher import Wanted
 from hopline.rollout.seed_tensors import seed_tensors
-from hopline.rollout.sidecar import Wanted
 from hopline.sampling.keyed import KEPT_ROWS
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
+    from hopline.rollout.feature_fetcher import FeatureFetcher
     from hopline.rollout.sources import Sources
-    from hopline.rollout.supplier import Supplier
     from hopline.scheduling.batcher import Batcher
 
-_NOTHING_YET = Supply()
+_NOTHING_YET = FetchedInputs()
 #: Requests by which a model that is served whole warms up the event loop's thread.
-_REHEARSALS = 16
+_PREFLIGHTS = 16
 #: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
 _FEW_ROWS = 256
 
 
-def _supply_of(work: Work) -> Supply:
+def _supply_of(work: Work) -> FetchedInputs:
     """What was fetched for a request."""
     fetch: Fetch | None = work.fetch
     return _NOTHING_YET if fetch is None or fetch.supply is None else fetch.supply
@@ -91,13 +91,15 @@ class GraphComputer(Computer):
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
-        self._near = {} if sources is None else sources.near
-        self._supplier: Supplier | None = None
-        if sources is not None and sources.near:
-            from hopline.rollout.supplier import Supplier
+        self._l1_rows = {} if sources is None else sources.l1_rows
+        self._feature_fetcher: FeatureFetcher | None = None
+        if sources is not None and sources.l1_rows:
+            from hopline.rollout.feature_fetcher import FeatureFetcher
 
             self.fetches = True
-            self._supplier = Supplier(sources.near, config.features.fetch_timeout_ms / 1e3, sources.sidecar)
+            self._feature_fetcher = FeatureFetcher(
+                sources.l1_rows, config.features.fetch_timeout_ms / 1e3, sources.prefetcher
+            )
             self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
 
@@ -113,15 +115,15 @@ class GraphComputer(Computer):
         """Answer a few requests, so that the first real one finds kernels and sessions ready."""
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
-            self._rehearse(np.arange(count))
+            self._preflight(np.arange(count))
         self._measure(num_nodes)
         self.model.shrink()
 
     def _measure(self, num_nodes: int) -> None:
         """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
-        if num_nodes <= MEASURED or self._supplier is not None:
+        if num_nodes <= MEASURED or self._feature_fetcher is not None:
             return
-        nodes, rows, elapsed_us = first_costs(self._rehearse, self._guard, num_nodes)
+        nodes, rows, elapsed_us = first_costs(self._preflight, self._guard, num_nodes)
         self._queue.cost.begin(rows, elapsed_us)
         request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
         work = Work(request, _dropped, num_seeds=num_seeds)
@@ -134,8 +136,8 @@ class GraphComputer(Computer):
         torch and malloc keep something for each thread and size: a first request would pay for it.
         """
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
-        for node in np.linspace(0, num_nodes - 1, _REHEARSALS, dtype=np.int64):
-            self._rehearse(np.array([node]))
+        for node in np.linspace(0, num_nodes - 1, _PREFLIGHTS, dtype=np.int64):
+            self._preflight(np.array([node]))
             await asyncio.sleep(0)
 
     def examples(self, count: int) -> list[ScoreRequest]:
@@ -143,7 +145,7 @@ class GraphComputer(Computer):
 
         None where rows would have to be fetched from a store.
         """
-        if self._supplier is not None:
+        if self._feature_fetcher is not None:
             return []
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         places = np.linspace(0, num_nodes - 1, count, dtype=np.int64)
@@ -159,10 +161,10 @@ class GraphComputer(Computer):
         targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
         return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
 
-    def _rehearse(self, local_ids: IdArray) -> None:
+    def _preflight(self, local_ids: IdArray) -> None:
         request = self._request(local_ids, self.output_names)
         # with what there is: the store's rows come with the first requests
-        for outcome in self.answerer.answer_supplied([request], [Supply(is_last=True)]):
+        for outcome in self.answerer.answer_supplied([request], [FetchedInputs(is_last=True)]):
             if isinstance(outcome, HoplineError):
                 raise outcome
 
@@ -202,12 +204,12 @@ class GraphComputer(Computer):
         edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
         return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
 
-    async def bring(
-        self, absent: Absent, overlays: dict[str, list[Overlay]], timeout_s: float
+    async def fetch_rows(
+        self, absent: Absent, fetched_rows: dict[str, list[FetchedRows]], timeout_s: float
     ) -> dict[str, int]:
-        """Fetch rows and add them to `overlays`; how many did not come, by reason."""
-        assert self._supplier is not None
-        return await self._supplier.fetch(absent, overlays, timeout_s)
+        """Fetch rows and add them to `fetched_rows`; how many did not come, by reason."""
+        assert self._feature_fetcher is not None
+        return await self._feature_fetcher.fetch(absent, fetched_rows, timeout_s)
 
     def _check(self, request: ScoreRequest) -> int:
         """Number of seeds of a request that is well-formed."""
@@ -291,7 +293,7 @@ class GraphComputer(Computer):
         guard.rows = 0
         self.model.watch.start()
         try:
-            if self._live is None and self._supplier is None:
+            if self._live is None and self._feature_fetcher is None:
                 return self.answerer.answer([work.request for work in batch])
             return self._answer(batch)
         finally:
@@ -333,14 +335,14 @@ class GraphComputer(Computer):
         """As `Computer.fetch`."""
         fetch: Fetch = work.fetch
 
-        def arrived(supply: Supply, until: float) -> None:
+        def arrived(supply: FetchedInputs, until: float) -> None:
             fetch.supply, fetch.patient_until, fetch.absent = supply, until, None
             resume(work)
 
-        assert self._supplier is not None
+        assert self._feature_fetcher is not None
         assert fetch.absent is not None
         self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
-        self._supplier.begin(
+        self._feature_fetcher.begin(
             fetch.absent, _supply_of(work), fetch.patient_until, arrived, lambda: self._wanted(work.request)
         )
 
@@ -365,16 +367,16 @@ class GraphComputer(Computer):
     def flush(self, metrics: ModelMetrics) -> None:
         """As `Computer.flush`: hits and misses of the state cache."""
         for table in self.model.tables.values():
-            metrics.table_hits.inc(table.num_hits)
-            metrics.table_misses.inc(table.num_misses)
+            metrics.state_cache_hits.inc(table.num_hits)
+            metrics.state_cache_misses.inc(table.num_misses)
             table.num_hits = table.num_misses = 0
 
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
         """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
         if self._live is None:
-            return seed_tensors(self.model, self.model.graph, self._near, request)
+            return seed_tensors(self.model, self.model.graph, self._l1_rows, request)
         with self._live.beside("records") as graph:
-            return seed_tensors(self.model, graph, self._near, request)
+            return seed_tensors(self.model, graph, self._l1_rows, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""

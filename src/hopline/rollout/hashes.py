@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hopline.artifact import ModelSpec, TableSpec
+from hopline.artifact import ModelSpec, TabularSpec
 
 _DIGITS = 16
 
@@ -44,8 +44,8 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
     }
 
 
-def table_model_hashes(spec: TableSpec) -> dict[str, str]:
-    """The three hashes of a table model.
+def tabular_model_hashes(spec: TabularSpec) -> dict[str, str]:
+    """The three hashes of a tabular model.
 
     preprocessing_hash: of all steps before the last one. feature_schema_hash: names, order, types and
     defaults of the columns.

@@ -40,9 +40,9 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
 from hopline.rollout import rollout as steps
 from hopline.rollout.asked_unit import asked_unit
-from hopline.rollout.fleet import Fleet
+from hopline.rollout.judge import RolloutJudge
+from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
-from hopline.rollout.referee import Referee
 from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.shared_state import Change, SharedState
@@ -84,8 +84,8 @@ class Lifecycle:
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
         self._state = SharedState(config, loader, self._forget)
-        self._referee = Referee(metrics, recorders, self._state.folder)
-        self.fleet = self._fleet = Fleet(loader, self._referee, self._state.acknowledge, metrics)
+        self._referee = RolloutJudge(metrics, recorders, self._state.folder)
+        self.fleet = self._fleet = LoadedUnits(loader, self._referee, self._state.acknowledge, metrics)
 
     # Life
 

@@ -61,7 +61,7 @@ class ModelLimits:
     hang_s: float = setting(
         5.0, "that process is replaced after so long without an answer while deadlines pass", minimum=0.1
     )
-    table_file: str = setting(
+    precomputed_file: str = setting(
         "", "final rows computed by `hopline batch`, in place of table.file; several with commas"
     )
     cache_bytes: int = setting(0, "answers that are kept and given again; 0 keeps none", minimum=0)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.config.schema import Config
 from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import Model, TablePlan, load_model
+from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.schema import check_schema
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.graph import Graph
@@ -34,12 +34,12 @@ from hopline.rollout.limits import ModelLimits, read_limits
 from hopline.rollout.load import Load
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.model_inputs import ModelInputs, SharedInputs
+from hopline.rollout.precomputed_files import check_named, tables_of
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.regions import Regions
 from hopline.rollout.repositories import configured_repository
 from hopline.rollout.repository import Repository
 from hopline.rollout.served import Recorder, Scorer, Served
-from hopline.rollout.table_files import check_named, tables_of
 from hopline.rollout.unit import Unit
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
@@ -99,15 +99,15 @@ class Loader:
             ("model", "version"),
         )
         worker = config.worker
-        self._regions = Regions(worker.table_fd, worker.index)
-        self._share = config.table.memory_bytes
+        self._regions = Regions(worker.state_cache_fd, worker.index)
+        self._share = config.state_cache.memory_bytes
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
 
     def expect(self, num_units: int) -> None:
         """Divide the tables' memory among so many units; later ones get as much as these."""
-        self._share = self.config.table.memory_bytes // max(1, num_units)
+        self._share = self.config.state_cache.memory_bytes // max(1, num_units)
 
     def available(self, model: str) -> list[str]:
         """Versions of a model in the repository, oldest first.
@@ -174,7 +174,7 @@ class Loader:
                     f"models.repository: {repository.address} holds no models{empty}; run "
                     "`hopline package` first"
                 )
-        check_named(self.config.table.file, names)
+        check_named(self.config.precomputed.file, names)
         return names
 
     def nesting(self, model: str) -> int:
@@ -278,11 +278,11 @@ class Loader:
             limits,
         )  # fmt: skip
 
-    def _table(self, load: Load, folder: Path, spec: TableSpec, limits: ModelLimits) -> Served:
+    def _table(self, load: Load, folder: Path, spec: TabularSpec, limits: ModelLimits) -> Served:
         from hopline.rollout.tabular_computer import TabularComputer
-        from hopline.runtimes.table import TableModel
+        from hopline.runtimes.tabular import TabularModel
 
-        return self._queued(TabularComputer(TableModel(folder, spec), self.config, load.unit.id), limits)
+        return self._queued(TabularComputer(TabularModel(folder, spec), self.config, load.unit.id), limits)
 
     def _queued(self, computer: Computer, limits: ModelLimits) -> QueuedVersion:
         return QueuedVersion(
@@ -319,13 +319,13 @@ class Loader:
         check_schema(spec, graph)  # before anything reads what the graph may not have
         key = self._region_key(load, spec, graph)
         plan, arena = self._regions.take(
-            key, self._share, lambda share: TablePlan(spec, graph, share, self.config.worker.count)
+            key, self._share, lambda share: StateCachePlan(spec, graph, share, self.config.worker.count)
         )
         load.hold(lambda: self._regions.give_back(key))
         tables = plan.build(arena, self.config.worker.index)
         sources = inputs.sources
-        near = {} if sources is None else sources.near
-        loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, near)
+        l1_rows = {} if sources is None else sources.l1_rows
+        loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
         return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id), limits)
@@ -344,7 +344,7 @@ class Loader:
             self._metrics,
             self._recorders,
             nice=_SHADOW_NICE if load.unit.shadow else 0,
-            table_bytes=self._share // self.config.worker.count,
+            state_cache_bytes=self._share // self.config.worker.count,
             starter=self._starter,
         )
 
@@ -367,18 +367,18 @@ class Loader:
 
     def _table_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
-        own = [name.strip() for name in limits.table_file.split(",") if name.strip()]
-        return [Path(name).expanduser() for name in own or self.config.table.file]
+        own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
+        return [Path(name).expanduser() for name in own or self.config.precomputed.file]
 
     async def _look_up(
         self, served: QueuedVersion, computer: GraphComputer, folder: Path, files: list[Path]
     ) -> None:
         from hopline.rollout.lookup import LookUp
 
-        model, settings = computer.model, self.config.table
+        model, settings = computer.model, self.config.precomputed
         rows_total = self._metrics.counter(
-            "hopline_table_file_rows_total",
-            "Rows asked for of models with a table file, by what became of them.",
+            "hopline_precomputed_rows_total",
+            "Rows asked for of models with a precomputed file, by what became of them.",
             ("model", "version", "outcome"),
         )
 

@@ -20,8 +20,8 @@ from hopline.errors import DeadlineExceeded, HoplineError
 from hopline.observe.metrics import Counter
 from hopline.rollout.direct import DirectAnswers
 from hopline.rollout.graph_computer import GraphComputer
+from hopline.rollout.precomputed_files import replaced
 from hopline.rollout.served import Ran, Recorder
-from hopline.rollout.table_files import replaced
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -120,7 +120,7 @@ class LookUp:
         direct.seconds.append(seconds)
         work.finish(result)
         if len(direct.seconds) >= _TOGETHER:
-            version.bring_in()
+            version.flush_metrics()
         if self._recorders:
             self._tell_later(work.request, result, seconds)
         return ()
@@ -265,4 +265,4 @@ class LookUp:
 
 def _read_all(cold: Sequence[Cold]) -> None:
     for each in cold:
-        each.bring()
+        each.read_ahead()

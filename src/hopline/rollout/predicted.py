@@ -199,12 +199,12 @@ _Key = tuple[ExternalId, ...]
 
 
 def first_costs(
-    rehearse: Callable[[IdArray], object], guard: Guard, num_nodes: int
+    preflight: Callable[[IdArray], object], guard: Guard, num_nodes: int
 ) -> tuple[IdArray, tuple[int, int], tuple[float, float]]:
     """What made-up requests take, one node and `MEASURED` of them, from all over the graph.
 
     Args:
-        rehearse: answers about nodes.
+        preflight: answers about nodes.
         guard: counts their rows.
 
     Returns: (the nodes, rows of both requests, microseconds of processor time of both).
@@ -213,7 +213,7 @@ def first_costs(
     def cost_of(local_ids: IdArray) -> tuple[float, int]:
         guard.rows = 0
         began = time.thread_time()
-        rehearse(local_ids)
+        preflight(local_ids)
         return (time.thread_time() - began) * 1e6, guard.rows
 
     nodes = np.linspace(0, num_nodes - 1, MEASURED + 3, dtype=np.int64)

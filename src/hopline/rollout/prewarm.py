@@ -1,4 +1,4 @@
-"""Fills L1 and the embedding tables before the first request, with the nodes that requests read most."""
+"""Fills L1 and the state caches before the first request, with the nodes that requests read most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from hopline.config.schema import Config
 from hopline.engine.model import Model
-from hopline.engine.source import Absent, Overlay, RowsAbsent
+from hopline.engine.source import Absent, FetchedRows, RowsAbsent
 from hopline.errors import HoplineError
 from hopline.features.answer import Reason
 from hopline.rollout.graph_computer import GraphComputer
@@ -75,14 +75,14 @@ async def _compute(
 ) -> Mapping[str, int]:
     """Compute nodes, which keeps their rows; what kept them from being computed, as rows by reason."""
     end = time.monotonic() + _PATIENCE_S
-    overlays: dict[str, list[Overlay]] = {}
+    fetched_rows: dict[str, list[FetchedRows]] = {}
     while True:
-        model.supply(overlays)
+        model.supply(fetched_rows)
         try:
             model.final_states({node_type: ids})
             return {}
         except RowsAbsent as found:
-            lacking = await _bring(computer, found, overlays, end)
+            lacking = await _fetch(computer, found, fetched_rows, end)
             if lacking:
                 return lacking
         except HoplineError as error:
@@ -92,15 +92,15 @@ async def _compute(
             model.supply({})
 
 
-async def _bring(
-    computer: GraphComputer, found: RowsAbsent, overlays: dict[str, list[Overlay]], end: float
+async def _fetch(
+    computer: GraphComputer, found: RowsAbsent, fetched_rows: dict[str, list[FetchedRows]], end: float
 ) -> Mapping[str, int]:
     """Fetch what is absent, in pieces; rows that did not come, by reason."""
     why: Counter[str] = Counter()
     for node_type, ids in found.absent.items():
         for at in range(0, ids.shape[0], _ROWS_AT_ONCE):
             absent = Absent({node_type: ids[at : at + _ROWS_AT_ONCE]})
-            why.update(await computer.bring(absent, overlays, max(0.0, end - time.monotonic())))
+            why.update(await computer.fetch_rows(absent, fetched_rows, max(0.0, end - time.monotonic())))
             if why.keys() - _OF_THE_ROW:
                 return why
     return why

@@ -54,7 +54,7 @@ class ModelProcess(asyncio.Protocol):
             theirs, since the process may still be at work on them.
         idle: set whenever nothing is unanswered.
         overdue_since: when the first request since the last sign of progress ran out of time.
-        num_batches, table_hits, table_misses, cpu_s: as it last said.
+        num_batches, state_cache_hits, state_cache_misses, cpu_s: as it last said.
         why: why it was ended from here; "" where it was not.
     """
 
@@ -67,7 +67,7 @@ class ModelProcess(asyncio.Protocol):
         self.idle.set()
         self.overdue_since: float | None = None
         self.num_batches = 0
-        self.table_hits = self.table_misses = self.cpu_s = 0.0
+        self.state_cache_hits = self.state_cache_misses = self.cpu_s = 0.0
         self.why = ""
         self._process: StartedChild | None = None
         self._frames = wire.frames()

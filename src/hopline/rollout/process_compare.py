@@ -10,8 +10,8 @@ import msgspec
 
 from hopline.errors import HoplineError
 from hopline.rollout import process_wire as wire
+from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.served import Served
-from hopline.rollout.tally import Tally
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -60,7 +60,7 @@ class Comparison:
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        tally = Tally()
+        tally = OutcomeCounts()
         for request, wanted, found in self._done:
             tally.count(found, self._took.pop(id(request), 0.0))
             tally.compare(wanted, found, self._tolerance)

@@ -302,7 +302,7 @@ class ModelHost(asyncio.Protocol):
         assert self._served is not None
         while True:
             self._served.statistics()  # brings what was counted into the metrics
-            hits, misses = table.table_hits.value, table.table_misses.value
+            hits, misses = table.state_cache_hits.value, table.state_cache_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
             # often enough for slow to be told from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))

@@ -34,13 +34,13 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout import process_wire as wire
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.limits import ModelLimits
+from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.process_child import ModelProcess
 from hopline.rollout.process_keeper import ProcessKeeper
 from hopline.rollout.process_main import DEFAULT_FACTORY
 from hopline.rollout.process_starter import ProcessStarter
 from hopline.rollout.queued import admission_of
 from hopline.rollout.served import Recorder
-from hopline.rollout.tally import Tally
 from hopline.scheduling.policy import LOW
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreResult
@@ -106,7 +106,7 @@ class ProcessVersion(CountedVersion):
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
         #: Whom to tell of comparisons that are under way, oldest first.
-        self._told_of: deque[Callable[[Tally], object]] = deque()
+        self._told_of: deque[Callable[[OutcomeCounts], object]] = deque()
         self._has_stages = False
         self._gauges = (
             (self._metrics.queue_rows, lambda: float(self._live_rows)),
@@ -125,7 +125,7 @@ class ProcessVersion(CountedVersion):
         recorders: Sequence[Recorder] = (),
         *,
         nice: int = 0,
-        table_bytes: int | None = None,
+        state_cache_bytes: int | None = None,
         starter: ProcessStarter | None = None,
     ) -> ProcessVersion:
         """A unit of the repository in a process of its own, warm and ready.
@@ -133,15 +133,14 @@ class ProcessVersion(CountedVersion):
         Args:
             model, unit: which one.
             config, limits, metrics, recorders, nice, starter: as for the class.
-            table_bytes: for its embedding tables, which it shares with nobody; None takes the server's own
-                setting.
+            state_cache_bytes: memory of its own state caches; None takes the server's setting.
 
         Raises:
             HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
         """
         arguments = msgspec.to_builtins(unit)
-        if table_bytes is not None:
-            config = config.replace(table__memory_bytes=table_bytes)
+        if state_cache_bytes is not None:
+            config = config.replace(state_cache__memory_bytes=state_cache_bytes)
         self = cls(
             model,
             unit.id,
@@ -286,7 +285,9 @@ class ProcessVersion(CountedVersion):
         self.outcome("ok", num_ok)
         self._record(tell.batches, ended, now)
 
-    def compare(self, copies: Sequence[bytes], tolerance: float, told: Callable[[Tally], object]) -> None:
+    def compare(
+        self, copies: Sequence[bytes], tolerance: float, told: Callable[[OutcomeCounts], object]
+    ) -> None:
         """As `Compares.compare`."""
         self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
         self._told_of.append(told)
@@ -301,9 +302,12 @@ class ProcessVersion(CountedVersion):
         if beat.num_batches > process.num_batches:
             process.overdue_since = None
         process.num_batches = beat.num_batches
-        self._metrics.table_hits.inc(beat.table_hits - process.table_hits)
-        self._metrics.table_misses.inc(beat.table_misses - process.table_misses)
-        process.table_hits, process.table_misses = beat.table_hits, beat.table_misses
+        self._metrics.state_cache_hits.inc(beat.state_cache_hits - process.state_cache_hits)
+        self._metrics.state_cache_misses.inc(beat.state_cache_misses - process.state_cache_misses)
+        process.state_cache_hits, process.state_cache_misses = (
+            beat.state_cache_hits,
+            beat.state_cache_misses,
+        )
         process.cpu_s = beat.cpu_s
 
     def lost(self, process: ModelProcess, how: str) -> None:
@@ -315,7 +319,7 @@ class ProcessVersion(CountedVersion):
         process.idle.set()
         self._keeper.lost(process, how, renew=not self.admission.closed)
         while self._told_of:  # what was sent to it is not compared
-            self._told_of.popleft()(Tally())
+            self._told_of.popleft()(OutcomeCounts())
         for work in unanswered:
             if not work.ended:
                 self._fail(work, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
@@ -444,7 +448,7 @@ def _config_inside(config: Config) -> Config:
         worker__index=0,
         worker__count=1,
         worker__metrics_dir="",
-        worker__table_fd=-1,
+        worker__state_cache_fd=-1,
         worker__rows_fd=-1,
         worker__isolated=True,
     )

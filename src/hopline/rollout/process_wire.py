@@ -26,7 +26,7 @@ import numpy as np
 from hopline.errors import HoplineError, RuntimeFailure
 from hopline.process.wire import Wire
 from hopline.request_fields import FIELDS
-from hopline.rollout.tally import Tally
+from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.types import AnyArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult
 
 _ARRAY, _OBJECTS = 1, 2
@@ -96,13 +96,13 @@ class Beat(msgspec.Struct, tag="beat"):
 
     Attributes:
         num_batches: that ended so far.
-        table_hits, table_misses: rows found and not found in embedding tables so far.
+        state_cache_hits, state_cache_misses: rows found and not found in state caches so far.
         cpu_s: processor seconds of the process so far.
     """
 
     num_batches: int
-    table_hits: float
-    table_misses: float
+    state_cache_hits: float
+    state_cache_misses: float
     cpu_s: float
 
 
@@ -124,7 +124,7 @@ class Compared(msgspec.Struct, tag="compared"):
     """
 
     num_copies: int
-    tally: Tally
+    tally: OutcomeCounts
 
 
 FromModel = Ready | Failed | Tell | Beat | Compared

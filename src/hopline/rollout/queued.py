@@ -128,7 +128,7 @@ class QueuedVersion(CountedVersion):
             work.num_bytes = rows * computer.row_bytes
             if computer.predicts:
                 computer.predict(work)
-            if admission.has_rate and not self._is_rehearsing:
+            if admission.has_rate and not self._is_in_preflight:
                 self._put_paid(work)
             else:
                 self.queue.put(work)
@@ -170,7 +170,7 @@ class QueuedVersion(CountedVersion):
         self.computer.warm_up()
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
-        """As `Rehearsed.examples`."""
+        """As `Preflighted.examples`."""
         return self.computer.examples(count)
 
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
@@ -204,16 +204,16 @@ class QueuedVersion(CountedVersion):
         for gauge, read in self._gauges:
             gauge.unset_function(read)
         self._gauges = ()
-        self.bring_in()
+        self.flush_metrics()
         self.queue.release()
         self.computer.release()
         if self.look_up is not None:
             self.look_up.release()
             self.look_up = None
 
-    def bring_in(self) -> None:
+    def flush_metrics(self) -> None:
         """The same, and what the computer and the look-up counted."""
-        super().bring_in()
+        super().flush_metrics()
         self.computer.flush(self._metrics)
         if self.look_up is not None:
             self.look_up.count()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from hopline.engine.model import TablePlan
+from hopline.engine.model import StateCachePlan
 from hopline.memory.arena import Arena
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -56,7 +56,9 @@ class Regions:
                 for key in list(regions):
                     self._leave(regions, key)
 
-    def take(self, key: str, share: int, plan: Callable[[int], TablePlan]) -> tuple[TablePlan, Arena]:
+    def take(
+        self, key: str, share: int, plan: Callable[[int], StateCachePlan]
+    ) -> tuple[StateCachePlan, Arena]:
         """The tables' plan and memory of one unit; to be given back once, by `give_back`.
 
         Args:

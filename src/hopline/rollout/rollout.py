@@ -27,7 +27,7 @@ _MAX_TEXT = 500
 MAX_STEPS = 100
 #: Characters of what a person says about a decision.
 MAX_REASON = 200
-_MAX_HOLD_S, _MAX_REHEARSAL = 10 * 365 * 86_400.0, 1_000_000
+_MAX_HOLD_S, _MAX_PREFLIGHT = 10 * 365 * 86_400.0, 1_000_000
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,11 +40,11 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the candidate and only compares; "ab" splits them until somebody decides.
         graph, groups: the candidate's snapshot and feature groups, where they are not the server's own.
         steps: percent of requests for the candidate, one after the other; empty takes the kind's usual.
-        hold_s: each step lasts at least so long.
+        min_step_s: each step lasts at least so long.
         gates: see `Gates`.
         share: of requests that a shadow gets a copy of, in percent.
         auto: False leaves going on to people; gates still roll back.
-        rehearse: copies of requests that the candidate of a canary or blue/green must answer first, within
+        preflight: copies of requests that the candidate of a canary or blue/green must answer first, within
             the gates, before any caller gets its answers; that also fills its tables. 0 goes without.
     """
 
@@ -54,11 +54,11 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: str = ""
     groups: tuple[str, ...] = ()
     steps: tuple[float, ...] = ()
-    hold_s: float = 60.0
+    min_step_s: float = 60.0
     gates: Gates = Gates()
     share: float = 100.0
     auto: bool = True
-    rehearse: int = 100
+    preflight: int = 100
 
     def check(self) -> None:
         """Raises: BadRequest: steps, shares or gates that make no sense."""
@@ -73,12 +73,12 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             problems.append(f"a {self.kind} has no steps of its own")
         if self.kind == "ab" and len(self.steps) > 1:
             problems.append("an A/B test has one step: the percent of requests for the candidate")
-        if not 0 <= self.hold_s <= _MAX_HOLD_S:
-            problems.append(f"hold_s is from 0 to {_MAX_HOLD_S:.0f} (ten years), not {self.hold_s}")
+        if not 0 <= self.min_step_s <= _MAX_HOLD_S:
+            problems.append(f"min_step_s is from 0 to {_MAX_HOLD_S:.0f} (ten years), not {self.min_step_s}")
         if not 0 < self.share <= 100:
             problems.append(f"share is a percent above 0 and up to 100, not {self.share}")
-        if not 0 <= self.rehearse <= _MAX_REHEARSAL:
-            problems.append(f"rehearse is from 0 to {_MAX_REHEARSAL}, not {self.rehearse}")
+        if not 0 <= self.preflight <= _MAX_PREFLIGHT:
+            problems.append(f"preflight is from 0 to {_MAX_PREFLIGHT}, not {self.preflight}")
         if problems:
             raise BadRequest("; ".join(problems))
 
@@ -96,8 +96,8 @@ class Rollout(msgspec.Struct, frozen=True):
     Attributes:
         id: unique; also salts who is in the candidate's share, so that a key stays in as the share grows.
         current, candidate: unit ids.
-        rehearsal: copies that it answers first; see `RolloutRequest.rehearse`.
-        step: index in `steps`; -1 while it is rehearsed.
+        preflight: copies that it answers first; see `RolloutRequest.preflight`.
+        step: index in `steps`; -1 while it is preflighted.
         percent: of requests that the candidate answers now.
         step_since: time.time() at which the step began.
         reason: of the present status.
@@ -109,13 +109,13 @@ class Rollout(msgspec.Struct, frozen=True):
     current: str
     candidate: str
     steps: tuple[float, ...]
-    hold_s: float
+    min_step_s: float
     gates: Gates
     share: float
     auto: bool
     started: float
     step_since: float
-    rehearsal: int = 0
+    preflight: int = 0
     step: int = 0
     percent: float = 0.0
     status: Status = "running"
@@ -130,7 +130,7 @@ class Rollout(msgspec.Struct, frozen=True):
         """
         if self.kind == "shadow":
             return 1
-        return self.rehearsal if self.step < 0 else 0
+        return self.preflight if self.step < 0 else 0
 
     @property
     def is_over(self) -> bool:
@@ -141,7 +141,7 @@ class Rollout(msgspec.Struct, frozen=True):
 def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Rollout:
     """The first step."""
     steps = asked.steps or STEPS[asked.kind]
-    rehearsal = asked.rehearse if asked.kind in ("canary", "blue_green") else 0
+    preflight = asked.preflight if asked.kind in ("canary", "blue_green") else 0
     rollout = Rollout(
         id=secrets.token_hex(6),
         model=asked.model,
@@ -149,15 +149,15 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
         current=current,
         candidate=candidate,
         steps=steps,
-        hold_s=asked.hold_s,
+        min_step_s=asked.min_step_s,
         gates=asked.gates,
         share=asked.share,
         auto=asked.auto,
         started=now,
         step_since=now,
-        rehearsal=rehearsal,
-        step=-1 if rehearsal else 0,
-        percent=steps[0] if steps and not rehearsal else 0.0,
+        preflight=preflight,
+        step=-1 if preflight else 0,
+        percent=steps[0] if steps and not preflight else 0.0,
     )
     return _noted(rollout, now, f"{asked.kind} of {candidate} beside {current}, {_told(rollout)}")
 
@@ -177,7 +177,7 @@ def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
         return rollout
     if rollout.kind in ("shadow", "ab"):
         return rollout
-    if rollout.step >= 0 and now - rollout.step_since < rollout.hold_s:
+    if rollout.step >= 0 and now - rollout.step_since < rollout.min_step_s:
         return rollout
     return forward(rollout, why, now)
 
@@ -259,5 +259,5 @@ def _told(rollout: Rollout) -> str:
     if rollout.kind == "shadow":
         return f"{rollout.share:g} % of requests copied"
     if rollout.step < 0:
-        return f"rehearsed with {rollout.rehearsal} copies of requests first"
+        return f"preflighted with {rollout.preflight} copies of requests first"
     return f"{rollout.percent:g} % of requests"

@@ -17,7 +17,7 @@ from hopline.engine.model import Model
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest
 
 if TYPE_CHECKING:
-    from hopline.features.near import NearRows
+    from hopline.features.l1_rows import L1Rows
     from hopline.graph import Graph
     from hopline.graph.live.view import LiveRows, LiveView
     from hopline.graph.narrow import NarrowMatrix
@@ -29,7 +29,7 @@ _MOST_ROWS = 64
 def seed_tensors(
     model: Model | EgoModel,
     graph: Graph | LiveView,
-    near: Mapping[str, NearRows],
+    l1_rows: Mapping[str, L1Rows],
     request: ScoreRequest,
 ) -> dict[str, AnyArray]:
     """Feature rows and in-degrees of a request's first nodes.
@@ -37,7 +37,7 @@ def seed_tensors(
     Args:
         model: that answered it.
         graph: what it answers about; a live one is pinned.
-        near: node type -> rows kept near, for types whose features lie in a store.
+        l1_rows: node type -> rows kept near, for types whose features lie in a store.
         request: answered, so that its ids are well-formed.
 
     Returns: "<side>.<node type>.features" float32 [n, d], NaN in rows that are not known or not near any
@@ -47,11 +47,11 @@ def seed_tensors(
     head = model.spec.head
     found: dict[str, AnyArray] = {}
     if request.pairs is None:
-        found |= _side("nodes", model, graph, near, head.node_type, request.nodes)
+        found |= _side("nodes", model, graph, l1_rows, head.node_type, request.nodes)
     else:
-        found |= _side("sources", model, graph, near, head.node_type, request.pairs[0])
+        found |= _side("sources", model, graph, l1_rows, head.node_type, request.pairs[0])
         found |= _side(
-            "targets", model, graph, near, head.dst_node_type or head.node_type, request.pairs[1]
+            "targets", model, graph, l1_rows, head.dst_node_type or head.node_type, request.pairs[1]
         )
     if request.inline:
         found["inline.features"] = np.array(
@@ -64,7 +64,7 @@ def _side(
     side: str,
     model: Model | EgoModel,
     graph: Graph | LiveView,
-    near: Mapping[str, NearRows],
+    l1_rows: Mapping[str, L1Rows],
     node_type: str,
     asked: ExternalIds,
 ) -> dict[str, AnyArray]:
@@ -74,7 +74,7 @@ def _side(
     ids = nodes.ids.lookup(asked[:_MOST_ROWS])
     known = ids >= 0
     found: dict[str, AnyArray] = {
-        f"{side}.{node_type}.features": _features(nodes.features, near.get(node_type), ids, known)
+        f"{side}.{node_type}.features": _features(nodes.features, l1_rows.get(node_type), ids, known)
     }
     for key in model.spec.fanouts:
         adjacency = graph.edges[key]
@@ -86,17 +86,17 @@ def _side(
 
 
 def _features(
-    stored: AnyArray | NarrowMatrix | LiveRows, near: NearRows | None, ids: IdArray, known: AnyArray
+    stored: AnyArray | NarrowMatrix | LiveRows, l1_rows: L1Rows | None, ids: IdArray, known: AnyArray
 ) -> FloatArray:
     rows: FloatArray = np.full(
-        (ids.shape[0], stored.shape[1] if near is None else near.group.dim), np.nan, np.float32
+        (ids.shape[0], stored.shape[1] if l1_rows is None else l1_rows.group.dim), np.nan, np.float32
     )
-    if near is None:
+    if l1_rows is None:
         rows[known] = stored[ids[known]]
         return rows
     wanted = ids[known]
-    read: FloatArray = np.empty((wanted.shape[0], near.group.dim), np.float32)
+    read: FloatArray = np.empty((wanted.shape[0], l1_rows.group.dim), np.float32)
     # as the model read them, however old by now
-    read[near.cache.read(wanted, read, time.monotonic(), True)] = np.nan
+    read[l1_rows.cache.read(wanted, read, time.monotonic(), True)] = np.nan
     rows[known] = read
     return rows

@@ -1,6 +1,6 @@
 """What answers requests under a model's name, whatever is behind it; and who is told of what it answered.
 
-A graph model, a table model, a pipeline, a process of its own, a split between two versions: to the
+A graph model, a tabular model, a pipeline, a process of its own, a split between two versions: to the
 service all are one `Served`. Wrappers (a response cache, a mirror) are one too and hold another.
 """
 
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from hopline.errors import HoplineError
-from hopline.rollout.tally import Tally
+from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
@@ -87,14 +87,14 @@ class Served(Scorer, Protocol):
 
 
 @runtime_checkable
-class Rehearsed(Protocol):
+class Preflighted(Protocol):
     """A version that can be asked before anybody asks it; not all can."""
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
         """Requests that it can answer out of what there is."""
         ...
 
-    def rehearsing(self) -> AbstractContextManager[None]:
+    def preflight(self) -> AbstractContextManager[None]:
         """Nothing is counted, told or charged meanwhile."""
         ...
 
@@ -136,7 +136,9 @@ class AsksModels(Protocol):
 class Compares(Protocol):
     """A version that compares answers by itself, where they are computed."""
 
-    def compare(self, copies: Sequence[bytes], tolerance: float, told: Callable[[Tally], object]) -> None:
+    def compare(
+        self, copies: Sequence[bytes], tolerance: float, told: Callable[[OutcomeCounts], object]
+    ) -> None:
         """Answer copies and hold the answers against the outcomes that their callers got.
 
         Args:

@@ -23,7 +23,7 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError, RuntimeFailure
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import Acknowledgements
-from hopline.rollout.fleet import Fleet
+from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.state import FirstState, Identity, LifecycleState, ModelState, StateFile
@@ -61,14 +61,14 @@ class SharedState:
         self._first = FirstState({})
         # One thread of its own: loads may keep those that all share for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
-        self._fleet: Fleet | None = None
+        self._fleet: LoadedUnits | None = None
 
     @property
-    def _followers(self) -> Fleet:
+    def _followers(self) -> LoadedUnits:
         assert self._fleet is not None, "the state is not open"
         return self._fleet
 
-    def open(self, fleet: Fleet) -> LifecycleState:
+    def open(self, fleet: LoadedUnits) -> LifecycleState:
         """Have a fleet follow the state from what it is now; returns what is in the file.
 
         Raises:

@@ -20,9 +20,9 @@ from hopline.errors import ConfigError, FeatureSchemaMismatch
 from hopline.features.base import FeatureGroup, FeatureStore
 from hopline.features.breaker import BreakerPolicy
 from hopline.features.client import ClientLimits, FeatureClient
-from hopline.features.l1 import CachePlan, RowCache
+from hopline.features.l1 import CachePlan, L1FeatureCache
+from hopline.features.l1_rows import L1Rows
 from hopline.features.metrics import FeatureMetrics
-from hopline.features.near import NearRows
 from hopline.features.registry import open_store
 from hopline.features.retry import RetryPolicy
 from hopline.features.shared_file import HEADER_BYTES, SharedFile
@@ -30,7 +30,7 @@ from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
-from hopline.rollout.sidecar import Sidecar
+from hopline.rollout.prefetcher import Prefetcher
 from hopline.types import FloatArray
 
 log = logging.getLogger(__name__)
@@ -47,17 +47,17 @@ class Sources:
     """The feature store of a server, opened.
 
     Attributes:
-        near: node type -> its rows; empty where features lie in the graph.
+        l1_rows: node type -> its rows; empty where features lie in the graph.
         metrics: of fetches and degraded answers.
         fetched_rows: histogram by model and version.
         shared: the file that L1 lives in, where it has one.
-        sidecar: fetches for this process; whoever wires one sets it before models are loaded.
+        prefetcher: fetches for this process; whoever wires one sets it before models are loaded.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
-        self.near: dict[str, NearRows] = {}
+        self.l1_rows: dict[str, L1Rows] = {}
         self.shared: SharedFile | None = None
-        self.sidecar: Sidecar | None = None
+        self.prefetcher: Prefetcher | None = None
         self.metrics = FeatureMetrics(metrics)
         self.fetched_rows = metrics.histogram(
             "hopline_fetched_rows",
@@ -97,11 +97,13 @@ class Sources:
         ttls = _pairs(settings.ttls, "features.ttls", list(groups.values()))
         described = {name: await origin.store.describe(groups[name]) for name in types}
         loop = asyncio.get_running_loop()
-        self.near = await loop.run_in_executor(threads, self._near_rows, graph, described, ttls, origin, l2)
-        for near in self.near.values():
+        self.l1_rows = await loop.run_in_executor(
+            threads, self._near_rows, graph, described, ttls, origin, l2
+        )
+        for l1_rows in self.l1_rows.values():
             if l2 is not None:
-                await l2.store.create(near.group)
-            await near.client.check_schema(near.group)
+                await l2.store.create(l1_rows.group)
+            await l1_rows.client.check_schema(l1_rows.group)
         rows = self._registry.counter(
             "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
         )
@@ -115,7 +117,7 @@ class Sources:
         ttls: Mapping[str, str],
         origin: Tier,
         l2: Tier | None,
-    ) -> dict[str, NearRows]:
+    ) -> dict[str, L1Rows]:
         """Node type -> its rows."""
         settings = self._config.features
         plans = self._plans(graph, described)
@@ -130,7 +132,7 @@ class Sources:
         for name, group in described.items():
             _check(group, graph, name)
             ttl_s = _seconds(ttls.get(group.name, settings.ttl_s), f"features.ttls: {group.name}")
-            cache = RowCache(arena, plans[name], ttl_s, self._config.worker.index)
+            cache = L1FeatureCache(arena, plans[name], ttl_s, self._config.worker.index)
             client = FeatureClient(
                 group,
                 origin,
@@ -140,7 +142,7 @@ class Sources:
                 recheck_s=settings.schema_recheck_s,
                 metrics=self.metrics,
             )
-            found[name] = NearRows(
+            found[name] = L1Rows(
                 group,
                 cache,
                 client,
@@ -154,8 +156,8 @@ class Sources:
     async def close(self) -> None:
         """Release the stores, and count no more."""
         self._registry.not_before_reading(self._record)
-        for near in self.near.values():
-            await near.client.close()
+        for l1_rows in self.l1_rows.values():
+            await l1_rows.client.close()
         for store in self._stores:
             await store.close()
         if self.shared is not None:
@@ -219,9 +221,9 @@ class Sources:
 
     def _record(self) -> None:
         """Bring the caches' own counts into the metrics."""
-        for near in self.near.values():
-            for result, count in near.cache.counts.items():
-                key = near.group.name, result
+        for l1_rows in self.l1_rows.values():
+            for result, count in l1_rows.cache.counts.items():
+                key = l1_rows.group.name, result
                 self._l1_rows(*key).inc(count - self._counted.get(key, 0))
                 self._counted[key] = count
 

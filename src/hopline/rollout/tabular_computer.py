@@ -12,8 +12,8 @@ from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.rollout.columns import ColumnCheck
 from hopline.rollout.computer import Computer
-from hopline.rollout.hashes import table_model_hashes
-from hopline.runtimes.table import TableModel
+from hopline.rollout.hashes import tabular_model_hashes
+from hopline.runtimes.tabular import TabularModel
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
@@ -31,7 +31,7 @@ class TabularComputer(Computer):
         version: what it is served as, where that is not the artifact's own version.
     """
 
-    def __init__(self, model: TableModel, config: Config, version: str | None = None) -> None:
+    def __init__(self, model: TabularModel, config: Config, version: str | None = None) -> None:
         spec = model.spec
         super().__init__(
             spec.name,
@@ -167,7 +167,7 @@ class TabularComputer(Computer):
             version=self.version,
             state="READY",
             reason="",
-            kind="table",
+            kind="tabular",
             id_kind="none",
             inputs=tuple(
                 TensorInfo(
@@ -185,7 +185,7 @@ class TabularComputer(Computer):
                 "classes": list(spec.classes),
                 "parity": spec.parity,
                 "preprocessing": spec.preprocessing,
-                **table_model_hashes(spec),
+                **tabular_model_hashes(spec),
                 "opset": spec.opset,
                 "ml_opset": spec.ml_opset,
             },

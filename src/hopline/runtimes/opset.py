@@ -11,21 +11,21 @@ from collections.abc import Mapping
 
 import onnxruntime as ort
 
-from hopline.artifact import ModelSpec, TableSpec
+from hopline.artifact import ModelSpec, TabularSpec
 from hopline.errors import ArtifactError
 
 #: Opset 7 is the oldest that ONNX Runtime promises to run, ai.onnx.ml 1 the first there was.
 _OLDEST = {"ai.onnx": 7, "ai.onnx.ml": 1}
 
 
-def check_runtime(spec: ModelSpec | TableSpec) -> None:
+def check_runtime(spec: ModelSpec | TabularSpec) -> None:
     """Check that the installed ONNX Runtime runs the opsets that an artifact is pinned to.
 
     Raises:
         ArtifactError: naming the pinned opsets and the newest that run.
     """
     pinned = {"ai.onnx": spec.opset}
-    if isinstance(spec, TableSpec):
+    if isinstance(spec, TabularSpec):
         pinned["ai.onnx.ml"] = spec.ml_opset
     pinned = {domain: opset for domain, opset in pinned.items() if opset}  # 0: no ONNX file, or not said
     refused = [domain for domain, opset in pinned.items() if not _runs(domain, opset)]

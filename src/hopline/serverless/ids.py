@@ -1,8 +1,8 @@
 """External ids to row numbers, a few at a time and without compiled code.
 
 Reads what the engine's own index reads: the hash tables of a graph snapshot (`graph/hash_table.py`) and the
-hashes of ids in a table file (`engine/table_file/identity.py`). Tests compare both with it. A look-up takes
-microseconds an id here, where compiled code takes nanoseconds.
+hashes of ids in a precomputed file (`engine/precomputed_file/identity.py`). Tests compare both with it. A
+look-up takes microseconds an id here, where compiled code takes nanoseconds.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
 
 
 def id_hash(value: int | str) -> int:
-    """The hash of an id in a table file: splitmix's of an integer, FNV-1a mixed of a string's bytes."""
+    """The hash of an id in a precomputed file: splitmix of an integer, FNV-1a mixed of a string's bytes."""
     if not isinstance(value, str):
         return mix(value)
     state = 0xCBF29CE484222325

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.engine.fallbacks import STALE_ROW, STUDENT
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, PrecomputedRows, check_fits, on_other_graph
+from hopline.engine.precomputed_file.header import model_hash
+from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.engine.request_ids import not_found
-from hopline.engine.table_file.header import model_hash
-from hopline.engine.table_file.reader import TableFile
 from hopline.engine.tasks import default_outputs, output_names
-from hopline.errors import ArtifactError, BadRequest, RequestTooLarge, TableFileError, Unavailable
+from hopline.errors import ArtifactError, BadRequest, PrecomputedFileError, RequestTooLarge, Unavailable
 from hopline.serverless.ids import HashedIds, Ids, id_hash, ids_of_graph
 from hopline.serverless.rows import outputs_of
 from hopline.serverless.settings import Settings
@@ -36,7 +36,7 @@ class KnownModel:
         clock_ms: ms since the epoch.
 
     Raises:
-        TableFileError: the table is not of this artifact, or of another graph and may not be used.
+        PrecomputedFileError: the table is not of this artifact, or of another graph and may not be used.
         ArtifactError: a link model, or nothing that could answer.
         GraphError: the graph cannot be read.
     """
@@ -63,7 +63,7 @@ class KnownModel:
             self.graph_version, self._ids, self._features = ids_of_graph(
                 settings.graph, spec.head.node_type
             )
-        self.rows = None if table is None else self._fitted(TableFile.open(table), folder)
+        self.rows = None if table is None else self._fitted(PrecomputedFile.open(table), folder)
         if self.rows is None and self._student is None:
             raise ArtifactError(
                 f"{folder}: nothing here can answer: name a table of `hopline batch` in "
@@ -205,21 +205,21 @@ class KnownModel:
         where = np.concatenate([places, np.arange(num_known, num_known + len(inline))])
         logits[where] = self._student.logits(rows)
 
-    def _fitted(self, file: TableFile, folder: Path) -> PrecomputedRows | None:
-        """The rows where they may be used; as `rollout.table_files` decides for a server."""
+    def _fitted(self, file: PrecomputedFile, folder: Path) -> PrecomputedRows | None:
+        """The rows where they may be used; as `rollout.precomputed_files` decides for a server."""
         plan, spec, settings = file.header.plan, self._spec, self._settings
         check_fits(file, spec, model_hash(folder))
         is_stale = False
         if self._ids is None:
             if plan.num_nodes > 1 and not file.ids[:2].any():
-                raise TableFileError(
+                raise PrecomputedFileError(
                     f"{file.path} was written without external ids: set HOPLINE__GRAPH__PATH to its graph"
                 )
             self._ids, self.graph_version = HashedIds(file.ids), plan.graph_version
         elif plan.graph_version != self.graph_version:
             if settings.stale == "refuse":
                 differ = on_other_graph(file.path, plan, spec.name, self.graph_version)
-                raise TableFileError(f"{differ}: {OTHER_GRAPH_ADVICE}")
+                raise PrecomputedFileError(f"{differ}: {OTHER_GRAPH_ADVICE}")
             if settings.stale == "compute":
                 return None
             is_stale = True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hopline.artifact import read_spec
-from hopline.engine.table_file.reader import read_header
+from hopline.engine.precomputed_file.reader import read_header
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.rollout.version_folder import in_order, is_name
 from hopline.serverless.known import KnownModel

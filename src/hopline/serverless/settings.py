@@ -55,14 +55,16 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     graph = env.get("HOPLINE__GRAPH__PATH")
     stale = env.get("HOPLINE__TABLE__STALE", "refuse")
     if stale not in _STALE:
-        raise ConfigError(f"table.stale: {stale!r} from HOPLINE__TABLE__STALE must be one of {_STALE}")
+        raise ConfigError(
+            f"precomputed.stale: {stale!r} from HOPLINE__TABLE__STALE must be one of {_STALE}"
+        )
     return Settings(
         repository,
         _names(env.get("HOPLINE__MODELS__NAMES", "")),
         Path(graph).expanduser() if graph else None,
         tuple(Path(name).expanduser() for name in _names(env.get("HOPLINE__TABLE__FILE", ""))),
         stale,  # type: ignore[arg-type]
-        _number(env, "table.ttl_s", Settings.ttl_s, 0.0),
+        _number(env, "precomputed.ttl_s", Settings.ttl_s, 0.0),
         int(_number(env, "limits.max_nodes_per_request", Settings.max_nodes, 1)),
         int(_number(env, "server.max_body_bytes", Settings.max_body_bytes, 1)),
     )

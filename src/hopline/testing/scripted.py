@@ -75,7 +75,17 @@ class ScriptedComputer(Computer):
         """As `Computer.info`."""
         tensors = (TensorInfo("x", "FP64", (-1,)),), (TensorInfo("y", "FP64", (-1,)),)
         return ModelInfo(
-            self.name, versions, self.version, "READY", "", "table", "none", *tensors, ("y",), "", {"pi": 3}
+            self.name,
+            versions,
+            self.version,
+            "READY",
+            "",
+            "tabular",
+            "none",
+            *tensors,
+            ("y",),
+            "",
+            {"pi": 3},
         )
 
     def warm_up(self) -> None:

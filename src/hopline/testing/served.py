@@ -23,7 +23,7 @@ class FakeVersion:
     Args:
         name, version: as answers name it.
         kind: of model.
-        inputs: column name -> datatype, for table models.
+        inputs: column name -> datatype, for tabular models.
         outputs: output name -> (datatype, dims beyond the rows).
         function: request -> arrays by output name, one row for each item.
         when: it answers.
@@ -41,7 +41,7 @@ class FakeVersion:
     def __init__(
         self,
         name: str,
-        kind: Literal["node", "link", "table", "pipeline"],
+        kind: Literal["node", "link", "tabular", "pipeline"],
         inputs: Mapping[str, str],
         outputs: Mapping[str, tuple[str, tuple[int, ...]]],
         function: Callable[[ScoreRequest], Mapping[str, AnyArray]],

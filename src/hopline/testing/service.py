@@ -66,7 +66,7 @@ def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str 
             TensorInfo("src_ids", ids, (-1,)),
             TensorInfo("dst_ids", ids, (-1,)),
         )
-    elif kind == "table":
+    elif kind == "tabular":
         inputs = _COLUMNS
     else:
         inputs = (TensorInfo("node_ids", ids, (-1,)), *_NODE_EXTRAS)
@@ -106,7 +106,7 @@ class FakeService:
             "sage": _info("sage", "node", "int"),
             "people": _info("people", "node", "string"),
             "link": _info("link", "link", "int"),
-            "table": _info("table", "table", "none"),
+            "table": _info("table", "tabular", "none"),
             "slow": _info("slow", "node", "int"),
             "broken": _info("broken", "node", "int"),
             "busy": _info("busy", "node", "int"),
@@ -259,7 +259,7 @@ class FakeService:
 
     def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:
         """One number for each requested item, and which ids are unknown."""
-        if info.kind == "table":
+        if info.kind == "tabular":
             values = _row_numbers(request)
             return values, values < 0
         if request.columns is not None:

@@ -41,7 +41,7 @@ from hopline.transports.grpc_request import RequestReader, parameters_of
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
-from hopline.transports.lifecycle import change_parameters, checked_path
+from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
 from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw

@@ -13,7 +13,7 @@ from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_head import Head, block_of, head_of
 from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.http2_stream import Stream
-from hopline.transports.http_lane import LateLane
+from hopline.transports.http_lane import LowPriorityReads
 from hopline.transports.turns import Turns
 
 #: Connections of one client that come together are not told to go together.
@@ -29,7 +29,7 @@ class GrpcEndpoint:
         max_message_bytes: longer messages are refused.
         connection_age_s: a client is told to connect anew after this.
         read_timeout_s: a request must have arrived whole by then.
-        is_pressed: see `LateLane`.
+        is_pressed: see `LowPriorityReads`.
         budget: of the process, for requests that are not answered; None makes one of four messages.
         turns: whose turn it is to go on; None makes one.
 
@@ -65,7 +65,7 @@ class GrpcEndpoint:
         self.read_timeout_s = read_timeout_s
         self.connections: set[Http2Connection] = set()
         self.closing = False
-        self.lane = LateLane(is_pressed)
+        self.lane = LowPriorityReads(is_pressed)
         self.turns = turns or Turns()
         self.now = 0.0
         text = (

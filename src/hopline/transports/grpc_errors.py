@@ -43,7 +43,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,
     errors.SchemaMismatch: StatusCode.FAILED_PRECONDITION,
     errors.PipelineInvalid: StatusCode.FAILED_PRECONDITION,
-    errors.TableFileError: StatusCode.FAILED_PRECONDITION,
+    errors.PrecomputedFileError: StatusCode.FAILED_PRECONDITION,
     errors.GraphError: StatusCode.INTERNAL,
     errors.LogDamaged: StatusCode.INTERNAL,
     errors.FeatureStoreError: StatusCode.INTERNAL,

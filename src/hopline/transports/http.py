@@ -44,7 +44,7 @@ from hopline.transports.http_routes import Route, split_version, unsupported, wi
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
-from hopline.transports.lifecycle import Lifecycle, graph_updates
+from hopline.transports.lifecycle_requests import LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
 from hopline.transports.score_json import (
@@ -101,7 +101,7 @@ class HttpApp:
         self._submit = service.submit
         self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
-        self._lifecycle = Lifecycle(service)
+        self._lifecycle = LifecycleRequests(service)
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count()

@@ -38,7 +38,7 @@ from hopline.transports.http2_frames import (
     MAX_CONCURRENT_STREAMS,
     MAX_FRAME_SIZE,
     MAX_HEADER_LIST_SIZE,
-    MOST,
+    MAX_WINDOW,
     PADDED,
     PING,
     PREFACE,
@@ -244,7 +244,7 @@ class Http2Connection(asyncio.Protocol):
             else:
                 self._endpoint.turns.wait(self)
 
-    def take_late(self, data: bytes) -> None:
+    def take_low_priority(self, data: bytes) -> None:
         """Read what waited in the lane, and go on reading."""
         self.is_late = False
         self.go_on(data)
@@ -305,7 +305,7 @@ class Http2Connection(asyncio.Protocol):
                 break
             payload = data[position + HEAD_BYTES : end]
             position = end
-            number &= MOST
+            number &= MAX_WINDOW
             if self._unfinished is not None:
                 self._continue(kind, flags, number, payload)
             elif not self._knows_settings and (kind != SETTINGS or flags & ACK):
@@ -498,7 +498,7 @@ class Http2Connection(asyncio.Protocol):
             self._first_window = value
             for stream in self._streams.values():
                 stream.send_window += change
-                if stream.send_window > MOST:
+                if stream.send_window > MAX_WINDOW:
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
         elif setting == HEADER_TABLE_SIZE and value < 4096:
             self.resize = b"\x20"
@@ -528,12 +528,12 @@ class Http2Connection(asyncio.Protocol):
     def _on_window_update(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length")
-        increment = WORD.unpack(payload)[0] & MOST
+        increment = WORD.unpack(payload)[0] & MAX_WINDOW
         if number == 0:
             self.send_window += increment
             if increment == 0:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a window that is widened by nothing")
-            if self.send_window > MOST:
+            if self.send_window > MAX_WINDOW:
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
             self._pump()
             return
@@ -544,7 +544,7 @@ class Http2Connection(asyncio.Protocol):
         stream.send_window += increment
         if increment == 0:
             stream.reset(ErrorCode.PROTOCOL_ERROR)
-        elif stream.send_window > MOST:
+        elif stream.send_window > MAX_WINDOW:
             stream.reset(ErrorCode.FLOW_CONTROL_ERROR)
         elif stream.is_waiting:
             self._advance(stream)
@@ -633,7 +633,7 @@ class Http2Connection(asyncio.Protocol):
                 self._announce(why)
 
     def _announce(self, why: str) -> None:
-        self.write(goaway(MOST, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
+        self.write(goaway(MAX_WINDOW, ErrorCode.NO_ERROR, why) + frame(PING, 0, 0, _END_PING))
 
     def _make_final(self) -> None:
         self.is_final = True
@@ -694,7 +694,7 @@ _FRAMES = {
 
 def _check_setting(setting: int, value: int) -> None:
     """Refuse values that there are not (6.5.2)."""
-    if setting == INITIAL_WINDOW_SIZE and value > MOST:
+    if setting == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
         raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
     if setting == ENABLE_PUSH and value > 1:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")

@@ -37,7 +37,7 @@ MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
 
 #: The largest window, and the largest stream id.
-MOST: Final = 2**31 - 1
+MAX_WINDOW: Final = 2**31 - 1
 #: The window of a connection, and of its streams, before anybody said otherwise.
 DEFAULT_WINDOW: Final = 65_535
 #: The longest payload that everybody has to take.

@@ -286,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._wire_bytes > 2 * self._body_bytes + MAX_HEAD_BYTES + _MAX_FRAMING_BYTES:
             self._refuse(400, "the chunks of the body are too small: their framing is longer than they are")
 
-    def take_late(self, data: bytes) -> None:
+    def take_low_priority(self, data: bytes) -> None:
         """Read what waited in the lane, and go on reading."""
         self._is_late = False
         self.data_received(data)

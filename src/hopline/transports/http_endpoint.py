@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from hopline.transports.budget import Budget
 from hopline.transports.http_connection import HttpConnection
-from hopline.transports.http_lane import LateLane
-from hopline.transports.http_messages import LAST, KnownHead, Pending, Request, Response
+from hopline.transports.http_lane import LowPriorityReads
+from hopline.transports.http_messages import LAST, CachedRequestHead, Pending, Request, Response
 from hopline.transports.spinner import Spinner
 from hopline.transports.turns import Turns
 
@@ -38,7 +38,7 @@ class HttpEndpoint:
         read_timeout_s: a request must have arrived whole by then.
         screen: looks at the heads of large requests; None lets all of them come.
         spin_s: see `Spinner`.
-        is_pressed: see `LateLane`.
+        is_pressed: see `LowPriorityReads`.
         budget: for bodies above 64 KiB; None is room for four of the largest.
     """
 
@@ -63,12 +63,12 @@ class HttpEndpoint:
         self.screen = screen
         self.budget = budget or Budget.for_bodies(max_body_bytes)
         self.connections: set[HttpConnection] = set()
-        self.lane = LateLane(is_pressed)
+        self.lane = LowPriorityReads(is_pressed)
         self.turns = Turns()
         self.spinner = Spinner(spin_s)
         self.closing = False
         #: Heads as received -> what the parser made of them; see `learn`.
-        self.known_heads: dict[bytes, KnownHead] = {}
+        self.known_heads: dict[bytes, CachedRequestHead] = {}
         self.now = 0.0
         self.date = b""
         self.tick(0.0)
@@ -107,7 +107,7 @@ class HttpEndpoint:
             return
         if len(self.known_heads) >= _MAX_KNOWN_HEADS:
             self.known_heads.clear()
-        self.known_heads[data[:end]] = KnownHead(
+        self.known_heads[data[:end]] = CachedRequestHead(
             request.method, request.target, headers, body_bytes, request.connection
         )
 

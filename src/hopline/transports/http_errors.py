@@ -38,7 +38,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.ArtifactCorrupted: 422,
     errors.SchemaMismatch: 422,
     errors.PipelineInvalid: 422,
-    errors.TableFileError: 422,
+    errors.PrecomputedFileError: 422,
     errors.GraphError: 500,
     errors.LogDamaged: 500,
     errors.FeatureStoreError: 500,

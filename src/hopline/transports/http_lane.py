@@ -29,14 +29,14 @@ REFUSALS = frozenset({401, 403, 429, 503})
 class Latecomer(Protocol):
     """A connection."""
 
-    def take_late(self, data: bytes) -> None:
+    def take_low_priority(self, data: bytes) -> None:
         """Read what has waited, and go on reading."""
 
     def pause_reading(self) -> None:
         """Let it send no more for now."""
 
 
-class LateLane:
+class LowPriorityReads:
     """See the module; of one listener.
 
     Args:
@@ -54,7 +54,7 @@ class LateLane:
         return connection in self._waiting
 
     def hold(self, connection: Latecomer, data: bytes) -> None:
-        """Keep data until its turn; it comes by `take_late`."""
+        """Keep data until its turn; it comes by `take_low_priority`."""
         waiting = self._waiting
         if connection in waiting:
             waiting[connection] += data
@@ -84,4 +84,4 @@ class LateLane:
         if waiting:
             self._schedule()
         for connection, data in turn:
-            connection.take_late(data)
+            connection.take_low_priority(data)

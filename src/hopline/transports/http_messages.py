@@ -56,7 +56,7 @@ class Request:
         self.is_counted = False
 
 
-class KnownHead(NamedTuple):
+class CachedRequestHead(NamedTuple):
     """A head that was parsed before; fields as in `Request`."""
 
     method: bytes

@@ -16,7 +16,7 @@ class ScoringService(Protocol):
     """The transport-neutral API.
 
     A service may also have `reject_early`, which refuses requests unread, `is_pressed`, which tells whether
-    others wait for the loop, `rehearsing`, which is for before the first request, the coroutines `load`,
+    others wait for the loop, `preflight`, which is for before the first request, the coroutines `load`,
     `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout` and `log_id`, as
     `hopline.service.Service` does.
     """

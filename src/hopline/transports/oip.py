@@ -8,7 +8,7 @@ HTTP and gRPC translate to and from these. Inputs:
     neighbors          INT64 or BYTES [total]   the ids of all their neighbours, one node after another, and
     neighbor_counts    INT64 [n]                how many of them each node has
     as_of              INT64 or BYTES [1]       optional time cut, a number or ISO 8601
-    any other name     [n] or [n, 1]            a column of a table model: numbers, or BYTES for strings
+    any other name     [n] or [n, 1]            a column of a tabular model: numbers, or BYTES for strings
 
 Request parameters: `timeout` (microseconds, as Triton has it), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` (JSON in a string),

@@ -8,7 +8,7 @@ from typing import Any
 from hopline.errors import HoplineError
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.http_access import named_model
-from hopline.transports.lifecycle import Lifecycle
+from hopline.transports.lifecycle_requests import LifecycleRequests
 from tests.fuzz.fed import answered, check_refusal, runner
 
 
@@ -28,7 +28,7 @@ class _Service:
         assert isinstance(reason, str)
 
 
-_lifecycle = Lifecycle(_Service())
+_lifecycle = LifecycleRequests(_Service())
 
 
 def check(data: bytes) -> None:

@@ -102,14 +102,14 @@ def test_a_snapshot_takes_the_place_of_the_log(tmp_path: Path, graph: Graph) -> 
         f"{sequence:020d}" for sequence in (20, 30)
     ]
     assert kept.home.log.first <= 21
-    marks = {name: nodes.marks.copy() for name, nodes in kept.view.nodes.items()}
+    changed_at = {name: nodes.changed_at.copy() for name, nodes in kept.view.nodes.items()}
     kept.close()
     again = Kept(folder, graph)
     assert again.num_replayed == 10
     assert again.numbers == list(range(200))
     assert again.keeper.positions == {SOURCE: 200}
     for name, nodes in again.view.nodes.items():
-        np.testing.assert_array_equal(nodes.marks[:, :50], marks[name][:, :50])
+        np.testing.assert_array_equal(nodes.changed_at[:, :50], changed_at[name][:, :50])
     again.close()
 
 
@@ -123,7 +123,7 @@ def test_changes_that_come_while_a_snapshot_is_written_are_not_in_it(tmp_path: P
     assert entry.sequence == 1
     state = read_state(tmp_path / "live" / entry.folder / "state.bin")
     assert (state.positions, len(state.seen)) == ({SOURCE: 10}, 10)
-    assert max(array.max() for array in state.marks.values()) == 1
+    assert max(array.max() for array in state.changed_at.values()) == 1
     assert Graph.open(tmp_path / "live" / entry.folder / "graph", verify=True).num_edges == 110
     kept.close()
     again = Kept(tmp_path / "live", graph)
@@ -411,8 +411,8 @@ def test_a_state_file_has_marks_and_hashes_as_they_were(tmp_path: Path) -> None:
         state.positions,
     )
     np.testing.assert_array_equal(found.seen, state.seen)
-    for name, marks in state.marks.items():
-        np.testing.assert_array_equal(found.marks[name], marks)
+    for name, changed_at in state.changed_at.items():
+        np.testing.assert_array_equal(found.changed_at[name], changed_at)
     size = (tmp_path / "state.bin").stat().st_size
     for at in range(0, size - 1, 5):
         data = bytearray((tmp_path / "state.bin").read_bytes())

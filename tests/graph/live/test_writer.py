@@ -168,13 +168,13 @@ def test_marks_name_every_state_that_changed() -> None:
             for name, states in before.items():
                 count = len(states[level])
                 changed = np.flatnonzero((states[level] != after[name][level][:count]).any(axis=1))
-                marks = view.nodes[name].marks[level]
-                assert (marks[changed] == 1).all()
+                changed_at = view.nodes[name].changed_at[level]
+                assert (changed_at[changed] == 1).all()
                 added = np.arange(count, len(after[name][level]))
                 told = affected.get(level, {}).get(name, np.empty(0, np.int64))
                 assert np.isin(changed, told).all()
                 assert np.isin(added, told).all()
-                assert (marks[told] == 1).all()
+                assert (changed_at[told] == 1).all()
 
 
 def _states(graph: Graph) -> dict[str, list[np.ndarray]]:

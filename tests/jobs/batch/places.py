@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.dataset
 import pyarrow.parquet
 
-from hopline.engine.table_file import TableFile
-from hopline.engine.table_file.identity import id_hashes
+from hopline.engine.precomputed_file import PrecomputedFile
+from hopline.engine.precomputed_file.identity import id_hashes
 from hopline.errors import FeatureGroupNotFound
 from hopline.features.registry import open_store
 from hopline.graph.schema import quoted
@@ -54,15 +54,15 @@ class TablePlace(SinkPlace):
     columns = (Column("state", "float32", 4), Column("logits", "float32", 2))
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "a.table"
+        self.path = folder / "a.precomputed"
         self.address = str(self.path)
-        self.wrong = ("table:", "/proc/a.table")
+        self.wrong = ("table:", "/proc/a.precomputed")
 
     def read(self, ids, part=""):
-        path = self.path.with_name(f"a-{quoted(part)}.table") if part else self.path
+        path = self.path.with_name(f"a-{quoted(part)}.precomputed") if part else self.path
         if not path.exists():
             return None
-        table = TableFile.open(path)
+        table = PrecomputedFile.open(path)
         table.verify()
         hashes = id_hashes(
             ids

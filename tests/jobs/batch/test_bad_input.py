@@ -47,10 +47,10 @@ def test_unknown_nodes_are_all_named(cases, tmp_path):
 def test_a_table_model_has_no_nodes(tmp_path, cases):
     folder = tmp_path / "table"
     folder.mkdir()
-    spec = {"kind": "table", "name": "t", "version": "1", "task": "binary", "columns": []}
+    spec = {"kind": "tabular", "name": "t", "version": "1", "task": "binary", "columns": []}
     spec |= {"outputs": ["label"], "output_dim": 2}
     (folder / "model.json").write_bytes(msgspec.json.encode(spec))
-    with pytest.raises(BadRequest, match="is a table model"):
+    with pytest.raises(BadRequest, match="is a tabular model"):
         score(folder, cases["sage"].graph, tmp_path / "out")
 
 
@@ -67,7 +67,7 @@ def test_an_address_that_names_no_sink_is_refused_with_those_there_are(address):
 
 def test_the_work_folder_is_beside_a_path_and_here_for_a_store():
     assert str(work_folder("npy:/data/out/", "r")) == "/data/out.run"
-    assert str(work_folder("/data/x.table", "r")) == "/data/x.table.run"
+    assert str(work_folder("/data/x.precomputed", "r")) == "/data/x.table.run"
     assert str(work_folder("redis://h/0", "batch-m-1")) == "batch-m-1.run"
 
 

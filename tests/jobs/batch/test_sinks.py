@@ -57,7 +57,7 @@ class TestNpy(SinkSuite):
         return places.NpyPlace(tmp_path)
 
 
-class TestTableFile(SinkSuite):
+class TestPrecomputedFile(SinkSuite):
     @pytest.fixture
     def place(self, tmp_path, monkeypatch):
         monkeypatch.setattr(table_sink, "_NOTE_BYTES", 1)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hopline.artifact import read_spec
-from hopline.engine.answer import Answerer, Supply
+from hopline.engine.answer import Answerer, FetchedInputs
 from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES, STUDENT
 from hopline.engine.model import load_model
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import Overlay
+from hopline.engine.source import FetchedRows
 from hopline.errors import ArtifactCorrupted, ArtifactError, FeatureStoreUnavailable
 from hopline.jobs.distill.export import write_fallback
 from hopline.jobs.distill.settings import Settings
@@ -53,9 +53,9 @@ def told(student, rows):
         return student(torch.from_numpy(np.ascontiguousarray(rows))).numpy()
 
 
-def ask(answerer, *nodes, overlays=None, **fields):
+def ask(answerer, *nodes, fetched_rows=None, **fields):
     request = ScoreRequest("close", nodes=[f"n{i}" for i in nodes], outputs=("logits",), **fields)
-    (outcome,) = answerer.answer_supplied([request], [Supply(overlays or {}, is_last=True)])
+    (outcome,) = answerer.answer_supplied([request], [FetchedInputs(fetched_rows or {}, is_last=True)])
     return outcome
 
 
@@ -75,8 +75,8 @@ def test_own_rows_alone_are_answered_by_the_student(teacher, student):
 def test_rows_that_were_fetched_count_as_there(teacher, student):
     answerer, rows = teacher
     lone(rows)
-    overlays = {"node": [Overlay(np.array([5]), rows.values[[5]])]}
-    outcome = ask(answerer, 5, overlays=overlays)
+    fetched_rows = {"node": [FetchedRows(np.array([5]), rows.values[[5]])]}
+    outcome = ask(answerer, 5, fetched_rows=fetched_rows)
     assert outcome.degraded == (STUDENT,)
     np.testing.assert_allclose(outcome.outputs["logits"], told(student, rows.values[[5]]), atol=1e-4)
 
@@ -130,7 +130,7 @@ def test_unknown_nodes_stay_unknown(teacher, student):
     answerer, rows = teacher
     lone(rows, 5)
     request = ScoreRequest("close", nodes=["n5", "nobody"], outputs=("logits",), on_missing="null")
-    (outcome,) = answerer.answer_supplied([request], [Supply(is_last=True)])
+    (outcome,) = answerer.answer_supplied([request], [FetchedInputs(is_last=True)])
     assert outcome.missing.tolist() == [False, True]
     assert outcome.degraded == (STUDENT,)
     np.testing.assert_allclose(outcome.outputs["logits"][:1], told(student, rows.values[[5]]), atol=1e-4)
@@ -146,11 +146,11 @@ def test_what_a_student_cannot_answer_is_answered_without_it(teacher, places):
     answerer, rows = teacher
     lone(rows, 5)
     request = ScoreRequest("close", nodes=["n5"], outputs=("embedding",))
-    (outcome,) = answerer.answer_supplied([request], [Supply(is_last=True)])
+    (outcome,) = answerer.answer_supplied([request], [FetchedInputs(is_last=True)])
     assert outcome.degraded == (SMALLER_FANOUT,)
     described = InlineNode(features=rows.values[5], neighbors={"": ["n1"]})
     request = ScoreRequest("close", nodes=[], inline=(described,))
-    (outcome,) = answerer.answer_supplied([request], [Supply(is_last=True)])
+    (outcome,) = answerer.answer_supplied([request], [FetchedInputs(is_last=True)])
     assert STUDENT not in outcome.degraded
 
 
@@ -162,7 +162,7 @@ def test_a_teacher_answers_alike_with_and_without_a_student(teacher, places, tmp
     assert alone.student is None
     request = ScoreRequest("close", nodes=["n5", "n7"])
     (expected,) = Answerer(alone, ("probabilities",), 10).answer([request])
-    (found,) = answerer.answer_supplied([request], [Supply()])
+    (found,) = answerer.answer_supplied([request], [FetchedInputs()])
     assert (found.outputs["probabilities"] == expected.outputs["probabilities"]).all()
 
 

@@ -229,7 +229,7 @@ def test_the_command_writes_student_report_and_plot(hopline, own, tmp_path):
     texts = [item.text for item in drawing.iter() if item.text]
     assert "accuracy by in-degree" in texts
     assert "plain MLP" in texts
-    # what the teacher's table files and kept states hang on
+    # what the teacher's precomputed files and kept states hang on
     assert (own.folder() / "model.json").read_bytes() == before
 
 

@@ -46,7 +46,7 @@ async def test_an_outage_leaves_the_student(places, distilled, monkeypatch):
             "features.store": "memory:",
             "features.memory_bytes": 2**22,
             "features.fetch_timeout_ms": 30.0,
-            "table.memory_bytes": 0,
+            "state_cache.memory_bytes": 0,
         }
     )
     service = Service(config)

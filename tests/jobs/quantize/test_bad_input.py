@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from hopline.artifact import Column, TableSpec, read_spec, write_spec
+from hopline.artifact import Column, TabularSpec, read_spec, write_spec
 from hopline.errors import BadRequest, NodeNotFound, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.jobs.quantize.labels import read_labels
 from hopline.jobs.quantize.run import QuantizeOptions, quantize
 from tests.jobs.quantize.conftest import DIM, hubs
 
-QUICK = QuantizeOptions(calibration=32, judged=64, max_drop=100.0)
+QUICK = QuantizeOptions(calibration=32, eval_nodes=64, max_drop=100.0)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_a_table_model(cases, refused, tmp_path):
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(b"x")
     columns = (Column("amount", "float"),)
-    write_spec(folder, TableSpec("trees", "1", "binary", columns, ("probabilities",), 2))
-    refused(PackagingError, "trees/1 is a table model.*name a graph model", folder, cases["sage"].graph)
+    write_spec(folder, TabularSpec("trees", "1", "binary", columns, ("probabilities",), 2))
+    refused(PackagingError, "trees/1 is a tabular model.*name a graph model", folder, cases["sage"].graph)
 
 
 def test_a_model_that_is_served_whole(cases, refused, tmp_path):
@@ -77,7 +77,7 @@ def test_a_model_that_is_served_whole(cases, refused, tmp_path):
 def test_a_version_that_is_quantised_already(cases, refused, tmp_path):
     case = cases["states"]
     done = quantize(case.folder, case.graph, tmp_path, QUICK)
-    refused(PackagingError, "quantised already", tmp_path / "states" / done.as_version, case.graph)
+    refused(PackagingError, "quantised already", tmp_path / "states" / done.new_version, case.graph)
     # Also where model.json does not say so.
     plain = shutil.copytree(done.path, tmp_path / "plain")
     write_spec(plain, msgspec.structs.replace(read_spec(plain), parity={}))
@@ -100,17 +100,17 @@ def test_a_version_that_exists_is_kept_unless_told(cases, tmp_path):
     case = cases["states"]
     (tmp_path / "states" / "2").mkdir(parents=True)
     with pytest.raises(PackagingError, match="exists"):
-        quantize(case.folder, case.graph, tmp_path, QUICK, as_version="2")
+        quantize(case.folder, case.graph, tmp_path, QUICK, new_version="2")
     assert not list((tmp_path / "states" / "2").iterdir())
     overwrite = replace(QUICK, overwrite=True)
-    assert quantize(case.folder, case.graph, tmp_path, overwrite, as_version="2").as_version == "2"
+    assert quantize(case.folder, case.graph, tmp_path, overwrite, new_version="2").new_version == "2"
 
 
 def test_the_original_is_never_replaced(cases):
     case = cases["states"]
     overwrite = replace(QUICK, overwrite=True)
     with pytest.raises(PackagingError, match="the original itself"):
-        quantize(case.folder, case.graph, case.repository, overwrite, as_version="1")
+        quantize(case.folder, case.graph, case.repository, overwrite, new_version="1")
 
 
 @pytest.mark.parametrize(

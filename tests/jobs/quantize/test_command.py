@@ -33,7 +33,7 @@ def hopline(cases, tmp_path, monkeypatch):
 
 def test_it_says_what_became_of_size_layers_and_nodes(hopline, cases, tmp_path):
     (tmp_path / "ids.txt").write_text("n1\nn2\nn3\n")
-    said = hopline("--as-version", "2", "--nodes", "ids.txt", "--report", "report.json")
+    said = hopline("--new-version", "2", "--nodes", "ids.txt", "--report", "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["calibration_nodes"] == 3
     for layer in report["layers"]:
@@ -44,23 +44,23 @@ def test_it_says_what_became_of_size_layers_and_nodes(hopline, cases, tmp_path):
 
 
 def test_the_report_comes_as_json(hopline, tmp_path):
-    report = json.loads(hopline("--json", "--name", "small", "--to", "bfloat16", "--judged", "100"))
+    report = json.loads(hopline("--json", "--name", "small", "--to", "bfloat16", "--eval-nodes", "100"))
     assert report["version"] == "1"
-    assert (report["name"], report["as_version"], report["to"]) == ("small", "1-bfloat16", "bfloat16")
+    assert (report["name"], report["new_version"], report["to"]) == ("small", "1-bfloat16", "bfloat16")
     assert report["bytes_after"] < report["bytes_before"]
     assert (tmp_path / "models/small/1-bfloat16/model.json").is_file()
 
 
 def test_the_newest_version_that_is_not_quantised_is_taken(hopline):
-    hopline("--to", "float16", "--judged", "50")
-    assert json.loads(hopline("--to", "bfloat16", "--judged", "50", "--json"))["version"] == "1"
+    hopline("--to", "float16", "--eval-nodes", "50")
+    assert json.loads(hopline("--to", "bfloat16", "--eval-nodes", "50", "--json"))["version"] == "1"
 
 
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
         (["--to", "int4"], BadRequest, "--to 'int4': one of int8, float16, bfloat16"),
-        (["--otherwise", "int8"], BadRequest, "--otherwise 'int8'"),
+        (["--fallback-dtype", "int8"], BadRequest, "--fallback-dtype 'int8'"),
         (["--to", "float16", "--weight-bits", "7"], BadRequest, "--weight-bits 7: is of int8 weights"),
         (["--version", "9"], ModelNotFound, "no version '9'.*there are: 1"),
         (["--set", "features.store=redis://localhost"], ConfigError, "lie in the graph folder"),

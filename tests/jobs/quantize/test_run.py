@@ -71,7 +71,7 @@ def test_a_layer_that_hurts_stays_as_it_is_and_is_told(cases, tmp_path):
 
 def test_layers_that_hurt_may_be_kept_in_float16(cases, tmp_path):
     case = cases["fragile"]
-    options = QuantizeOptions(max_drop=LOOSE, otherwise="float16")
+    options = QuantizeOptions(max_drop=LOOSE, fallback_dtype="float16")
     report = quantize(case.folder, case.graph, tmp_path, options)
     forms = {layer.form for layer in report.layers}
     assert "int8" in forms
@@ -93,7 +93,7 @@ def test_beyond_the_gate_nothing_is_written(cases, tmp_path):
 @pytest.mark.parametrize("name", ["gat", "link", "states"])
 def test_blocks_pairs_and_embeddings(cases, name, tmp_path):
     case = cases[name]
-    report = quantize(case.folder, case.graph, tmp_path, QuantizeOptions(max_drop=LOOSE, judged=400))
+    report = quantize(case.folder, case.graph, tmp_path, QuantizeOptions(max_drop=LOOSE, eval_nodes=400))
     assert report.bytes_after < report.bytes_before
     assert 0 < report.figures.difference < LOOSE
     assert {latency.rows for latency in report.latency_request} == {1, 400}
@@ -117,7 +117,7 @@ def test_accuracy_is_judged_where_labels_are_given(cases, tmp_path):
     labels[::3] = (labels[::3] + 1) % 40  # the model is right on two thirds
     labels[-50:] = -1
     np.save(tmp_path / "labels.npy", labels)
-    options = QuantizeOptions(max_drop=LOOSE, labels=tmp_path / "labels.npy", judged=N)
+    options = QuantizeOptions(max_drop=LOOSE, labels=tmp_path / "labels.npy", eval_nodes=N)
     report = quantize(case.folder, case.graph, tmp_path, options)
     assert report.labels
     degree = degrees(case.graph, "node")

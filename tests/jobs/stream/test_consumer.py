@@ -404,7 +404,7 @@ async def test_a_graph_without_room_is_waited_for_and_the_batch_applied_once():
     disk, letters, metrics = disk_of(room=1), [], StreamMetrics(Metrics())
     waits = []
 
-    async def make_room(seconds):
+    async def leave_cpu(seconds):
         waits.append(seconds)
         disk.room += 1
         await asyncio.sleep(0)
@@ -416,7 +416,7 @@ async def test_a_graph_without_room_is_waited_for_and_the_batch_applied_once():
         Kept(letters),
         metrics,
         StreamOptions(once=True),
-        sleep=make_room,
+        sleep=leave_cpu,
     )
     await follower.run()
     assert len(waits) == 2

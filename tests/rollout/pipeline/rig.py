@@ -41,7 +41,7 @@ def trees(name="trees", columns=("amount", "emb_0", "emb_1", "emb_2"), scale=1.0
 
     inputs = dict.fromkeys(columns, "FP32")
     outputs = {"probabilities": ("FP32", ()), "label": ("INT64", ())}
-    return FakeVersion(name, "table", inputs, outputs, answer, **kwargs)
+    return FakeVersion(name, "tabular", inputs, outputs, answer, **kwargs)
 
 
 class Rig:

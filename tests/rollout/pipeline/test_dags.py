@@ -22,7 +22,7 @@ def adder(name, when):
     def answer(request):
         return {"x": request.columns["a"] + np.float32(2) * request.columns["b"]}
 
-    return FakeVersion(name, "table", {"a": "FP32", "b": "FP32"}, {"x": ("FP32", ())}, answer, when=when)
+    return FakeVersion(name, "tabular", {"a": "FP32", "b": "FP32"}, {"x": ("FP32", ())}, answer, when=when)
 
 
 @st.composite

@@ -22,7 +22,7 @@ from hopline.transports.score_json import encode_result
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 from tests.packaging.conftest import _one_thread_and_one_seed, _operators_parsed_once  # noqa: F401
-from tests.rollout import fleet_rig
+from tests.rollout import loaded_units_rig
 
 FRAUD = """
 [inputs]
@@ -53,7 +53,7 @@ decision = "decision.decision"
 @pytest.fixture(scope="module")
 def fraud(tmp_path_factory, _operators_parsed_once):  # noqa: F811
     """A repository with a graph model, trees on its embeddings, and the pipeline; and the fitted trees."""
-    from hopline.packaging import package, package_table
+    from hopline.packaging import package, package_tabular
 
     root = tmp_path_factory.mktemp("fraud")
     graph = zoo.homogeneous(1).save(root / "graph")
@@ -67,7 +67,7 @@ def fraud(tmp_path_factory, _operators_parsed_once):  # noqa: F811
     trees = GradientBoostingClassifier(n_estimators=5, random_state=0).fit(
         sample, sample.amount + sample.emb_0 > 0
     )
-    package_table(trees, sample, root / "models", name="trees")
+    package_tabular(trees, sample, root / "models", name="trees")
     folder = root / "models" / "fraud" / "1"
     folder.mkdir(parents=True)
     (folder / "pipeline.toml").write_text(FRAUD)
@@ -83,7 +83,7 @@ def edited(fraud, tmp_path, old, new):
 
 async def test_a_service_answers_what_its_models_do_one_after_the_other(fraud):
     root, trees, names = fraud
-    service = await fleet_rig.started(root)
+    service = await loaded_units_rig.started(root)
     try:
         nodes, amounts = ["n3", "n17", "n40"], [0.5, -0.7, 0.1]
         answer = await service.score(ScoreRequest("fraud", nodes=nodes, columns={"amount": amounts}))
@@ -124,29 +124,29 @@ async def test_a_service_answers_what_its_models_do_one_after_the_other(fraud):
         assert tensors["decision"].datatype == "BYTES"
         assert tensors["decision"].values[1] == b""
     finally:
-        await fleet_rig.stop(service)
+        await loaded_units_rig.stop(service)
 
 
 async def test_a_pipeline_that_does_not_fit_is_unavailable_and_says_why(fraud, tmp_path):
     root, _ = edited(fraud, tmp_path, '"emb_*"', '"embedding_*"')
     why = r"step 'trees': columns.embedding_0: model 'trees' has no"
-    service = await fleet_rig.started(root)
+    service = await loaded_units_rig.started(root)
     assert re.search(why, service.unavailable()["fraud"])
     assert {"sage", "trees"} <= set(service.model_names())
     with pytest.raises(PipelineInvalid, match=why):
         await service.load("fraud")
-    await fleet_rig.stop(service)
+    await loaded_units_rig.stop(service)
 
 
 async def test_a_pipeline_with_a_step_that_cannot_be_loaded_names_the_step(fraud, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(fraud[0], root)
     (root / "models" / "trees" / "1" / "model.json").write_text("{")
-    service = await fleet_rig.started(root)
+    service = await loaded_units_rig.started(root)
     assert service.model_names() == ("sage",)
     assert set(service.unavailable()) == {"fraud", "trees"}
     assert "trees" in service.unavailable()["fraud"]
-    await fleet_rig.stop(service)
+    await loaded_units_rig.stop(service)
 
 
 def run(*arguments):
@@ -229,7 +229,7 @@ def test_what_others_are_made_of_is_loaded_first(tmp_path):
 
 async def test_a_step_follows_its_model_to_another_version_and_loses_nothing(fraud, tmp_path):
     shutil.copytree(fraud[0], tmp_path / "copy")
-    service = await fleet_rig.started(tmp_path / "copy")
+    service = await loaded_units_rig.started(tmp_path / "copy")
     answers, errors, running = [], [], True
 
     def current():
@@ -247,7 +247,7 @@ async def test_a_step_follows_its_model_to_another_version_and_loses_nothing(fra
 
     traffic = [asyncio.ensure_future(ask()) for _ in range(8)]
     try:
-        fleet_rig.copy_version(tmp_path / "copy" / "models", "1", "2")
+        loaded_units_rig.copy_version(tmp_path / "copy" / "models", "1", "2")
         await service.load("sage")
         await service.unload("sage", "1")
         await asyncio.sleep(0.05)
@@ -259,4 +259,4 @@ async def test_a_step_follows_its_model_to_another_version_and_loses_nothing(fra
         assert {part for _, part, _ in answers} == {"sage/1", "sage/2"}
         assert current() == "sage/2"
     finally:
-        await fleet_rig.stop(service)
+        await loaded_units_rig.stop(service)

@@ -110,7 +110,7 @@ class Keeper:
         if writer.memory.is_filled:
             writer.attach()
         else:
-            writer.fill(start.graph, start.state.marks, start.state.through_ms)
+            writer.fill(start.graph, start.state.changed_at, start.state.through_ms)
         self._seen.add(start.state.seen)
         self.positions = dict(start.state.positions)
         alone = read_positions(self.home.folder)
@@ -212,7 +212,7 @@ class Keeper:
         with self._reader as view:
             found: dict[str, Ids] = {}
             for name, nodes in view.nodes.items():
-                changed = np.flatnonzero(nodes.marks[-1, : nodes.num_nodes] > since)
+                changed = np.flatnonzero(nodes.changed_at[-1, : nodes.num_nodes] > since)
                 if len(changed):
                     found[name] = nodes.ids.external(changed)
             return view.clock.version, found
@@ -227,14 +227,16 @@ class Keeper:
             return None
         view = self._view()
         view.__enter__()
-        marks = {name: nodes.marks[:, : nodes.num_nodes].copy() for name, nodes in view.nodes.items()}
+        changed_at = {
+            name: nodes.changed_at[:, : nodes.num_nodes].copy() for name, nodes in view.nodes.items()
+        }
         state = State(
             self.home.lineage,
             view.clock.version,
             view.through_ms,
             dict(self.positions),
             self._seen.to_array(),
-            marks,
+            changed_at,
         )
         draft = Draft(view, state, self._snapshot_bytes)
         self._snapshot_sequence, self._snapshot_bytes = state.sequence, 0

@@ -46,7 +46,7 @@ class NodeMemory:
     id_offsets: IdArray
     id_blob: NDArray[np.uint8]
     #: int64 [num_levels, capacity]: the version at which a state may last have changed.
-    marks: IdArray
+    changed_at: IdArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ class NodeWriter:
         memory, count = self.memory, nodes.num_nodes
         memory.rows[:count] = nodes.features
         rows.fill(memory.heads, memory.since, memory.previous, count, version)
-        memory.marks[:, :count] = version
+        memory.changed_at[:, :count] = version
         self._counters[rows.BUMP] = count
 
     def attach(self, version: int) -> None:

@@ -71,8 +71,8 @@ class LivePlan(msgspec.Struct, frozen=True):
     Attributes:
         lineage: version of the graph that it all began with.
         sequence: version that the memory was filled with.
-        num_levels: levels of marks: 0 for own features, then one a message-passing layer.
-        reads_degrees: marks also follow what degrees of neighbours change, as GCN reads them.
+        num_levels: levels of changed_at: 0 for own features, then one a message-passing layer.
+        reads_degrees: changed_at also follow what degrees of neighbours change, as GCN reads them.
     """
 
     lineage: str

@@ -25,9 +25,9 @@ from hopline.types import UNREADABLE, AnyArray, IdArray
 _MAGIC = b"HLstate1"
 _BEGIN = len(_MAGIC) + 8
 _ALIGN = 64
-#: Arrays that are not marks have this before their names.
+#: Arrays that are not changed_at have this before their names.
 _SEEN = "seen"
-_MARKS = "marks/"
+_CHANGED_AT = "changed_at/"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class State:
         through_ms: everything that happened until then is in it, ms since 1970.
         positions: source -> the position that follows its last event.
         seen: uint64 [n, 2], hashes of event ids, oldest first.
-        marks: node type -> int64 [levels, nodes], when states may last have changed.
+        changed_at: node type -> int64 [levels, nodes], when states may last have changed.
     """
 
     lineage: str
@@ -48,7 +48,7 @@ class State:
     through_ms: int = 0
     positions: Mapping[str, Any] = field(default_factory=dict)
     seen: NDArray[np.uint64] = field(default_factory=lambda: np.empty((0, 2), np.uint64))
-    marks: Mapping[str, IdArray] = field(default_factory=dict)
+    changed_at: Mapping[str, IdArray] = field(default_factory=dict)
 
 
 class _Array(msgspec.Struct):
@@ -69,7 +69,7 @@ class _Head(msgspec.Struct):
 
 def write_state(path: Path, state: State) -> None:
     """Write the file, which its caller brings to the disk. Raises: OSError."""
-    arrays = {_SEEN: state.seen} | {_MARKS + name: array for name, array in state.marks.items()}
+    arrays = {_SEEN: state.seen} | {_CHANGED_AT + name: array for name, array in state.changed_at.items()}
     ready = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     entries = [
         _Array(name, array.dtype.newbyteorder("<").str, array.shape, zlib.crc32(_bytes_of(array)))
@@ -108,8 +108,8 @@ def read_state(path: Path) -> State:
     known = arrays.pop(_SEEN)
     if head.hash != seen.HASH:  # of no use any more: an event may be applied again
         known = np.empty((0, 2), np.uint64)
-    marks = {name.removeprefix(_MARKS): array for name, array in arrays.items()}
-    return State(head.lineage, head.sequence, head.through_ms, head.positions, known, marks)
+    changed_at = {name.removeprefix(_CHANGED_AT): array for name, array in arrays.items()}
+    return State(head.lineage, head.sequence, head.through_ms, head.positions, known, changed_at)
 
 
 def _arrays(path: Path, data: memoryview, at: int, entries: list[_Array]) -> dict[str, AnyArray]:

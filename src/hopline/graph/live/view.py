@@ -67,7 +67,7 @@ class LiveNodes:
         features: rows, as of the reader's version.
         ids: the caller's ids.
         capacity: ids are below this, whatever will be added.
-        marks: int64 [levels, capacity]; see `marks.py`.
+        changed_at: int64 [levels, capacity]; see `changed_at.py`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LiveNodes:
         self._own = own
         self._clock = clock
         self.capacity = room.capacity
-        self.marks = own.marks
+        self.changed_at = own.changed_at
         self.features = LiveRows(self, own.rows)
         self.ids: IdIndex = LiveIds(base, own, room.base, lambda: self.num_nodes)
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.graph.ids import IdIndex
+from hopline.graph.live.changed_at import OutNeighbors, mark_changed
 from hopline.graph.live.changes import Applied, Changes, Rejected
 from hopline.graph.live.check import Checked, check
 from hopline.graph.live.edge_writer import EdgeWriter
 from hopline.graph.live.ids import LiveIds
-from hopline.graph.live.marks import OutNeighbors, mark
 from hopline.graph.live.memory import THROUGH_MS, LiveMemory
 from hopline.graph.live.node_writer import NodeWriter
 from hopline.graph.schema import GraphSchema
@@ -92,19 +92,21 @@ class LiveWriter:
         self.sequence = plan.sequence
         self.affected: dict[int, dict[str, list[IdArray]]] | None = None
 
-    def fill(self, graph: Graph, marks: Mapping[str, IdArray] | None = None, through_ms: int = 0) -> None:
+    def fill(
+        self, graph: Graph, changed_at: Mapping[str, IdArray] | None = None, through_ms: int = 0
+    ) -> None:
         """Take up a snapshot as the first version.
 
         Args:
-            marks: node type -> int64 [levels, n] as they were when the snapshot was taken.
+            changed_at: node type -> int64 [levels, n] as they were when the snapshot was taken.
         """
         plan = self.memory.plan
         for name, nodes in self._nodes.items():
             nodes.fill(graph.nodes[name], plan.sequence)
-            known = None if marks is None else marks.get(name)
+            known = None if changed_at is None else changed_at.get(name)
             if known is not None:
                 levels, count = min(known.shape[0], plan.num_levels), known.shape[1]
-                nodes.memory.marks[:levels, :count] = known[:levels]
+                nodes.memory.changed_at[:levels, :count] = known[:levels]
         for key, edges in self._edges.items():
             edges.fill(graph.edges[key], plan.sequence)
         self._through_ms = through_ms
@@ -283,19 +285,19 @@ class LiveWriter:
         for level in range(plan.num_levels):
             marked: dict[str, IdArray] = {}
             for name, nodes in self._nodes.items():
-                marks = nodes.memory.marks[level]
+                changed_at = nodes.memory.changed_at[level]
                 frontier, count = self._frontiers[name][level % 2], 0
                 starts = rows.get(name, []) if level == 0 else [below[name]]
                 for key, touched_lists in lists.items():
                     if plan.edges[key].dst == name and (level > 0 or plan.reads_degrees):
                         starts = [*starts, *touched_lists]
                 for ids in starts:
-                    count = mark(ids, marks, version, frontier, count)
+                    count = mark_changed(ids, changed_at, version, frontier, count)
                 if level > 0:
                     for key, room in plan.edges.items():
                         if room.dst == name and len(below[room.src]):
                             out = self._out_neighbors(key)
-                            count = out.mark(below[room.src], marks, version, frontier, count)
+                            count = out.mark(below[room.src], changed_at, version, frontier, count)
                 marked[name] = frontier[:count]
                 if self.affected is not None and count:
                     self.affected.setdefault(level, {}).setdefault(name, []).append(frontier[:count].copy())

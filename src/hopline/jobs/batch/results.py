@@ -27,7 +27,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 Columns = dict[str, AnyArray | list[str]]
 
 
-class TableWriter:
+class ResultWriter:
     """Writes one table.
 
     Args:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, BatchError
 from hopline.graph import Graph
@@ -30,7 +30,7 @@ from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
-from hopline.jobs.batch.results import Columns, TableWriter
+from hopline.jobs.batch.results import Columns, ResultWriter
 from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
@@ -56,7 +56,7 @@ class BatchRun:
         clock: seconds.
 
     Raises:
-        BadRequest: a table model, or an output that the model has not.
+        BadRequest: a tabular model, or an output that the model has not.
         NodeNotFound: ids that the graph has not.
         SchemaMismatch, ArtifactError, GraphError: the model or graph cannot be used.
         BatchError, RunMismatch: the run cannot start.
@@ -79,9 +79,9 @@ class BatchRun:
         self._clock = clock
         self._began = self._synced = clock()
         spec = read_artifact(model_folder)
-        if isinstance(spec, TableSpec):
+        if isinstance(spec, TabularSpec):
             raise BadRequest(
-                f"{spec.name}/{spec.version} is a table model: it scores columns of a request, and there "
+                f"{spec.name}/{spec.version} is a tabular model: it scores columns of a request, and there "
                 "are no nodes to score; a batch run takes graph models"
             )
         warn_of_overflow(spec)
@@ -104,7 +104,7 @@ class BatchRun:
         self._pending: dict[tuple[int, str], list[Span]] = {}
         self._reports: list[LevelReport] = []
         #: Of the table that is written while the last level is computed.
-        self._writer: TableWriter | None = None
+        self._writer: ResultWriter | None = None
         self._open_sink: Callable[[], Sink]
 
     def run(self, open_sink: Callable[[], Sink]) -> Report:
@@ -204,7 +204,7 @@ class BatchRun:
             )
         )
 
-    def _shaper(self, writer: TableWriter) -> Shaper:
+    def _shaper(self, writer: ResultWriter) -> Shaper:
         """Final states become columns where they are computed, and go into their file once a kill would
         cost more than `checkpoint_s`."""
         begin_saving = self._began + self._options.checkpoint_s
@@ -393,12 +393,12 @@ class BatchRun:
             self._writer = None
         return num_rows
 
-    def _open_table(self, node_type: str) -> TableWriter:
+    def _open_table(self, node_type: str) -> ResultWriter:
         schema = self._schema(node_type, node_type if len(self._types) > 1 else "")
         path = self._final_file(len(self._needed) - 1, node_type)
         states = (self._engine.kept or {}).get(path) or RowFile(path)
         ids = self._graph.nodes[node_type].ids
-        return TableWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
+        return ResultWriter(self._open_sink(), schema, self._folder, self._spec, states, ids)
 
     def _final_file(self, top: int, node_type: str) -> Path:
         if not self._goal.is_whole and self._spec.levels[top][node_type].file is None:

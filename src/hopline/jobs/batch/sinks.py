@@ -17,15 +17,15 @@ SINKS = {
     "redis+cluster": "hopline.jobs.batch.store_sink:from_address",
     "rediss": "hopline.jobs.batch.store_sink:from_address",
     "rediss+cluster": "hopline.jobs.batch.store_sink:from_address",
-    "table": "hopline.jobs.batch.table_sink:from_address",
+    "precomputed": "hopline.jobs.batch.precomputed_sink:from_address",
     "valkey": "hopline.jobs.batch.store_sink:from_address",
     "valkeys": "hopline.jobs.batch.store_sink:from_address",
 }
 #: File ending -> scheme, for addresses that are paths.
-ENDINGS: dict[str, str] = {".parquet": "parquet", ".table": "table"}
+ENDINGS: dict[str, str] = {".parquet": "parquet", ".precomputed": "precomputed"}
 
 #: Scheme -> outputs that it is for, where none are named.
-OUTPUTS = {"table": ("state", "logits")}
+OUTPUTS = {"precomputed": ("state", "logits")}
 
 
 def scheme_of(address: str) -> str:

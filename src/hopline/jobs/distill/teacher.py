@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, SchemaMismatch
 from hopline.graph import Graph
@@ -36,8 +36,8 @@ def read_teacher(folder: Path) -> ModelSpec:
     """
     spec = read_artifact(folder)
     shown = f"{spec.name}/{spec.version}"
-    if isinstance(spec, TableSpec):
-        raise BadRequest(f"{shown} is a table model, which reads no neighbours: it is its own student")
+    if isinstance(spec, TabularSpec):
+        raise BadRequest(f"{shown} is a tabular model, which reads no neighbours: it is its own student")
     if spec.head.kind == "link":
         raise BadRequest(
             f"{shown} scores pairs of nodes; a student answers for one node from its own row, and there "

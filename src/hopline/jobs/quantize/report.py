@@ -50,14 +50,14 @@ class QuantizeReport(msgspec.Struct, frozen=True):
 
     Attributes:
         model, version: of the original.
-        name, as_version: of what was written; path: its folder.
+        name, new_version: of what was written; path: its folder.
         to: `int8`, `float16` or `bfloat16`.
         bytes_before, bytes_after: of the ONNX files.
         max_drop: points that were allowed, over all and in each bucket.
         figures: what it costs.
         layers: what became of each.
         latency_model: the ONNX files alone, one row and 1,024 rows of each stage.
-        latency_request: whole requests through the engine, without embedding tables.
+        latency_request: whole requests through the engine, without state caches.
         calibration_nodes, judged_nodes: how many.
         labels: whether accuracy was measured against labels.
         weight_bits: of int8 weights; None where there are none.
@@ -68,7 +68,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
     model: str
     version: str
     name: str
-    as_version: str
+    new_version: str
     path: str
     to: str
     bytes_before: int

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact, write_spec
+from hopline.artifact import ModelSpec, TabularSpec, read_artifact, write_spec
 from hopline.engine.model import Model
 from hopline.engine.request_ids import not_found
 from hopline.engine.schema import check_schema
@@ -31,7 +31,8 @@ from hopline.jobs.quantize.nodes import degrees, draw, judged
 from hopline.jobs.quantize.record import record
 from hopline.jobs.quantize.report import Latency, LayerReport, QuantizeReport
 from hopline.jobs.quantize.search import Search
-from hopline.packaging.folder import check_place, new_version
+from hopline.packaging.folder import check_place
+from hopline.packaging.folder import new_version as version_folder
 from hopline.runtimes.processor import adds_in_16_bits, has_vnni
 from hopline.types import ExternalIds, IdArray
 
@@ -53,11 +54,11 @@ class QuantizeOptions:
         to: how weights are kept.
         calibration: nodes to calibrate on; drawn, unless `nodes` names them.
         nodes: external ids.
-        judged: nodes to judge on.
+        eval_nodes: how many nodes to evaluate on.
         labels: file of true labels, see `labels.read_labels`.
         max_drop: points that may be lost, over all nodes and in each bucket of degree.
         exclude: layers (or files: all layers of them) that stay in float32.
-        otherwise: how layers that hurt are kept.
+        fallback_dtype: how layers that hurt are kept.
         weight_bits: of int8 weights: 8, or 7, which is right on every processor; None = 8 where this
             processor's sums of 8 bits are exact, else 7.
         overwrite: replace an existing version.
@@ -67,11 +68,11 @@ class QuantizeOptions:
     to: Target = "int8"
     calibration: int = 512
     nodes: ExternalIds | None = None
-    judged: int = 4096
+    eval_nodes: int = 4096
     labels: Path | None = None
     max_drop: float = 0.5
     exclude: tuple[str, ...] = ()
-    otherwise: Literal["float32", "float16", "bfloat16"] = "float32"
+    fallback_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     weight_bits: Literal[7, 8] | None = None
     overwrite: bool = False
     seed: int = 0
@@ -84,7 +85,7 @@ def quantize(
     options: QuantizeOptions,
     *,
     name: str = "",
-    as_version: str = "",
+    new_version: str = "",
     advance: Callable[[str, int, int], None] = lambda label, done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> QuantizeReport:
@@ -93,12 +94,12 @@ def quantize(
     Args:
         folder: `<repository>/<model>/<version>` of the original.
         graph: of the schema that it was packaged for; calibrated and judged on.
-        repository: where the new version goes, as `<name>/<as_version>`.
-        name, as_version: "" are the original's name, and its version with `-<to>` added.
+        repository: where the new version goes, as `<name>/<new_version>`.
+        name, new_version: "" are the original's name, and its version with `-<to>` added.
         advance: told (what is being done, done, in all).
 
     Raises:
-        PackagingError: the model cannot be quantised (a table model, one served whole, one that is
+        PackagingError: the model cannot be quantised (a tabular model, one served whole, one that is
             quantised already, none of whose layers is large enough), or the version exists.
         SchemaMismatch: the graph is of another schema; each difference named.
         NodeNotFound, BadRequest: calibration nodes or labels that do not fit.
@@ -108,10 +109,10 @@ def quantize(
     rng = np.random.default_rng(options.seed)
     spec = _graph_model(folder)
     check_schema(spec, graph)
-    name, as_version = name or spec.name, as_version or f"{spec.version}-{options.to}"
-    path = check_place(repository, name, as_version, overwrite=options.overwrite)
+    name, new_version = name or spec.name, new_version or f"{spec.version}-{options.to}"
+    path = check_place(repository, name, new_version, overwrite=options.overwrite)
     if path.exists() and path.samefile(folder):
-        raise PackagingError(f"{path} is the original itself; give --as-version or --name")
+        raise PackagingError(f"{path} is the original itself; give --new-version or --name")
     weight_bits = options.weight_bits or (7 if adds_in_16_bits() else 8)
     told_bits = weight_bits if options.to == "int8" else None
     forms = Forms(folder, spec, weight_bits)
@@ -132,8 +133,8 @@ def quantize(
             lambda done, total: advance("try layers", done, total),
         )
         chosen, figures = search.run(excluded)
-        if options.otherwise != "float32":
-            chosen, figures = search.add(chosen, options.otherwise, figures)
+        if options.fallback_dtype != "float32":
+            chosen, figures = search.add(chosen, options.fallback_dtype, figures)
         final = forms.write(Path(work) / "chosen", chosen)
         before, after = forms.num_bytes(folder), forms.num_bytes(final)
         if after >= before:
@@ -144,14 +145,14 @@ def quantize(
         layers = search.reports(chosen)
         nodes = judge.judged.nodes
         model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
-        with new_version(repository, name, as_version, overwrite=options.overwrite) as place:
+        with version_folder(repository, name, new_version, overwrite=options.overwrite) as place:
             shutil.copytree(final, place.folder, dirs_exist_ok=True)
-            _write(folder, place.folder, spec, name, as_version, options, told_bits, layers, figures)
+            _write(folder, place.folder, spec, name, new_version, options, told_bits, layers, figures)
     return QuantizeReport(
         model=spec.name,
         version=spec.version,
         name=name,
-        as_version=as_version,
+        new_version=new_version,
         path=str(path),
         to=options.to,
         bytes_before=before,
@@ -172,9 +173,9 @@ def quantize(
 
 def _graph_model(folder: Path) -> ModelSpec:
     spec = read_artifact(folder)
-    if isinstance(spec, TableSpec):
+    if isinstance(spec, TabularSpec):
         raise PackagingError(
-            f"{spec.name}/{spec.version} is a table model: trees and linear models have no layers to "
+            f"{spec.name}/{spec.version} is a tabular model: trees and linear models have no layers to "
             "quantise; name a graph model"
         )
     if spec.runtime != "onnx":
@@ -237,7 +238,7 @@ def _judge(
         allowed = fresh
     # One node of a bucket shall not be more than what may be lost.
     least = int(np.ceil(100 / max(options.max_drop, 0.01)))
-    chosen = judged(degree, allowed, options.judged, least, rng)
+    chosen = judged(degree, allowed, options.eval_nodes, least, rng)
     return Judge.of(folder, spec, graph, chosen, None if labels is None else labels[chosen.nodes], rng)
 
 

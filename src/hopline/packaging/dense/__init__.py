@@ -6,7 +6,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.packaging.dense import gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
-from hopline.packaging.dense.base import Builder, ConvCall, DenseConv, Need
+from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
 #: Exact classes only: a subclass may have another message function.
 BUILDERS: dict[type, Builder] = {
@@ -75,4 +75,4 @@ _METHODS = frozenset(
 )
 
 
-__all__ = ["BUILDERS", "ConvCall", "DenseConv", "Need", "build"]
+__all__ = ["BUILDERS", "ConvCall", "ConvInput", "DenseConv", "build"]

@@ -14,7 +14,7 @@ from hopline.errors import NotSplittable
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ConvInput:
     """One input that a dense conv asks for, in the order of its `forward`.
 
     Attributes:
@@ -89,7 +89,7 @@ class DenseConv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs: tuple[Need, ...] = ()
+        self.needs: tuple[ConvInput, ...] = ()
         self.prepare_source: nn.Module | None = None
         self.prepare_destination: nn.Module | None = None
         self.must_lift = False

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, linear
 from hopline.packaging.dense.block import attend, gather, loop_attributes
 
 
@@ -123,16 +123,16 @@ def check_attention(call: ConvCall) -> None:
             raise call.refusal(f"fill_value={fill!r} for the attributes of self-loops; use 'mean' or 'add'")
 
 
-def block_needs(call: ConvCall, *, loops: bool, edges: bool) -> tuple[Need, ...]:
+def block_needs(call: ConvCall, *, loops: bool, edges: bool) -> tuple[ConvInput, ...]:
     """The inputs that the attention convs share, in their common order."""
     key = call.edge_type
-    needs = [Need("sources", key, "source"), Need("positions", key), Need("mask", key)]
+    needs = [ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key)]
     if call.has_destination:
-        needs.append(Need("self", value="destination"))
+        needs.append(ConvInput("self", value="destination"))
     if loops:
-        needs += [Need("self", value="source"), Need("is_self", key)]
+        needs += [ConvInput("self", value="source"), ConvInput("is_self", key)]
     if edges:
-        needs.append(Need("edge_attr", key))
+        needs.append(ConvInput("edge_attr", key))
     return tuple(needs)
 
 

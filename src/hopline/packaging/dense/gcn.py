@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hopline.artifact import Reduce
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, linear, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, linear, reduction
 
 
 class DenseGCN(DenseConv):
@@ -31,7 +31,9 @@ class DenseGCN(DenseConv):
         elif kind == "max" and call.has_edge_weight:
             raise call.refusal("the maximum over weighted neighbours is not a reduction of the engine")
         self.transform = linear(conv.lin.weight, conv.bias)
-        self.needs = (Need("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight),)
+        self.needs = (
+            ConvInput("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight),
+        )
         if kind != "max":
             self.prepare_source = linear(conv.lin.weight)
         else:

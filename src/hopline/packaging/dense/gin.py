@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, reduction
 
 
 class DenseGIN(DenseConv):
@@ -16,9 +16,9 @@ class DenseGIN(DenseConv):
         super().__init__()
         self.nn = call.conv.nn
         self.register_buffer("scale", 1 + call.conv.eps.detach().reshape(1))
-        needs = [Need("reduce", call.edge_type, "source", reduce=reduction(call))]
+        needs = [ConvInput("reduce", call.edge_type, "source", reduce=reduction(call))]
         if call.has_destination:
-            needs.append(Need("self", value="destination"))
+            needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
 
     def forward(self, neighbours: Tensor, own: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, as_linear, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, reduction
 from hopline.packaging.dense.block import gather, total
 
 
@@ -25,13 +25,13 @@ class DenseGINE(DenseConv):
         self.register_buffer("scale", 1 + conv.eps.detach().reshape(1))
         key = call.edge_type
         needs = [
-            Need("sources", key, "source"),
-            Need("positions", key),
-            Need("mask", key),
-            Need("edge_attr", key),
+            ConvInput("sources", key, "source"),
+            ConvInput("positions", key),
+            ConvInput("mask", key),
+            ConvInput("edge_attr", key),
         ]
         if call.has_destination:
-            needs.append(Need("self", value="destination"))
+            needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
 
     def forward(

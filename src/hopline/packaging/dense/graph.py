@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, as_linear, linear, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
 
 
 class DenseGraphConv(DenseConv):
@@ -17,9 +17,9 @@ class DenseGraphConv(DenseConv):
             raise call.refusal("the maximum over weighted neighbours is not a reduction of the engine")
         self.neighbour = as_linear(call.conv.lin_rel)
         self.own = as_linear(call.conv.lin_root) if call.has_destination else None
-        needs = [Need("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight)]
+        needs = [ConvInput("reduce", call.edge_type, "source", reduce=kind, weighted=call.has_edge_weight)]
         if self.own is not None:
-            needs.append(Need("self", value="destination"))
+            needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
         if kind != "max":
             self.prepare_source = linear(self.neighbour.weight)

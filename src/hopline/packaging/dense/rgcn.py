@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, linear, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, linear, reduction
 
 
 class DenseRGCN(DenseConv):
@@ -36,9 +36,9 @@ class DenseRGCN(DenseConv):
         self.neighbour = linear(relations.reshape(-1, conv.out_channels).T, conv.bias)
         has_root = conv.root is not None and call.has_destination
         self.own = linear(conv.root.T) if has_root else None
-        needs = [Need("reduce", key, "source", reduce=kind) for key in call.edge_types]
+        needs = [ConvInput("reduce", key, "source", reduce=kind) for key in call.edge_types]
         if has_root:
-            needs.append(Need("self", value="destination"))
+            needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hopline.packaging.dense.base import ConvCall, DenseConv, Need, as_linear, linear, reduction
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
 
 
 class DenseSAGE(DenseConv):
@@ -18,9 +18,9 @@ class DenseSAGE(DenseConv):
         self.normalize = bool(conv.normalize)
         self.neighbour = as_linear(conv.lin_l)
         self.own = as_linear(conv.lin_r) if conv.root_weight and call.has_destination else None
-        needs = [Need("reduce", call.edge_type, "source", reduce=kind)]
+        needs = [ConvInput("reduce", call.edge_type, "source", reduce=kind)]
         if self.own is not None:
-            needs.append(Need("self", value="destination"))
+            needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
         if conv.project:
             self.prepare_source = nn.Sequential(as_linear(conv.lin), nn.ReLU())

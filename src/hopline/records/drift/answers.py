@@ -31,7 +31,7 @@ def read_columns(
     into: Observed,
     rest: Callable[[], object],
 ) -> None:
-    """Take the columns of requests to table models: all requests at once, for a tenth of one by one.
+    """Take the columns of requests to tabular models: all requests at once, for a tenth of one by one.
 
     Args:
         requests: with the rows of each that are looked at.

@@ -32,7 +32,7 @@ class Judge:
 
     def __init__(self, root: Path, settings: DriftConfig, metrics: Metrics, grace_s: float) -> None:
         self._root = root
-        self._rule = AlarmRule(settings.watch, settings.alert, settings.hold)
+        self._rule = AlarmRule(settings.watch, settings.alert, settings.consecutive_windows)
         self._slice_s = settings.window_s / NUM_SLICES
         self._grace_s = grace_s
         self._psi = metrics.gauge(
@@ -46,7 +46,7 @@ class Judge:
         #: Of the last judgement, until the event loop takes them.
         self._told: dict[tuple[str, ...], tuple[float, int]] = {}
         self._raised: list[tuple[str, str, str]] = []
-        metrics.before_reading(self._bring_in)
+        metrics.before_reading(self._flush_metrics)
 
     def step(self, now: float) -> None:
         """Judge every version whose window has moved on since.
@@ -84,7 +84,7 @@ class Judge:
         self._told = {**self._told, **gone, **told}
         write_sealed(folder / ALARMS, alarms)
 
-    def _bring_in(self) -> None:
+    def _flush_metrics(self) -> None:
         """Tell the metrics, on the event loop."""
         raised, self._raised = self._raised, []
         for labels in raised:

@@ -87,7 +87,7 @@ class DriftMonitor:
         )
         self._num_sampled: dict[tuple[str, str], int] = {}
         self._brought: dict[tuple[str, str], int] = {}
-        metrics.before_reading(self._bring_in)
+        metrics.before_reading(self._flush_metrics)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -198,7 +198,7 @@ class DriftMonitor:
             self._fold(self._clock())
             self._write()
 
-    def _bring_in(self) -> None:
+    def _flush_metrics(self) -> None:
         """Tell the metrics, on the event loop."""
         for key, count in list(self._num_sampled.items()):
             self._sampled(*key).inc(count - self._brought.get(key, 0))

@@ -53,7 +53,7 @@ class Question:
     Attributes:
         nodes: True for the request's own nodes, or what gives ids.
         pairs: True for the request's own pairs, or what gives both sides.
-        columns: of a table model.
+        columns: of a tabular model.
         fill, timeout_s: see `ModelStepSpec`.
         takes_time: whether the model takes `as_of`.
         is_pipeline: whether it is one itself, and reads attributes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NoReturn
 
-from hopline.artifact import ModelSpec, TableSpec, read_artifact
+from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.outputs import default_outputs, output_names
 from hopline.errors import ModelNotFound
 from hopline.rollout.pipeline.check import check_pipeline
@@ -60,9 +60,9 @@ def nobody(model: str, version: str | None) -> NoReturn:
     raise ModelNotFound(f"model {model!r} was only looked at, not loaded")
 
 
-def describe_artifact(spec: ModelSpec | TableSpec) -> ModelInfo:
+def describe_artifact(spec: ModelSpec | TabularSpec) -> ModelInfo:
     """What a loaded version of this artifact tells of its inputs and outputs."""
-    if isinstance(spec, TableSpec):
+    if isinstance(spec, TabularSpec):
         wide = (-1, spec.output_dim)
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
             "probabilities": ("FP32", (-1,) if spec.task == "binary" else wide),
@@ -74,7 +74,7 @@ def describe_artifact(spec: ModelSpec | TableSpec) -> ModelInfo:
             for each in spec.columns
         )
         outputs = tuple(TensorInfo(name, *shapes[name]) for name in spec.outputs)
-        return _info(spec, "table", "none", inputs, outputs, spec.outputs)
+        return _info(spec, "tabular", "none", inputs, outputs, spec.outputs)
     return _describe_graph_model(spec)
 
 
@@ -107,8 +107,8 @@ def _describe_graph_model(spec: ModelSpec) -> ModelInfo:
 
 
 def _info(
-    spec: ModelSpec | TableSpec,
-    kind: Literal["node", "link", "table"],
+    spec: ModelSpec | TabularSpec,
+    kind: Literal["node", "link", "tabular"],
     id_kind: Literal["int", "string", "none"],
     inputs: tuple[TensorInfo, ...],
     outputs: tuple[TensorInfo, ...],

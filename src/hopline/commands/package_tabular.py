@@ -1,0 +1,101 @@
+"""`hopline package --sklearn`: a fitted estimator in a file and a sample become a tabular model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from hopline.commands.screen import Screen, whole
+from hopline.errors import PackagingError
+
+if TYPE_CHECKING:
+    from hopline.packaging.tabular.packager import TabularReport
+
+_PICKLED = (".joblib", ".pkl", ".pickle")
+
+
+def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
+    """The estimator of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
+
+    A joblib file is a pickle: reading it runs what is in it. Only this command does, never a server.
+
+    Args:
+        import_place: imports FILE.py or MODULE.
+
+    Raises:
+        PackagingError: no such file, module or name, or nothing that predicts.
+    """
+    path = Path(reference)
+    if path.suffix in _PICKLED:
+        import joblib
+
+        try:
+            found = joblib.load(path)
+        except FileNotFoundError:
+            raise PackagingError(f"{path}: no such file") from None
+        except Exception as error:  # unpickling raises of every kind
+            raise PackagingError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    else:
+        place, colon, attribute = reference.rpartition(":")
+        if not colon or not place:
+            raise PackagingError(
+                f"--sklearn {reference!r} is neither FILE.py:NAME nor MODULE:NAME, nor a file that ends in "
+                f"{', '.join(_PICKLED)}"
+            )
+        source = import_place(place)
+        if not hasattr(source, attribute):
+            raise PackagingError(f"{place} has no {attribute!r}")
+        found = getattr(source, attribute)
+        if callable(found) and not hasattr(found, "fit"):
+            found = found()
+    if isinstance(found, type) or not hasattr(found, "predict"):
+        raise PackagingError(f"{reference} is {type(found).__name__}, not a fitted estimator")
+    return found
+
+
+def read_sample_file(path: Path) -> Any:
+    """The rows of a CSV or Parquet file, as a DataFrame.
+
+    Raises:
+        PackagingError: no such file, of another kind, or not readable.
+    """
+    import pandas as pd
+
+    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise PackagingError(f"--sample {path}: must end in .csv or .parquet")
+    try:
+        return reader(path)
+    except FileNotFoundError:
+        raise PackagingError(f"--sample {path}: no such file") from None
+    except (ValueError, OSError) as error:
+        raise PackagingError(f"--sample {path}: cannot be read: {error}") from error
+
+
+def show(report: TabularReport) -> None:
+    """The columns, and how well the artifact agrees."""
+    console = Screen()
+    table = Table("column", "type", "null", "default", "values", box=None, pad_edge=False)
+    for column in report.spec.columns:
+        default = "" if column.default is None else escape(str(column.default))
+        values = f"{len(column.values)} known" if column.values else "any"
+        table.add_row(
+            escape(column.name), column.dtype, "yes" if column.nullable else "no", default, values
+        )
+    console.print(whole(table, "column"))
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
+    agreement = report.agreement
+    for place in agreement.worst:
+        console.print(f"differs most: {escape(str(place))}")
+    largest = max(agreement.max_abs_diff, agreement.max_abs_diff_edges)
+    console.print(
+        f"[bold]{escape(str(report.path))}[/bold]  {report.num_bytes:,} bytes  "
+        f"{agreement.num_rows} rows and {agreement.num_edge_rows} at the edges: "
+        f"largest difference from the estimator {largest:.1e}  {report.seconds:.1f} s"
+    )

@@ -1,0 +1,42 @@
+"""What a plan says of one level and node type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopline.sampling import Block
+from hopline.types import FloatArray, IdArray
+
+if TYPE_CHECKING:
+    from hopline.engine.level import Level
+
+
+class LevelPlan:
+    """Rows of one level and node type that a batch needs.
+
+    Attributes:
+        level: where they come from.
+        ids: int64 [n] distinct global ids.
+        out: float32 [n, state_dim]; rows that the table had are filled already.
+        missing: int64 [m] positions in `ids` to compute; None means all of them.
+        compute: int64 [m] ids to compute.
+        own_rows: int64 [>= m] rows of `compute` one level below (global ids where that level is raw).
+        blocks, rows: for each of the level's links, the sampled edges and their sources' rows one
+            level below, int64 [>= edges] (global ids where that level is raw).
+        raw: float32 [>= m, dim], raw rows of `compute` where they come from a source, else None.
+    """
+
+    __slots__ = ("blocks", "compute", "ids", "level", "missing", "out", "own_rows", "raw", "rows")
+
+    def __init__(
+        self, level: Level, ids: IdArray, out: FloatArray, missing: IdArray | None, compute: IdArray
+    ) -> None:
+        self.level = level
+        self.ids = ids
+        self.out = out
+        self.missing = missing
+        self.compute = compute
+        self.own_rows = compute
+        self.blocks: list[Block] = []
+        self.rows: list[IdArray] = []
+        self.raw: FloatArray | None = None

@@ -1,0 +1,149 @@
+"""Which rows of a mapped table can be read without waiting for a disk.
+
+A row that is not in memory faults when it is read, and whoever reads it waits (0.1 ms, at times 5): on an
+event loop, with all other requests. So the kernel is asked first, for many pages at once since it is the
+call that costs (mincore, 5 µs), and what it said is believed for a while: pages that were read a moment ago
+are the last that it gives up.
+
+mincore tells of files that the process may write or owns; of others Linux says that every page is there
+(since 5.2, against spying on other users), and a cold row then costs its fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.engine.precomputed_file.header import Strip
+from hopline.types import IdArray
+
+#: Seconds for which a page is taken to be there once it was.
+BELIEVED_S = 1.0
+#: Pages that the kernel is asked about together.
+_AT_ONCE = 128
+#: Pages of one request that the kernel is asked about; with more unknown ones a thread reads them anyway.
+_MAX_ASKED = 256
+_PAGE = mmap.PAGESIZE
+#: Linux 5.14; Python 3.11 has no name for it.
+_MADV_POPULATE_READ = 22
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+class Residency:
+    """Args:
+    pages: the whole map, uint8.
+    """
+
+    def __init__(self, pages: NDArray[np.uint8]) -> None:
+        self._pages = pages
+        self._address = pages.ctypes.data
+        self._num_pages = -(-pages.shape[0] // _PAGE)
+        self._known = bytearray(self._num_pages)
+        self._known_view = np.frombuffer(self._known, np.bool_)
+        self._until = 0.0
+        self._answer = np.zeros(_AT_ONCE, np.uint8)
+        self._mincore = _libc.mincore
+        self._mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        self._answer_at = self._answer.ctypes.data
+        #: Locked: every row is there as long as the process lives.
+        self.is_locked = False
+
+    def lock(self) -> bool:
+        """Read the whole map and keep it in memory; whether the kernel allows that (RLIMIT_MEMLOCK)."""
+        self.is_locked = (
+            _libc.mlock(ctypes.c_void_p(self._address), ctypes.c_size_t(self._pages.shape[0])) == 0
+        )
+        if not self.is_locked:
+            self.populate()
+        return self.is_locked
+
+    def populate(self) -> None:
+        """Read the whole map, as far as there is memory; the kernel may take it away again."""
+        _libc.madvise(
+            ctypes.c_void_p(self._address),
+            ctypes.c_size_t(self._pages.shape[0]),
+            ctypes.c_int(_MADV_POPULATE_READ),
+        )
+
+    def near_row(self, strips: Sequence[Strip], row: int, now: float) -> bool:
+        """Whether a row of all these strips can be read at once.
+
+        Args:
+            now: seconds, monotonic.
+        """
+        if self.is_locked:
+            return True
+        if now >= self._until:
+            self._forget(now)
+        known = self._known
+        for offset, width in strips:
+            first = offset + row * width
+            page, last = first // _PAGE, (first + width - 1) // _PAGE
+            if not known[page] and not self._is_there(page):
+                return False
+            while page < last:
+                page += 1
+                if not known[page] and not self._is_there(page):
+                    return False
+        return True
+
+    def near_rows(self, strips: Sequence[Strip], rows: IdArray, now: float) -> bool:
+        """The same of many rows."""
+        if self.is_locked:
+            return True
+        if now >= self._until:
+            self._forget(now)
+        for strip in strips:
+            unknown = self._pages_of(strip, rows)
+            unknown = unknown[~self._known_view[unknown]]
+            if unknown.shape[0] > 1:
+                unknown = np.unique(unknown)
+            if unknown.shape[0] > _MAX_ASKED:
+                return False
+            for page in unknown.tolist():
+                if not self._known[page] and not self._is_there(page):
+                    return False
+        return True
+
+    def read_ahead(self, strips: Sequence[Strip], rows: IdArray) -> None:
+        """Have rows read from the disk; for a thread beside the event loop. Releases the interpreter."""
+        for strip in strips:
+            pages = np.unique(self._pages_of(strip, rows))
+            # All reads are begun before the first is waited for.
+            for advice in (mmap.MADV_WILLNEED, _MADV_POPULATE_READ):
+                for page in pages.tolist():
+                    _libc.madvise(
+                        ctypes.c_void_p(self._address + page * _PAGE),
+                        ctypes.c_size_t(_PAGE),
+                        ctypes.c_int(advice),
+                    )
+
+    def _pages_of(self, strip: Strip, rows: IdArray) -> IdArray:
+        """The pages that rows lie on, with repetitions."""
+        offset, width = strip
+        first = offset + rows * width
+        begin, end = first // _PAGE, (first + width - 1) // _PAGE
+        most = int((end - begin).max()) if rows.shape[0] else 0
+        columns = [np.minimum(begin + step, end) for step in range(most + 1)]
+        found: IdArray = np.concatenate(columns) if columns else begin
+        return found
+
+    def _is_there(self, page: int) -> bool:
+        begin = page - page % _AT_ONCE
+        count = min(_AT_ONCE, self._num_pages - begin)
+        if self._mincore(self._address + begin * _PAGE, count * _PAGE, self._answer_at):
+            return True  # it cannot be told
+        np.bitwise_and(
+            self._answer[:count], 1, out=self._known_view[begin : begin + count], casting="unsafe"
+        )
+        return bool(self._known[page])
+
+    def _forget(self, now: float) -> None:
+        self._until = now + BELIEVED_S
+        self._known_view.fill(False)

@@ -1,0 +1,219 @@
+"""The state cache: hidden states of one level that were computed before.
+
+With keyed sampling a row is a pure function of (model, graph version, node). A cached row is therefore
+exact, and two workers that compute the same row write the same bytes. Slots, tags and SIEVE eviction come
+from `memory/row_cache.py`, without expiry. A row that another worker has cached is not cached again.
+
+On a live graph each row has `computed_at`, the graph version that it was computed at, and each node has
+`changed_at`, the last version at which its state may have changed (graph/live/changed_at.py). A row is
+valid for a reader at version V if changed_at <= computed_at (nothing has changed since) and changed_at <= V
+(the reader does not come before the change). Rows need no explicit invalidation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.graph.extent import STILL, Clock
+from hopline.kernels.intrinsics import acquire_fence, borrowed, prefetch
+from hopline.kernels.jit import njit
+from hopline.memory import row_cache, sieve
+from hopline.memory.arena import Arena, array_bytes
+from hopline.types import AnyArray, FloatArray, IdArray
+
+
+@njit(nogil=True, cache=True)
+def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids, out, missing):  # type: ignore[no-untyped-def]
+    """Copy present rows to out[i]; list positions of the others in `missing`; return how many.
+
+    Args:
+        computed_at: int64 [slots]; [0] where the graph is not live.
+        changed_at: int64 [N], or [0], read as of `version`.
+    """
+    live = changed_at.shape[0] > 0
+    n, d = ids.shape[0], rows.shape[1]
+    places, heads, flat, wanted = borrowed(index), borrowed(tags), borrowed(rows.reshape(-1)), borrowed(ids)
+    absent = 0
+    row_cache.ask_first(places, wanted)
+    for i in range(n):
+        row_cache.ask_ahead(places, heads, 1, flat, d, wanted, i)
+        if live and i + row_cache.INDEX_AHEAD < n:
+            prefetch(changed_at, ids[i + row_cache.INDEX_AHEAD])
+        slot = index[ids[i]] - 1
+        present = False
+        if slot >= 0:
+            tag = tags[slot]
+            if tag & row_cache.OWNER_MASK == ids[i] + 1:
+                acquire_fence()
+                changed = changed_at[ids[i]] if live else np.int64(0)
+                holds = not live or (changed <= computed_at[slot] and changed <= version)
+                source = rows[slot]
+                target = out[i]
+                for c in range(d):
+                    target[c] = source[c]
+                acquire_fence()
+                present = holds and tags[slot] == tag
+        if present:
+            visited[slot] = 1
+        else:
+            missing[absent] = i
+            absent += 1
+    return absent
+
+
+@njit(nogil=True, cache=True)
+def _write(  # type: ignore[no-untyped-def]
+    index, tags, visited, rows, computed_at, changed_at, version, ids, values, first, queue, links
+):
+    """Keep rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
+    live = changed_at.shape[0] > 0
+    d = rows.shape[1]
+    num_slots = links.shape[1]
+    line, flags, heads = borrowed(queue), borrowed(visited), borrowed(tags)
+    newer, older = borrowed(links[0]), borrowed(links[1])  # towards the head, towards the tail
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        known = index[v] - 1
+        again = False
+        if live and changed_at[v] > version:
+            continue  # it has changed meanwhile
+        if known >= 0 and tags[known] & row_cache.OWNER_MASK == v + 1:
+            if not live or computed_at[known] >= changed_at[v]:
+                continue  # another worker, or an earlier batch, was first
+            again = known >= first and known < first + num_slots
+        if again:
+            s = known - first
+        else:
+            s = sieve.place(line, newer, older, flags, first)
+
+        slot = first + s
+        counter = row_cache.begin_write(heads, slot)
+        source = values[i]
+        target = rows[slot]
+        for c in range(d):
+            target[c] = source[c]
+        if live:
+            computed_at[slot] = version
+        visited[slot] = 0
+        row_cache.end_write(heads, slot, counter, v)
+        index[v] = slot + 1
+
+
+@njit(nogil=True, cache=True)
+def _forget(index, ids):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        index[ids[i]] = 0
+
+
+class StateCache:
+    """Kept rows of one level and node type.
+
+    Args:
+        arena: where it lives; every worker must create its tables in the same order.
+        num_nodes: ids are in [0, num_nodes).
+        dim: columns of a row.
+        num_slots: rows kept by each worker at most.
+        worker, num_workers: which partition this process writes.
+        changed_at: int64 [num_nodes] of a live graph, None for a snapshot.
+        clock: of the reader of a live graph.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        num_nodes: int,
+        dim: int,
+        num_slots: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        changed_at: IdArray | None = None,
+        clock: Clock = STILL,
+    ) -> None:
+        total = num_slots * num_workers
+        self.num_slots = num_slots
+        self._index = arena.take((num_nodes,), np.int32)
+        self._tags = arena.take((total,), np.int64)
+        self._visited = arena.take((total,), np.uint8)
+        self._rows = arena.take((total, dim), np.float32)
+        self._computed_at = arena.take((total if changed_at is not None else 0,), np.int64)
+        self._changed_at = np.empty(0, np.int64) if changed_at is None else changed_at
+        self.clock = clock
+        self._first = worker * num_slots
+        self._queue = np.array([0, -1, -1, -1], np.int64)
+        self._links = np.full((2, num_slots), -1, np.int32)
+        self._missing = np.empty(256, np.int64)
+        #: (index, tags, visited, rows, computed_at, changed_at), as `read_rows` takes them.
+        self.arrays: tuple[AnyArray, ...] = (
+            self._index, self._tags, self._visited, self._rows, self._computed_at, self._changed_at,
+        )  # fmt: skip
+        self.num_hits = 0
+        self.num_misses = 0
+
+    @staticmethod
+    def row_bytes(dim: int) -> int:
+        """Bytes of one kept row with its tag and visited flag."""
+        return 4 * dim + 8 + 1
+
+    @staticmethod
+    def num_bytes(num_nodes: int, dim: int, num_slots: int, num_workers: int, live: bool = False) -> int:
+        """Bytes of the arena that a table takes."""
+        total = num_slots * num_workers
+        return (
+            array_bytes((num_nodes,), np.int32)
+            + array_bytes((total,), np.int64)
+            + array_bytes((total,), np.uint8)
+            + array_bytes((total, dim), np.float32)
+            + array_bytes((total if live else 0,), np.int64)
+        )
+
+    def read(self, ids: IdArray, out: FloatArray) -> IdArray:
+        """Copy the rows that are kept.
+
+        Args:
+            ids: int64 [n], in range.
+            out: float32 [n, dim]; row i is filled where ids[i] is kept, undefined elsewhere.
+
+        Returns:
+            int64 [m], positions in `ids` that are not kept, ascending; valid until the next call.
+        """
+        if ids.shape[0] > self._missing.shape[0]:
+            self._missing = np.empty(2 * ids.shape[0], np.int64)
+        absent = read_rows(*self.arrays, self.clock.version, ids, out, self._missing)
+        self.num_misses += absent
+        self.num_hits += ids.shape[0] - absent
+        return self._missing[:absent]
+
+    def write(self, ids: IdArray, values: FloatArray) -> None:
+        """Keep rows: values float32 [n, dim] of ids int64 [n]."""
+        _write(
+            *self.arrays,
+            self.clock.version,
+            ids,
+            values,
+            self._first,
+            self._queue,
+            self._links,
+        )
+
+    def forget(self, ids: IdArray) -> None:
+        """Drop the rows of `ids` (int64 [n])."""
+        _forget(self._index, ids)
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self._index[:] = 0
+
+    @property
+    def queue_arrays(self) -> tuple[AnyArray, AnyArray]:
+        """(queue, links) of this worker's partition, as `_write` takes them."""
+        return self._queue, self._links
+
+    @property
+    def first_slot(self) -> int:
+        """Of this worker's partition."""
+        return self._first
+
+    @property
+    def num_rows(self) -> int:
+        """Slots of this worker's partition that have been used."""
+        return int(self._queue[0])

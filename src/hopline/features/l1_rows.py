@@ -1,0 +1,180 @@
+"""One node type's rows as a process has them: what is near (L1), and how to bring what is not.
+
+A row that another process of the host is fetching is waited for, not fetched again: it appears in the
+shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from hopline.features.base import FeatureGroup
+from hopline.features.client import FeatureClient
+from hopline.features.l1 import L1FeatureCache
+from hopline.types import ExternalIds, FloatArray, IdArray
+
+#: Between looks at whether another process's rows have come, in seconds: the first and the longest one.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.0003, 0.002
+#: Of the reads, one in so many tells how old its rows are.
+_AGED_EVERY = 64
+
+
+class Ages(Protocol):
+    """Takes the ages of rows served, in seconds."""
+
+    def observe(self, value: float) -> None:
+        """One row's."""
+
+
+class FetchResult:
+    """What `L1Rows.fetch` got.
+
+    Attributes:
+        ids: int64 [n], found and fetched by this process. values: float32 [n, dim].
+        is_complete: whether every row that was asked for is here or near.
+        why: rows that are not, by reason.
+    """
+
+    __slots__ = ("ids", "is_complete", "values", "why")
+
+    def __init__(self, ids: IdArray, values: FloatArray, why: dict[str, int]) -> None:
+        self.ids = ids
+        self.values = values
+        self.why = why
+        self.is_complete = not why
+
+
+class L1Rows:
+    """See the module; a `RowSource` for the engine.
+
+    Args:
+        group: the rows.
+        cache: L1.
+        client: fetches; its rows go into the cache.
+        external: global ids int64 [n] to the ids that the store knows.
+        mean: makes the row that stands in for an absent one, float32 [dim]; called once.
+        ages: for the metric; None takes none.
+        shared: whether other processes map the cache.
+    """
+
+    def __init__(
+        self,
+        group: FeatureGroup,
+        cache: L1FeatureCache,
+        client: FeatureClient,
+        external: Callable[[IdArray], ExternalIds],
+        mean: Callable[[], FloatArray],
+        ages: Ages | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.group = group
+        self.cache = cache
+        self.client = client
+        self.num_fetched = 0
+        self._external = external
+        self._make_mean = mean
+        self._mean: FloatArray | None = None
+        self._ages = ages
+        self._until_aged = _AGED_EVERY
+        self._shared = shared
+        client.on_rows = self.keep
+
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+        """As `RowSource.read`."""
+        now = time.monotonic()
+        missing = self.cache.read(ids, out, now, stale)
+        self._until_aged -= 1
+        if self._until_aged == 0:
+            self._until_aged = _AGED_EVERY
+            if self._ages is not None:
+                for age in self.cache.ages(ids[:64], now):
+                    if age == age:  # not NaN: the row is there
+                        self._ages.observe(float(age))
+        return missing
+
+    def mean(self) -> FloatArray:
+        """As `RowSource.mean`."""
+        if self._mean is None:
+            self._mean = self._make_mean()
+        return self._mean
+
+    def keep(self, ids: IdArray, values: FloatArray) -> None:
+        """Put rows into L1; they may be as old as the longest fetch."""
+        self.cache.write(ids, values, time.monotonic() - self.client.timeout_s)
+
+    async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
+        """Fetch rows into L1.
+
+        Args:
+            ids: int64 [n] distinct global ids.
+            timeout_s: the longest that this takes.
+            alone: whatever other processes say that they are fetching: they may have died.
+
+        Returns: the rows; those that come too late go into L1 all the same.
+        """
+        if alone or not self._shared:
+            # Rows may have come since the caller looked.
+            ids = ids[self.cache.probe(ids, time.monotonic())]
+            return await self._fetch(ids, timeout_s) if ids.shape[0] else self._joined([])
+        end = time.monotonic() + timeout_s
+        now = end - timeout_s
+        mine = self.cache.claim(ids, now, timeout_s)
+        if mine.all():
+            return await self._fetch(ids, timeout_s)
+        others = asyncio.ensure_future(self._await_others(ids[~mine], end))
+        try:
+            brought = await self._fetch(ids[mine], timeout_s) if mine.any() else None
+            also = await others
+        finally:
+            others.cancel()
+        return self._joined([*also, *([] if brought is None else [brought])])
+
+    async def _fetch(self, ids: IdArray, timeout_s: float) -> FetchResult:
+        self.num_fetched += ids.shape[0]
+        rows = await self.client.fetch(ids, self._external(ids), timeout_s)
+        if rows.complete:
+            return FetchResult(ids, rows.values, {})
+        found = rows.found
+        if self._shared:
+            self.cache.release(ids[~found])
+        return FetchResult(ids[found], rows.values[found], rows.why)
+
+    async def _await_others(self, ids: IdArray, end: float) -> list[FetchResult]:
+        """Look until rows that other processes fetch have come; fetch those that they gave up."""
+        pause = _FIRST_LOOK_S
+        parts: list[FetchResult] = []
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK_S)
+            now = time.monotonic()
+            ids = ids[self.cache.probe(ids, now)]
+            if not ids.shape[0]:
+                break
+            if now >= end:
+                parts.append(self._joined([], {"timeout": ids.shape[0]}))
+                break
+            free = ~self.cache.pending(ids, now)
+            if free.any():
+                mine = self.cache.claim(ids[free], now, end - now)
+                taken = ids[free][mine]
+                if taken.shape[0]:
+                    parts.append(await self._fetch(taken, end - now))
+                    ids = np.setdiff1d(ids, taken)
+                    if not ids.shape[0]:
+                        break
+        return parts
+
+    def _joined(self, parts: list[FetchResult], why: dict[str, int] | None = None) -> FetchResult:
+        reasons = dict(why or {})
+        for part in parts:
+            for reason, count in part.why.items():
+                reasons[reason] = reasons.get(reason, 0) + count
+        ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
+        none = np.empty((0, self.group.dim), np.float32)
+        return FetchResult(ids, np.concatenate([none, *(part.values for part in parts)]), reasons)

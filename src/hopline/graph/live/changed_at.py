@@ -1,0 +1,151 @@
+"""Tracks which states may have changed: changes follow edges forwards, one level per message-passing layer.
+
+`changed_at[l][v]` is the last version at which the state of v at level l may have changed. Level 0 is v's own
+features. The state at level l reads v's neighbour list, and level l - 1 of v and of its in-neighbours, so a
+change propagates from a node to the nodes whose lists contain it. For that the writer keeps lists of
+out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt, and
+until then may mark a node that did not change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hopline.graph.extent import DEGREE, START
+from hopline.graph.live.memory import EdgeMemory
+from hopline.kernels.jit import njit
+from hopline.types import AnyArray, IdArray
+
+#: Added edges after which out-neighbours are listed anew, at least, and as a share of all edges.
+_MIN_ADDED, _ADDED_SHARE = 1 << 17, 0.5
+
+
+@njit(nogil=True, cache=True)
+def _count_out(heads, records, indices, counts):  # type: ignore[no-untyped-def]
+    for v in range(heads.shape[0]):
+        at = heads[v]
+        if at >= 0:
+            for p in range(records[at, START], records[at, START] + records[at, DEGREE]):
+                counts[indices[p] + 1] += 1
+
+
+@njit(nogil=True, cache=True)
+def _fill_out(heads, records, indices, cursor, out):  # type: ignore[no-untyped-def]
+    for v in range(heads.shape[0]):
+        at = heads[v]
+        if at >= 0:
+            for p in range(records[at, START], records[at, START] + records[at, DEGREE]):
+                u = indices[p]
+                out[cursor[u]] = v
+                cursor[u] += 1
+
+
+@njit(nogil=True, cache=True)
+def _add(first, targets, following, used, src, dst):  # type: ignore[no-untyped-def]
+    for i in range(src.shape[0]):
+        targets[used] = dst[i]
+        following[used] = first[src[i]]
+        first[src[i]] = used
+        used += 1
+    return used
+
+
+@njit(nogil=True, cache=True)
+def mark_changed(ids, changed_at, version, frontier, count):  # type: ignore[no-untyped-def]
+    """Mark ids, and append those that were not marked yet to the frontier; returns its length."""
+    for i in range(ids.shape[0]):
+        v = ids[i]
+        if changed_at[v] != version:
+            changed_at[v] = version
+            frontier[count] = v
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _mark_out(sources, indptr, out, first, targets, following, changed_at, version, frontier, count):  # type: ignore[no-untyped-def]
+    base = indptr.shape[0] - 1
+    for i in range(sources.shape[0]):
+        u = sources[i]
+        if u < base:
+            for p in range(indptr[u], indptr[u + 1]):
+                v = out[p]
+                if changed_at[v] != version:
+                    changed_at[v] = version
+                    frontier[count] = v
+                    count += 1
+        link = first[u]
+        while link >= 0:
+            v = targets[link]
+            if changed_at[v] != version:
+                changed_at[v] = version
+                frontier[count] = v
+                count += 1
+            link = following[link]
+    return count
+
+
+class OutNeighbors:
+    """The destinations that have a node in their lists, for one edge type.
+
+    Args:
+        memory: of the edge type; the newest lists are read.
+        num_sources: capacity of the source type.
+    """
+
+    def __init__(self, memory: EdgeMemory, num_sources: int) -> None:
+        self._memory = memory
+        self._num_sources = num_sources
+        self._targets: AnyArray = np.empty(0, np.int32)
+        self._following: AnyArray = np.empty(0, np.int32)
+        self._used = 0
+        self.build()
+
+    def build(self) -> None:
+        """List them anew from the newest lists."""
+        memory = self._memory
+        indptr = np.zeros(self._num_sources + 1, np.int64)
+        _count_out(memory.heads, memory.records, memory.indices, indptr)
+        np.cumsum(indptr, out=indptr)
+        self._indptr = indptr
+        self._out = np.empty(max(1, int(indptr[-1])), np.int32)
+        _fill_out(memory.heads, memory.records, memory.indices, indptr[:-1].copy(), self._out)
+        self._first = np.full(self._num_sources, -1, np.int32)
+        self._room = max(_MIN_ADDED, int(_ADDED_SHARE * indptr[-1]))
+        self._used = 0
+
+    def add(self, src: IdArray, dst: IdArray) -> None:
+        """Edges that were added, int64 [n] each; the lists have them already."""
+        if self._used + len(src) > self._room:
+            self.build()
+            return
+        if self._used + len(src) > len(self._targets):
+            size = max(4096, 2 * (self._used + len(src)))
+            self._targets = _grown(self._targets, size)
+            self._following = _grown(self._following, size)
+        self._used = int(_add(self._first, self._targets, self._following, self._used, src, dst))
+
+    def mark(
+        self, sources: IdArray, changed_at: IdArray, version: int, frontier: IdArray, count: int
+    ) -> int:
+        """Mark the out-neighbours of int64 [n] sources; see `mark_changed`."""
+        return int(
+            _mark_out(
+                sources,
+                self._indptr,
+                self._out,
+                self._first,
+                self._targets,
+                self._following,
+                changed_at,
+                version,
+                frontier,
+                count,
+            )
+        )
+
+
+def _grown(array: AnyArray, size: int) -> AnyArray:
+    larger = np.empty(size, array.dtype)
+    larger[: len(array)] = array
+    return larger

@@ -1,0 +1,172 @@
+"""The gate: the artifact, run as the server runs it, must answer what the estimator answers.
+
+Agreement means |a - b| <= 1e-4, and for values beyond 1 also 1e-4 of them: on every row of the sample and
+at its edges. Served answers are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hopline.errors import ParityError
+from hopline.packaging.tabular.oracle import Oracle
+from hopline.packaging.tabular.probes import Probe
+from hopline.packaging.tabular.sample import Sample
+from hopline.runtimes.tabular import TabularModel
+from hopline.types import AnyArray, FloatArray
+
+TOLERANCE = 1e-4
+#: Rows of one call while checking.
+_CHUNK = 1024
+#: Rows on which answers alone are compared with answers in batches.
+_ALONE = 64
+#: Rows named in a message.
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the gate saw.
+
+    Attributes:
+        num_rows, num_edge_rows: compared.
+        max_abs_diff, max_abs_diff_edges: in any answer of them.
+        worst: the rows of the largest differences, in words, "" where there is none.
+    """
+
+    num_rows: int
+    num_edge_rows: int
+    max_abs_diff: float
+    max_abs_diff_edges: float
+    worst: tuple[str, ...]
+
+
+def check_answers(
+    model: TabularModel, oracle: Oracle, sample: Sample, expected: AnyArray, probes: Sequence[Probe]
+) -> Agreement:
+    """Compare the packaged model with the estimator.
+
+    Args:
+        expected: the estimator's answers for the sample.
+        probes: rows at the edges, those included that the estimator refuses.
+
+    Raises:
+        ParityError: naming the rows that differ.
+    """
+    answers = run(model, sample)
+    places = [f"row {row} of the sample" for row in range(sample.num_rows)]
+    largest = _compare(answers, expected, places)
+    if oracle.task != "regression":
+        _check_labels(model, oracle, sample, answers)
+    largest_edge, edge_places = compare(model, probes)
+    all_places, every = places + edge_places, np.concatenate([largest, largest_edge])
+    worst = [place for place in np.argsort(-every, kind="stable")[:_NAMED].tolist() if every[place] > 0]
+    return Agreement(
+        sample.num_rows,
+        len(edge_places),
+        float(largest.max(initial=0.0)),
+        float(largest_edge.max(initial=0.0)),
+        tuple(f"{all_places[place]}: {every[place]:.2g}" for place in worst),
+    )
+
+
+def compare(model: TabularModel, probes: Sequence[Probe]) -> tuple[AnyArray, list[str]]:
+    """Compare rows at the edges: largest difference of each row, and what the row is.
+
+    Raises:
+        ParityError: naming the rows that differ.
+    """
+    answered = [(one, one.answer) for one in probes if one.answer is not None]
+    places = [f"edge row {one}" for one, _ in answered for _ in range(one.rows.num_rows)]
+    if not answered:
+        return np.zeros(0), places
+    found = np.concatenate([run(model, one.rows) for one, _ in answered])
+    return _compare(found, np.concatenate([answer for _, answer in answered]), places), places
+
+
+def check_preprocessing(model: TabularModel, oracle: Oracle, sample: Sample) -> None:
+    """Compare what the last step is given.
+
+    Raises:
+        ParityError: it differs.
+    """
+    expected = oracle.preprocess(sample)
+    found = model.preprocess(_served(sample, model), sample.num_rows)
+    _compare(
+        found, expected, [f"preprocessing of row {row} of the sample" for row in range(sample.num_rows)]
+    )
+
+
+def answers_alone(model: TabularModel, sample: Sample) -> bool:
+    """Whether rows have the same bytes alone and in batches of several sizes."""
+    rows = sample.take(range(min(_ALONE, sample.num_rows)))
+    together = run(model, rows)
+    for size in (1, 2, 3, 5, 17):
+        parts = [
+            run(model, rows.take(range(at, min(at + size, rows.num_rows))))
+            for at in range(0, rows.num_rows, size)
+        ]
+        if np.concatenate(parts).tobytes() != together.tobytes():
+            return False
+    return True
+
+
+def run(model: TabularModel, sample: Sample) -> FloatArray:
+    """The packaged model's answers, in calls of many rows."""
+    parts = []
+    for at in range(0, sample.num_rows, _CHUNK):
+        rows = sample.take(range(at, min(at + _CHUNK, sample.num_rows)))
+        parts.append(model.answer([_served(rows, model)], [rows.num_rows]))
+    return np.concatenate(parts)
+
+
+def _served(sample: Sample, model: TabularModel) -> dict[str, list[object]]:
+    return {column.name: sample.rows[column.name] for column in model.spec.columns}
+
+
+def _compare(answers: AnyArray, expected: AnyArray, places: Sequence[str]) -> AnyArray:
+    """Largest difference in each row, float64 [n]."""
+    if answers.shape != expected.shape:
+        raise ParityError(f"answers have shape {answers.shape}, the estimator's have {expected.shape}")
+    with np.errstate(all="ignore"):
+        narrowed = expected.astype(answers.dtype).astype(np.float64)
+        difference = np.abs(answers.astype(np.float64) - narrowed)
+        same = (answers == narrowed) | (np.isnan(answers) & np.isnan(narrowed))
+        difference[same] = 0.0
+        bad = ~(difference <= TOLERANCE + TOLERANCE * np.abs(narrowed)) & ~same
+    rows_bad = bad.reshape(len(bad), -1).any(axis=1)
+    if rows_bad.any():
+        named = np.flatnonzero(rows_bad)
+        shown = "; ".join(
+            f"{places[row]}: {_shown(answers[row])} instead of {_shown(expected[row])}"
+            for row in named[:_NAMED].tolist()
+        )
+        raise ParityError(
+            f"{len(named)} of {len(bad)} rows differ from the estimator's answers by more than "
+            f"{TOLERANCE:g}: {shown}; nothing was written"
+        )
+    return difference.reshape(len(difference), -1).max(axis=1, initial=0.0)
+
+
+def _check_labels(model: TabularModel, oracle: Oracle, sample: Sample, answers: FloatArray) -> None:
+    labels, expected = model.labels(answers), oracle.labels(sample)
+    if oracle.task == "binary":
+        lead = np.abs(answers.astype(np.float64) - 0.5) * 2
+    else:
+        ordered = np.sort(answers.astype(np.float64), axis=1)
+        lead = ordered[:, -1] - ordered[:, -2]
+    differ = np.flatnonzero((labels != expected) & (lead > 2 * TOLERANCE))
+    if len(differ):
+        row = int(differ[0])
+        raise ParityError(
+            f"the label is the most probable class, which the estimator's predict() does not answer in "
+            f"{len(differ)} rows of the sample (row {row}: {oracle.classes[labels[row]]!r} is the most "
+            f"probable, it predicts {oracle.classes[expected[row]]!r}); calibrate it, or drop its threshold"
+        )
+
+
+def _shown(row: AnyArray) -> str:
+    return np.array2string(np.atleast_1d(row)[:4], precision=6, separator=", ")

@@ -1,0 +1,182 @@
+"""Transformers of numbers into ONNX, in float64 and in the order of scikit-learn's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+from sklearn.impute import SimpleImputer
+
+from hopline.artifact import NULL_STRING
+from hopline.errors import PackagingError
+from hopline.packaging.tabular.graph import OnnxGraph, Ref
+
+Refs = tuple[Ref, ...]
+
+
+def numbers_of(graph: OnnxGraph, refs: Refs, what: object) -> str:
+    """The matrix of columns that must be numbers.
+
+    Raises:
+        PackagingError: one of them holds text.
+    """
+    for ref in refs:
+        if ref.kind != "number":
+            raise PackagingError(f"{type(what).__name__} is given column {ref.origin!r}, which holds text")
+    return graph.matrix(refs)
+
+
+def standard_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
+    """(x - mean) / scale."""
+    x = numbers_of(graph, refs, scaler)
+    if scaler.with_mean:
+        x = graph.node("Sub", [x, graph.const(scaler.mean_.reshape(1, -1))])
+    if scaler.with_std:
+        x = graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))])
+    return graph.columns(x, len(refs))
+
+
+def min_max_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
+    """x * scale + min, clipped where asked."""
+    x = numbers_of(graph, refs, scaler)
+    x = graph.node("Mul", [x, graph.const(scaler.scale_.reshape(1, -1))])
+    x = graph.node("Add", [x, graph.const(scaler.min_.reshape(1, -1))])
+    if scaler.clip:
+        low, high = scaler.feature_range
+        x = _clip(graph, x, low, high)
+    return graph.columns(x, len(refs))
+
+
+def max_abs_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
+    """x / scale."""
+    if getattr(scaler, "clip", False):
+        raise PackagingError("MaxAbsScaler(clip=True) has no ONNX form here; use MinMaxScaler")
+    x = numbers_of(graph, refs, scaler)
+    return graph.columns(graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))]), len(refs))
+
+
+def robust_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
+    """(x - center) / scale."""
+    x = numbers_of(graph, refs, scaler)
+    if scaler.with_centering:
+        x = graph.node("Sub", [x, graph.const(scaler.center_.reshape(1, -1))])
+    if scaler.with_scaling:
+        x = graph.node("Div", [x, graph.const(scaler.scale_.reshape(1, -1))])
+    return graph.columns(x, len(refs))
+
+
+def _clip(graph: OnnxGraph, x: str, low: float | None, high: float | None) -> str:
+    bounds = ["" if bound is None else graph.const(bound) for bound in (low, high)]
+    return graph.node("Clip", [x, *bounds])
+
+
+def _log_of(graph: OnnxGraph, x: str, base: float) -> str:
+    return graph.node("Div", [graph.node("Log", [x]), graph.const(np.log(base))])
+
+
+#: NumPy function -> its nodes, for FunctionTransformer.
+_FUNCTIONS: dict[Any, Callable[[OnnxGraph, str], str]] = {
+    np.log: lambda graph, x: graph.node("Log", [x]),
+    np.log1p: lambda graph, x: graph.node("Log", [graph.node("Add", [x, graph.const(1.0)])]),
+    np.log2: lambda graph, x: _log_of(graph, x, 2.0),
+    np.log10: lambda graph, x: _log_of(graph, x, 10.0),
+    np.exp: lambda graph, x: graph.node("Exp", [x]),
+    np.expm1: lambda graph, x: graph.node("Sub", [graph.node("Exp", [x]), graph.const(1.0)]),
+    np.sqrt: lambda graph, x: graph.node("Sqrt", [x]),
+    np.square: lambda graph, x: graph.node("Mul", [x, x]),
+    np.abs: lambda graph, x: graph.node("Abs", [x]),
+    np.negative: lambda graph, x: graph.node("Neg", [x]),
+    np.reciprocal: lambda graph, x: graph.node("Div", [graph.const(1.0), x]),
+    np.sign: lambda graph, x: graph.node("Sign", [x]),
+    np.floor: lambda graph, x: graph.node("Floor", [x]),
+    np.ceil: lambda graph, x: graph.node("Ceil", [x]),
+    np.sin: lambda graph, x: graph.node("Sin", [x]),
+    np.cos: lambda graph, x: graph.node("Cos", [x]),
+    np.tanh: lambda graph, x: graph.node("Tanh", [x]),
+}
+
+
+def function_transformer(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
+    """A NumPy function of each number.
+
+    Raises:
+        PackagingError: another function; it would have to be sent along as code.
+    """
+    function, arguments = transformer.func, dict(transformer.kw_args or {})
+    if function is None:
+        return refs
+    if function is np.clip:
+        low = arguments.pop("a_min", arguments.pop("min", None))
+        high = arguments.pop("a_max", arguments.pop("max", None))
+        if not arguments:
+            return graph.columns(_clip(graph, numbers_of(graph, refs, transformer), low, high), len(refs))
+    if function not in _FUNCTIONS or arguments:
+        known = ", ".join(sorted(f"np.{item.__name__}" for item in (*_FUNCTIONS, np.clip)))
+        name = getattr(function, "__name__", repr(function))
+        raise PackagingError(
+            f"FunctionTransformer({name}) has no ONNX form: an artifact holds no Python code. "
+            f"Functions that do: {known}, each without further arguments but np.clip"
+        )
+    x = numbers_of(graph, refs, transformer)
+    return graph.columns(_FUNCTIONS[function](graph, x), len(refs))
+
+
+def simple_imputer(graph: OnnxGraph, imputer: SimpleImputer, refs: Refs) -> Refs:
+    """Absent values replaced by the fitted statistics.
+
+    Raises:
+        PackagingError: `add_indicator` with text, or a marker for absent values that is not NaN or None.
+    """
+    marker = imputer.missing_values
+    if not (marker is None or marker is np.nan or (isinstance(marker, float) and np.isnan(marker))):
+        raise PackagingError(
+            f"SimpleImputer(missing_values={marker!r}): absent values are null in requests; mark them "
+            "by NaN"
+        )
+    if marker is None:
+        graph.nones.update(ref.origin for ref in refs if ref.origin is not None)
+    statistics = imputer.statistics_
+    # A column without any value is dropped in fitting.
+    kept = [
+        place for place, value in enumerate(statistics) if imputer.keep_empty_features or value == value
+    ]
+    filled: dict[int, Ref] = {}
+    for kind in ("number", "string"):
+        places = [place for place in kept if refs[place].kind == kind]
+        if not places:
+            continue
+        x = graph.matrix([refs[place] for place in places])
+        fill = [[statistics[place] for place in places]]
+        if kind == "number":
+            whole = graph.node("Where", [graph.node("IsNaN", [x]), graph.const(fill), x])
+        else:
+            whole = graph.node("Where", [_is_null(graph, x), graph.const(fill, object), x])
+        graph.widths[whole] = len(places)
+        for position, place in enumerate(places):
+            filled[place] = Ref(whole, position, refs[place].kind, refs[place].origin)
+    return tuple(filled[place] for place in kept) + _indicator(graph, imputer, refs)
+
+
+def _indicator(graph: OnnxGraph, imputer: SimpleImputer, refs: Refs) -> Refs:
+    if not imputer.add_indicator:
+        return ()
+    chosen = tuple(refs[place] for place in imputer.indicator_.features_.tolist())
+    if not chosen:
+        return ()
+    absent = graph.node("IsNaN", [numbers_of(graph, chosen, imputer)])
+    return graph.columns(graph.node("Cast", [absent], to=TensorProto.DOUBLE), len(chosen))
+
+
+def _is_null(graph: OnnxGraph, x: str) -> str:
+    # a look-up of one key: ONNX Runtime compares no strings below opset 19
+    found = graph.node(
+        "LabelEncoder",
+        [x],
+        domain="ai.onnx.ml",
+        keys_strings=[NULL_STRING],
+        values_int64s=[1],
+        default_int64=0,
+    )
+    return graph.node("Cast", [found], to=TensorProto.BOOL)

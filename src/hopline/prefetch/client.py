@@ -1,0 +1,299 @@
+"""A worker's end of the socket: asks the prefetcher, and knows within moments when not to.
+
+    down ── connected, welcome ──► up ── no sign of life while asked ──► silent
+     ▲                             │ ▲                                     │
+     └──────── connection lost ────┘ └──────────── any message ────────────┘
+
+Only up is asked. Whatever was under way when it went down or silent comes back to its callers at once,
+who then fetch by themselves in the time they have left. An answer that is long in coming is no reason to
+despair, since the store may be slow: a ping tells a slow store from a prefetcher that has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hopline.observe.metrics import Metrics
+from hopline.prefetch import wire
+from hopline.process.link import Link
+from hopline.rollout.prefetcher import Told, Wanted
+from hopline.types import IdArray
+
+log = logging.getLogger(__name__)
+
+#: Messages that may be unanswered: what comes then waits, and goes out together.
+_MAX_PENDING = 64
+#: Of a caller's patience: until a ping, and then until the end of hope.
+_SHARE = 0.25
+#: With more absent rows to each seed than this, seeds are the shorter thing to say. With fewer, an
+#: state cache or L1 has most of the neighbourhood, and the prefetcher shall not fetch the rest of it.
+_ROWS_PER_SEED = 32
+_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+
+
+class _Ask:
+    """One caller's question.
+
+    Attributes:
+        answer: None where the prefetcher cannot help.
+        patience_s: how long the caller waits.
+    """
+
+    __slots__ = ("absent", "answer", "patience_s", "wanted")
+
+    def __init__(
+        self,
+        absent: Mapping[str, IdArray],
+        wanted: Wanted | None,
+        patience_s: float,
+        answer: asyncio.Future[Told | None],
+    ) -> None:
+        self.absent = absent
+        self.wanted = wanted
+        self.patience_s = patience_s
+        self.answer = answer
+
+    @property
+    def num_ids(self) -> int:
+        """To send."""
+        if self.wanted is not None:
+            return self.wanted.num_seeds
+        return sum(ids.shape[0] for ids in self.absent.values())
+
+    def end(self, told: Told | None) -> None:
+        """Tell the caller, unless it has gone."""
+        if not self.answer.done():
+            self.answer.set_result(told)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message under way."""
+
+    asks: list[_Ask]
+    at: float
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+
+class PrefetcherClient:
+    """See the module; a `rollout.prefetcher.Prefetcher`. Used from one event loop.
+
+    Args:
+        path: of the socket.
+        identity: of this worker's graph and L1.
+        worker: its number, for logs.
+        timeout_s: the longest that claims of a prefetcher that was lost are in the way.
+        metrics: what it counts goes there.
+    """
+
+    def __init__(
+        self, path: Path, identity: wire.Identity, worker: int, timeout_s: float, metrics: Metrics
+    ) -> None:
+        self._path = path
+        self._link = Link(
+            path,
+            wire.WIRE,
+            wire.from_prefetcher,
+            wire.Hello(wire.PROTOCOL, identity, worker),
+            wire.Welcome,
+            self,
+            log=log,
+            peer="the prefetcher",
+            consequence="this worker fetches by itself",
+            first_pause_s=0.05,
+            handshake_s=1.0,
+        )
+        self._timeout_s = timeout_s
+        self._writer: asyncio.StreamWriter | None = None
+        self._silent = False
+        self._lost_at = float("-inf")
+        self._num_heard = 0
+        self._next_number = 1
+        self._boarding: deque[_Ask] = deque()
+        self._scheduled: asyncio.Handle | None = None
+        self._sent: dict[int, _Sent] = {}
+        self._outcomes = metrics.counter(
+            "hopline_prefetch_requests_total", "Times that rows were asked of the prefetcher.", ("outcome",)
+        )
+        self._rows = metrics.counter("hopline_prefetch_rows_total", "Rows that the prefetcher fetched.")()
+        self._calls = metrics.counter(
+            "hopline_prefetch_calls_total", "Calls to feature stores (round trips) of the prefetcher."
+        )()
+        self._seconds = metrics.histogram(
+            "hopline_prefetch_seconds", "From a message to the prefetcher to its answer.", (), _SECONDS
+        )()
+        self._up = metrics.gauge("hopline_prefetch_up", "Workers whose prefetcher answers.")()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the prefetcher is asked."""
+        return self._writer is not None and not self._silent
+
+    @property
+    def was_lost(self) -> bool:
+        """As `Prefetcher.was_lost`."""
+        return time.monotonic() - self._lost_at < self._timeout_s
+
+    def start(self) -> None:
+        """Connect, now and whenever the connection is lost."""
+        self._link.start()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def fetch(
+        self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
+    ) -> Told | None:
+        """As `Prefetcher.fetch`."""
+        if not self.is_up:
+            self._outcomes("down").inc()
+            return None
+        num_absent = sum(ids.shape[0] for ids in absent.values())
+        if wanted is not None and num_absent <= _ROWS_PER_SEED * wanted.num_seeds:
+            wanted = None
+        loop = asyncio.get_running_loop()
+        ask = _Ask(absent, wanted, timeout_s, loop.create_future())
+        if ask.num_ids > wire.MAX_IDS:
+            self._outcomes("too_large").inc()
+            return None
+        self._boarding.append(ask)
+        if self._scheduled is None:
+            # What else is asked for in this turn of the loop goes with it.
+            self._scheduled = loop.call_soon(self._depart)
+        timer = loop.call_later(timeout_s, self._too_late, ask)
+        try:
+            return await ask.answer
+        finally:
+            timer.cancel()
+
+    def _too_late(self, ask: _Ask) -> None:
+        if not ask.answer.done():
+            self._outcomes("late").inc()
+            ask.end(Told(None, "timeout"))
+
+    def _depart(self) -> None:
+        self._scheduled = None
+        while self._boarding and len(self._sent) < _MAX_PENDING:
+            asks, num_ids = [], 0
+            while self._boarding and num_ids + self._boarding[0].num_ids <= wire.MAX_IDS:
+                ask = self._boarding.popleft()
+                if not ask.answer.done():
+                    asks.append(ask)
+                    num_ids += ask.num_ids
+            if asks:
+                self._send(asks)
+
+    def _send(self, asks: list[_Ask]) -> None:
+        assert self._writer is not None
+        number, self._next_number = self._next_number, self._next_number + 1
+        patience_s = min(ask.patience_s for ask in asks)
+        self._writer.write(wire.frame(_message(number, patience_s, asks)))
+        sent = self._sent[number] = _Sent(asks, time.monotonic())
+        loop = asyncio.get_running_loop()
+        sent.timer = loop.call_later(_SHARE * patience_s, self._suspect, number, _SHARE * patience_s)
+
+    def _suspect(self, number: int, pause_s: float) -> None:
+        """An answer is long in coming."""
+        if self._writer is None:
+            return
+        self._writer.write(wire.frame(wire.Ping()))
+        loop = asyncio.get_running_loop()
+        self._sent[number].timer = loop.call_later(
+            pause_s, self._judge, number, self._num_heard, loop.time()
+        )
+
+    def _judge(self, number: int, num_heard: int, asked_at: float) -> None:
+        """Nothing heard since the ping: the prefetcher has stopped."""
+        if self._num_heard != num_heard:
+            return
+        self._silent = True
+        self._link.problem = ""
+        log.warning("the prefetcher at %s is silent; this worker fetches by itself", self._path)
+        self._give_up("silent")
+
+    def _give_up(self, outcome: str) -> None:
+        """Send all callers away to fetch by themselves."""
+        self._lost_at = time.monotonic()
+        self._up.set(0)
+        sent, self._sent = self._sent, {}
+        boarding, self._boarding = self._boarding, deque()
+        for message in sent.values():
+            if message.timer is not None:
+                message.timer.cancel()
+        for ask in (*(ask for message in sent.values() for ask in message.asks), *boarding):
+            if not ask.answer.done():
+                self._outcomes(outcome).inc()
+                ask.end(None)
+
+    # LinkUser
+
+    def connected(self, welcome: wire.Welcome, writer: asyncio.StreamWriter) -> None:
+        """The prefetcher may be asked."""
+        self._writer, self._silent = writer, False
+        self._up.set(1)
+
+    def lost(self) -> None:
+        """The prefetcher is not asked any more."""
+        self._writer = None
+        self._give_up("lost")
+
+    def heard(self, message: wire.FromPrefetcher) -> None:
+        """The prefetcher lives; it may have answered."""
+        self._num_heard += 1
+        if self._silent:
+            self._silent = False
+            self._up.set(1)
+            log.info("the prefetcher at %s answers again", self._path)
+        if not isinstance(message, wire.Done):
+            return
+        sent = self._sent.pop(message.number, None)
+        if sent is None:  # given up long ago
+            return
+        if sent.timer is not None:
+            sent.timer.cancel()
+        self._seconds.observe(time.monotonic() - sent.at)
+        self._rows.inc(message.num_rows)
+        self._calls.inc(message.num_calls)
+        told = None
+        if message.problem:
+            self._link.report(f"cannot help: {message.problem}")
+        else:
+            lacking = {name: wire.unpack(data, 2**62) for name, data in message.lacking.items()}
+            told = Told(lacking, message.reason)
+        for ask in sent.asks:
+            if not ask.answer.done():
+                self._outcomes("problem" if told is None else "done").inc()
+                ask.end(told)
+        if self._boarding and self._scheduled is None:
+            self._depart()
+
+
+def _message(number: int, patience_s: float, asks: list[_Ask]) -> wire.Ask:
+    """All questions as one."""
+    seeds: dict[tuple[str, str, int], dict[str, list[bytes]]] = {}
+    rows: dict[str, list[bytes]] = {}
+    for ask in asks:
+        wanted = ask.wanted
+        if wanted is None:
+            for node_type, ids in ask.absent.items():
+                rows.setdefault(node_type, []).append(wire.pack(ids))
+        else:
+            group = seeds.setdefault((wanted.model, wanted.version, wanted.as_of), {})
+            for node_type, ids in wanted.seeds.items():
+                group.setdefault(node_type, []).append(wire.pack(ids))
+    return wire.Ask(
+        number,
+        patience_s,
+        [
+            wire.Seeds(*key, {node_type: b"".join(parts) for node_type, parts in group.items()})
+            for key, group in seeds.items()
+        ],
+        {node_type: b"".join(parts) for node_type, parts in rows.items()},
+    )

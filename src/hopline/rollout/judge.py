@@ -1,0 +1,151 @@
+"""Watches rollouts under way: who gets which requests, what both versions make of them, what follows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from hopline.observe.metrics import Metrics
+from hopline.rollout import rollout as steps
+from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
+from hopline.rollout.gates import verdict
+from hopline.rollout.monitor import RolloutMonitor, in_numbers
+from hopline.rollout.outcome_counts import OutcomeCounts
+from hopline.rollout.rollout import Rollout
+from hopline.rollout.served import Compares, Recorder, Scorer, Served
+from hopline.rollout.split import Mirror, Split
+from hopline.rollout.state import Leadership
+
+
+class RolloutJudge:
+    """Args:
+    metrics: of the server.
+    recorders: the list that versions tell of their answers; a watch is in it while its rollout runs.
+    folder: of the state.
+    """
+
+    def __init__(self, metrics: Metrics, recorders: list[Recorder], folder: Path) -> None:
+        self._recorders = recorders
+        self._folder = folder
+        self._watches: dict[str, RolloutMonitor] = {}
+        self._leader: Leadership | None = None
+        self._percent = metrics.gauge(
+            "hopline_rollout_percent",
+            "Percent of requests that a rollout's candidate answers.",
+            ("model", "kind"),
+            merge="max",
+        )
+        self._ended = metrics.counter(
+            "hopline_rollouts_total", "Rollouts that ended, by how.", ("model", "kind", "outcome")
+        )
+        self._compared = metrics.counter(
+            "hopline_rollout_compared_total",
+            "Answers of a candidate held against those of the current version.",
+            ("model", "result"),
+        )
+        self._dropped = metrics.counter(
+            "hopline_rollout_copies_dropped_total", "Copies that there was no room for.", ("model",)
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a rollout is under way."""
+        return bool(self._watches)
+
+    def between(self, rollout: Rollout, current: Served, candidate: Served) -> Scorer:
+        """Who takes requests while a rollout is at its present step."""
+        name = rollout.model
+        watch = self._watches.get(name)
+        if watch is None or (watch.rollout.id, watch.rollout.step) != (rollout.id, rollout.step):
+            self.leave(name)
+            watch = RolloutMonitor(rollout, self._folder)
+            self._watches[name] = watch
+            self._recorders.append(watch)
+        watch.rollout = rollout  # paused or resumed: its counts go on
+        self._percent(name, rollout.kind).set(rollout.percent)
+        same, different = self._compared(name, "same"), self._compared(name, "different")
+        counting = watch
+
+        def compare(wanted: Outcome, found: Outcome) -> None:
+            (different if counting.compared(wanted, found) else same).inc()
+
+        dropped = self._dropped(name).inc
+        if rollout.copies and isinstance(candidate, Compares):
+
+            def told(tally: OutcomeCounts) -> None:
+                different.inc(tally.differing)
+                same.inc(tally.compared - tally.differing)
+                counting.tallies[rollout.candidate].absorb(tally)
+
+            distant = DistantCopies(candidate, rollout.gates.tolerance, told, dropped)
+            return Mirror(current, rollout.share, distant)
+        if rollout.copies:
+            return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped))
+        return Split(current, candidate, rollout.percent, rollout.id, NearCopies(current, compare, dropped))
+
+    def leave(self, name: str) -> None:
+        """No rollout of a model is watched any more."""
+        watch = self._watches.pop(name, None)
+        if watch is not None:
+            self._recorders.remove(watch)
+            self._percent(name, watch.rollout.kind).set(0)
+
+    async def judge(self, clock: Callable[[], float]) -> AsyncIterator[tuple[Rollout, Rollout]]:
+        """Publish what this worker saw; where it decides for all, (before, after) of rollouts that move.
+
+        Of those whose time it is; to be called often.
+        """
+        for name, watch in list(self._watches.items()):
+            if not watch.is_due:
+                continue
+            await watch.publish()
+            if self._watches.get(name) is not watch:
+                watch.withdraw()  # it went on, or ended, while that was written
+                continue
+            if self._leader is None:
+                self._leader = Leadership(self._folder)
+            if not self._leader.is_mine():
+                continue
+            rollout = watch.rollout
+            current, candidate = watch.totals()
+            found, why = verdict(
+                rollout.gates,
+                current,
+                candidate,
+                preflight=rollout.copies,
+                doubted=watch.doubted(),
+                shift=watch.shift,
+            )
+            if found == "slow":
+                watch.doubt(candidate)
+            after = steps.step(rollout, found, why, clock())
+            if after is not rollout:
+                yield rollout, after
+
+    def seen(self, rollout: Rollout) -> dict[str, Any]:
+        """What all workers saw of the present step, and what the gates say to it."""
+        watch = self._watches.get(rollout.model)
+        if watch is None:
+            return {}
+        current, candidate = watch.totals()
+        found, why = verdict(
+            rollout.gates, current, candidate, preflight=rollout.copies, doubted=watch.doubted()
+        )
+        return {
+            "seen": {"current": in_numbers(current), "candidate": in_numbers(candidate)},
+            "verdict": found,
+            "why": why,
+        }
+
+    def forget(self, rollout: Rollout) -> None:
+        """Count a rollout that is over, once, and remove what was written for it."""
+        self._ended(rollout.model, rollout.kind, rollout.status).inc()
+        RolloutMonitor(rollout, self._folder).forget()
+
+    def close(self) -> None:
+        """Let another process decide."""
+        for name in list(self._watches):
+            self.leave(name)
+        if self._leader is not None:
+            self._leader.close()

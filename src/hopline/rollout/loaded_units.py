@@ -1,0 +1,275 @@
+"""What is loaded in this process, and who answers: follows a state that others decide on.
+
+Adopting a state switches and lets go at once; what is missing is loaded meanwhile, and takes its place when
+it is there. A unit that is not wanted any more gets no new requests from that moment; those that it took
+finish, and then all that it holds is given back. A unit that is loaded and that no state wants yet takes no
+requests at all. Whoever needs a unit, a caller or a state, waits for the same load of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from hopline.errors import HoplineError, ModelNotReady
+from hopline.observe.metrics import Metrics
+from hopline.rollout.judge import RolloutJudge
+from hopline.rollout.load import Load
+from hopline.rollout.loader import Loader
+from hopline.rollout.served import Scorer, Served
+from hopline.rollout.shared_work import SharedWork
+from hopline.rollout.split import Mirror, Split
+from hopline.rollout.state import LifecycleState, ModelState
+from hopline.rollout.unit import Unit
+
+log = logging.getLogger(__name__)
+
+
+class LoadedUnits:
+    """Args:
+    loader: makes units.
+    referee: says who takes requests while a rollout is under way.
+    settled: is called when this process has come closer to the state: see `is_settled`.
+    metrics: of the server.
+
+    Attributes:
+        state: that is followed.
+        serving: model name -> who answers requests that name no version.
+        units: model name -> unit id -> loaded and wanted, oldest first.
+        failed: (model, unit id) -> why this process could not load it.
+    """
+
+    def __init__(
+        self, loader: Loader, referee: RolloutJudge, settled: Callable[[], object], metrics: Metrics
+    ) -> None:
+        self.state = LifecycleState()
+        self.serving: dict[str, Scorer] = {}
+        self.units: dict[str, dict[str, Served]] = {}
+        self.failed: dict[tuple[str, str], HoplineError] = {}
+        self._unavailable = metrics.gauge(
+            "hopline_model_unavailable",
+            "Workers that could not load a version which is wanted.",
+            ("model", "version"),
+        )
+        self._loader = loader
+        self._referee = referee
+        self._settled = settled
+        #: Everything that is loaded, until it is unloaded.
+        self._loaded: dict[tuple[str, str], Load] = {}
+        self._loads: SharedWork[tuple[str, str], None] = SharedWork("a load")
+        #: Callers that need a unit which the state need not want yet.
+        self._needed: Counter[tuple[str, str]] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def model(self, name: str) -> ModelState | None:
+        """The state of a model, if there is such a model."""
+        return self.state.models.get(name)
+
+    def all(self) -> list[Served]:
+        """Every unit that takes requests."""
+        return [served for units in self.units.values() for served in units.values()]
+
+    async def close(self) -> None:
+        """Release everything; after the last request."""
+        await self._loads.join()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for load in self._loaded.values():
+            await load.give_back()
+        self._loaded.clear()
+
+    def index(self) -> list[dict[str, str]]:
+        """Every unit that is wanted, and every version in the repository that is not, with its state.
+
+        What is in the repository is as it was at most a few seconds ago: to ask it may take a while.
+        """
+        rows = []
+        for name, state in self.state.models.items():
+            for unit in state.units:
+                ready = unit.id in self.units.get(name, {})
+                why = self.why(name, unit.id)
+                word = "READY" if ready else "UNAVAILABLE" if why else "LOADING"
+                rows.append({"name": name, "version": unit.id, "state": word, "reason": why})
+        known = {(row["name"], row["version"]) for row in rows}
+        for name, versions in self._loader.listing().items():
+            for version in versions:
+                if (name, version) not in known:
+                    reason = "not loaded"
+                    rows.append(
+                        {"name": name, "version": version, "state": "UNAVAILABLE", "reason": reason}
+                    )
+        return sorted(rows, key=lambda row: row["name"])
+
+    def why(self, name: str, unit_id: str) -> str:
+        """Why this process could not load a unit, as "<code>: <message>"; "" where it did not fail."""
+        error = self.failed.get((name, unit_id))
+        return "" if error is None else f"{error.code}: {error}"
+
+    def unavailable(self) -> dict[str, HoplineError]:
+        """Models that cannot serve, as "<model>/<unit>", and why: the unit that serves was not loaded."""
+        return {
+            f"{name}/{state.serving}": self.failed[name, state.serving]
+            for name, state in self.state.models.items()
+            if name not in self.serving and (name, state.serving) in self.failed
+        }
+
+    def _fail(self, name: str, unit_id: str, error: HoplineError) -> None:
+        """A unit that is wanted could not be loaded: it is unavailable until it is asked for again."""
+        self.failed[name, unit_id] = error
+        self._unavailable(name, unit_id).set(1)
+        log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, error)
+
+    def _unfail(self, name: str, unit_id: str) -> None:
+        if self.failed.pop((name, unit_id), None) is not None:
+            self._unavailable(name, unit_id).set(0)
+
+    def check_wanted(self, model: str, version: str | None) -> None:
+        """Raises: ModelNotReady: the unit is wanted, but this worker does not have it (says why)."""
+        state = self.model(model)
+        if state is None:
+            return
+        unit_id = state.serving if version is None else version
+        if unit_id and state.unit(unit_id) is not None and unit_id not in self.units.get(model, {}):
+            why = self.why(model, unit_id)
+            raise ModelNotReady(f"{model}/{unit_id} is not ready: {why or 'it is being loaded'}")
+
+    def adopt(self, state: LifecycleState) -> None:
+        """Switch and let go at once; begin to load what is missing."""
+        if state.generation <= self.state.generation:
+            return  # another task was faster
+        before, self.state = self.state.models, state
+        for name, model in state.models.items():
+            wanted = model.wanted
+            again = name in before and before[name].tries != model.tries
+            for unit_id in [unit_id for other, unit_id in self.failed if other == name]:
+                if again or unit_id not in wanted:
+                    self._unfail(name, unit_id)
+            self.route(name)
+            for unit_id in [unit_id for other, unit_id in self._loaded if other == name]:
+                if unit_id not in wanted and not self._needed[name, unit_id]:
+                    self._retire(name, unit_id)
+        self.load_missing()
+        self._settled()
+
+    def load_missing(self) -> None:
+        """Begin to load what the state wants and is neither loaded nor failed."""
+        for name, model in self.state.models.items():
+            for unit_id, unit in model.wanted.items():
+                key = name, unit_id
+                if key not in self._loaded and key not in self.failed and key not in self._loads:
+                    self._spawn(self._load_wanted(name, unit))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that the state wants is loaded, or could not be."""
+        return all(
+            (name, unit_id) in self._loaded or (name, unit_id) in self.failed
+            for name, model in self.state.models.items()
+            for unit_id in model.wanted
+        )
+
+    async def _load_wanted(self, name: str, unit: Unit) -> None:
+        with contextlib.suppress(HoplineError):  # `why` says it from then on
+            await self.load(name, unit)
+
+    def wants(self, name: str, unit_id: str) -> bool:
+        """Whether the state that is followed has a unit."""
+        state = self.model(name)
+        return state is not None and unit_id in state.wanted
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @contextlib.contextmanager
+    def needed(self, name: str, unit_id: str) -> Iterator[None]:
+        """A unit stays loaded meanwhile, also where the state does not want it."""
+        self._needed[name, unit_id] += 1
+        try:
+            yield
+        finally:
+            self._needed[name, unit_id] -= 1
+            self._keep_or_retire(name, unit_id)
+
+    async def load(self, name: str, unit: Unit) -> None:
+        """Load a unit, unless it is there; wait for the load of it that is under way, if there is one.
+
+        A caller that is cancelled stops no load.
+
+        Raises: HoplineError: it cannot be loaded.
+        """
+        if (name, unit.id) not in self._loaded:
+            await self._loads.result((name, unit.id), lambda: self._load(name, unit))
+
+    async def _load(self, name: str, unit: Unit) -> None:
+        began = time.perf_counter()
+        try:
+            self._loaded[name, unit.id] = await self._loader.load(name, unit)
+        except HoplineError as error:
+            if self.wants(name, unit.id):
+                self._fail(name, unit.id, error)
+            raise
+        else:
+            self._unfail(name, unit.id)
+            log.info("loaded %s/%s in %.2f s", name, unit.id, time.perf_counter() - began)
+            self._keep_or_retire(name, unit.id)  # the state may have changed by now
+        finally:
+            self._settled()
+
+    def served(self, name: str, unit_id: str) -> Served:
+        """A unit that is loaded, whether or not it takes requests yet."""
+        return self._loaded[name, unit_id].served
+
+    def _keep_or_retire(self, name: str, unit_id: str) -> None:
+        if self.wants(name, unit_id):
+            self.route(name)
+        elif (name, unit_id) in self._loaded and not self._needed[name, unit_id]:
+            self._retire(name, unit_id)
+        if not self._needed[name, unit_id]:
+            del self._needed[name, unit_id]
+
+    def _retire(self, name: str, unit_id: str) -> None:
+        load = self._loaded.pop((name, unit_id))
+        served = load.served
+        served.close(f"{name}/{unit_id} was unloaded")
+
+        async def finish() -> None:
+            await served.join()
+            await load.give_back()
+            log.info("unloaded %s/%s", name, unit_id)
+
+        self._spawn(finish())
+
+    def route(self, name: str) -> None:
+        """Let requests go where the state says; between two requests."""
+        before = self.serving.get(name)
+        state = self.model(name)
+        wanted = () if state is None else state.units
+        units = {
+            unit.id: self._loaded[name, unit.id].served
+            for unit in wanted
+            if (name, unit.id) in self._loaded
+        }
+        self.units[name] = units
+        if not units:
+            del self.units[name]
+        serving = units.get(state.serving) if state is not None else None
+        rollout = state.rollout if state is not None else None
+        candidate = units.get(rollout.candidate) if rollout is not None else None
+        if rollout is None or serving is None or candidate is None:
+            self._referee.leave(name)
+            after: Scorer | None = serving
+        else:
+            after = self._referee.between(rollout, serving, candidate)
+        if isinstance(before, Split | Mirror) and before is not after:
+            before.withdraw()
+        if after is None:
+            self.serving.pop(name, None)
+        else:
+            self.serving[name] = after

@@ -1,0 +1,180 @@
+"""What this worker sees of a rollout under way, and where the worker that decides finds it.
+
+A `Recorder`: while a rollout runs it is told of every batch. Counts begin anew at each step. Several times
+a second they are written to a file of this worker; the leader adds up what the files of the step say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from hopline.files import write_atomically
+from hopline.observe.psi import Comparison
+from hopline.rollout.copies import Outcome
+from hopline.rollout.outcome_counts import OutcomeCounts
+from hopline.rollout.rollout import Rollout
+from hopline.rollout.served import Ran
+
+_CountsByVersion = dict[str, OutcomeCounts]
+#: Seconds for which what was found of scores holds.
+_SHIFT_S = 1.0
+#: Seconds between verdicts of a rollout, and of a shadow: no caller is harmed until it is judged.
+_JUDGE_S, _SHADOW_S = 0.2, 1.0
+#: Batches that are counted together: one by one, each finds the caches full of other things.
+_COUNTED_TOGETHER = 32
+
+
+class RolloutMonitor:
+    """Args:
+    rollout: that is watched, at its present step.
+    folder: for the files.
+    clock: seconds, monotonic.
+    """
+
+    def __init__(self, rollout: Rollout, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.rollout = rollout
+        self._folder = folder
+        # What a worker counted that died since was counted all the same.
+        self._worker = os.getpid()
+        self._tallies: _CountsByVersion = {
+            rollout.current: OutcomeCounts(),
+            rollout.candidate: OutcomeCounts(),
+        }
+        self._uncounted: list[Ran] = []
+        #: Whether copies are what the candidate answers: a shadow, or a pre-flight, has no callers.
+        self._counts_copies = bool(rollout.copies)
+        # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
+        self._published_at = clock()
+        self._doubted: list[int] | None = None
+        self._shift: Comparison | None = None
+        self._shift_at, self._shift_of = float("-inf"), 0
+
+    @property
+    def tallies(self) -> dict[str, OutcomeCounts]:
+        """Version -> what was counted of it until now."""
+        self._count()
+        return self._tallies
+
+    def record(self, ran: Ran) -> None:
+        """Count what both versions answered."""
+        if ran.served.name == self.rollout.model:
+            self._uncounted.append(ran)
+            if len(self._uncounted) >= _COUNTED_TOGETHER:
+                self._count()
+
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for ran in uncounted:
+            tally = self._tallies.get(ran.served.version)
+            if tally is None or "cache" in ran.stages:
+                continue  # a kept answer tells nothing of who would compute it
+            copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
+            for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
+                if outcome is None or request.is_copy != copies_count:
+                    continue
+                # A copy waits until there is time for it: only what it took to compute can be compared.
+                tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
+
+    def compared(self, wanted: Outcome, found: Outcome) -> bool:
+        """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
+        if self._counts_copies:
+            ours, current = found, wanted
+        else:
+            ours, current = wanted, found
+        tally = self._tallies[self.rollout.candidate]
+        before = tally.differing
+        tally.compare(current, ours, self.rollout.gates.tolerance)
+        return tally.differing > before
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to publish, and to judge."""
+        interval_s = _SHADOW_S if self.rollout.kind == "shadow" else _JUDGE_S
+        return self._clock() - self._published_at >= interval_s
+
+    async def publish(self) -> None:
+        """Write the counts where the leader finds them; requests are answered meanwhile."""
+        self._published_at = self._clock()
+        counts = msgspec.json.encode(self.tallies)
+        await asyncio.to_thread(write_atomically, self._file, counts, durable=False)
+
+    def withdraw(self) -> None:
+        """Remove what was published: the step is over."""
+        self._file.unlink(missing_ok=True)
+
+    def shift(self, candidate: OutcomeCounts) -> Comparison | None:
+        """How far the candidate's scores are from the current ones, as `OutcomeCounts.shift` has it.
+
+        That takes a millisecond of the loop, so it is done again only once a second, or when there are a
+        quarter more scores than the last time.
+        """
+        now = self._clock()
+        if now - self._shift_at >= _SHIFT_S or 4 * candidate.num_scores >= 5 * self._shift_of:
+            self._shift = candidate.shift()
+            self._shift_at, self._shift_of = now, candidate.num_scores
+        return self._shift
+
+    def doubt(self, candidate: OutcomeCounts) -> None:
+        """It was slow for the first time in this step: every worker leaves out what came until now."""
+        self._doubted = candidate.latency
+        write_atomically(self._doubt_file, msgspec.json.encode(candidate.latency), durable=False)
+
+    def doubted(self) -> list[int] | None:
+        """The candidate's latency counts when that was; None: it was not. See gates.py."""
+        if self._doubted is None and self._doubt_file.exists():
+            self._doubted = msgspec.json.decode(self._doubt_file.read_bytes(), type=list[int])
+        return self._doubted
+
+    def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
+        """What all workers counted of this step: (current, candidate)."""
+        current, candidate = OutcomeCounts(), OutcomeCounts()
+        mine = self._file.name
+        every = [self.tallies]
+        for file in self._folder.glob(f"{self._step}-*.json"):
+            if file.name != mine:
+                every.append(msgspec.json.decode(file.read_bytes(), type=_CountsByVersion))
+        for tallies in every:
+            current.add(tallies[self.rollout.current])
+            candidate.add(tallies[self.rollout.candidate])
+        return current, candidate
+
+    def forget(self) -> None:
+        """Remove the files of every step."""
+        for file in self._folder.iterdir():
+            if not file.name.removeprefix(".").startswith(f"{self.rollout.id}-"):
+                continue
+            file.unlink(missing_ok=True)
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / f"{self._step}-{self._worker}.json"
+
+    @property
+    def _doubt_file(self) -> Path:
+        return self._folder / f"{self._step}-doubted.counts"
+
+    @property
+    def _step(self) -> str:
+        return f"{self.rollout.id}-{self.rollout.step}"
+
+
+def in_numbers(tally: OutcomeCounts) -> dict[str, object]:
+    """A tally in numbers for people."""
+    p99_s = tally.p99_s()
+    return {
+        "requests": tally.requests,
+        "errors": tally.errors,
+        "last_error": tally.last_error,
+        "p99_ms": None if p99_s is None else round(p99_s * 1e3, 3),
+        "compared": tally.compared,
+        "differing": tally.differing,
+        "mean_difference": tally.mean_difference(),
+        "last_difference": tally.last_difference,
+    }

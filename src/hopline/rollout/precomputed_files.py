@@ -1,0 +1,161 @@
+"""Which precomputed files belong to a version, and whether their artifact and graph are the served ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline.artifact import ModelSpec
+from hopline.config.schema import PrecomputedConfig
+from hopline.engine.final_rows import FinalRows
+from hopline.engine.model import has_marks
+from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
+from hopline.engine.precomputed_file import PrecomputedFile, model_hash
+from hopline.engine.precomputed_file.header import PrecomputedPlan
+from hopline.engine.precomputed_file.identity import hashes_of_nodes
+from hopline.engine.precomputed_file.reader import read_header
+from hopline.errors import ConfigError, PrecomputedFileError
+from hopline.graph.residency import available_bytes
+from hopline.rollout.listed_nodes import listed_nodes
+from hopline.types import IdArray
+
+log = logging.getLogger(__name__)
+
+#: Share of the available memory up to which a file is read at load.
+_PREFAULTED = 0.25
+
+
+def check_named(files: Sequence[str], models: Sequence[str]) -> None:
+    """That each file is there, and about a model that is served.
+
+    Raises:
+        ConfigError: it is about none of them, or cannot be opened.
+    """
+    for name in files:
+        try:
+            plan = read_header(Path(name)).plan
+        except PrecomputedFileError as error:
+            raise ConfigError(f"precomputed.file: {error}") from None
+        if plan.model not in models:
+            raise ConfigError(
+                f"precomputed.file: {name} is about model {plan.model!r}, which is not served; served are "
+                f"{', '.join(models)}"
+            )
+
+
+def tables_of(
+    files: Sequence[Path], folder: Path, spec: ModelSpec, graph: Any, settings: PrecomputedConfig
+) -> dict[str, FinalRows]:
+    """The tables that a version reads: node type -> rows.
+
+    Args:
+        files: of any models.
+        folder: of the artifact.
+        graph: that it answers about, a snapshot or a live view.
+
+    Raises:
+        PrecomputedFileError: a file of this model and version that does not fit, and what differs.
+    """
+    found: dict[str, FinalRows] = {}
+    misfits: list[str] = []
+    own_hash = model_hash(folder) if files else ""
+    for path in files:
+        file = PrecomputedFile.open(path)
+        plan = file.header.plan
+        if plan.model != spec.name:
+            continue
+        if plan.version != spec.version:
+            log.warning("%s is about %s/%s; not used for %s", path, plan.model, plan.version, spec.version)
+            continue
+        check_fits(file, spec, own_hash)
+        rows, misfit = _fitted(path, file, spec, graph, settings)
+        if rows is not None:
+            _pin(path, rows, graph, settings)
+            found[plan.node_type] = rows
+        else:
+            misfits.append(misfit)
+    missing = [each for each in misfits if each]
+    if missing and not found:
+        raise PrecomputedFileError(missing[0])
+    return found
+
+
+def _fitted(
+    path: Path, file: PrecomputedFile, spec: ModelSpec, graph: Any, settings: PrecomputedConfig
+) -> tuple[FinalRows | None, str]:
+    """The rows, or why there are none ("" where that is wanted so)."""
+    plan = file.header.plan
+    ttl_s = settings.ttl_s
+    fits, unchanged = _same_graph(plan, spec, graph)
+    if fits:
+        return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
+    differ = on_other_graph(path, plan, spec.name, graph.version)
+    if settings.stale == "compute":
+        log.warning("%s: every answer is computed (table.stale)", differ)
+        return None, ""
+    if settings.stale == "refuse":
+        return None, f"{differ}: {OTHER_GRAPH_ADVICE}"
+    known = _known_rows(file, graph)
+    num_known = int(np.count_nonzero(known))
+    if plan.num_nodes and not num_known:
+        return None, f"{differ}, and its rows cannot be told there: it was written without external ids"
+    log.warning("%s: %d of its rows are served, labelled stale_row", differ, num_known)
+    return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
+
+
+def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -> None:
+    """Keep in memory what the settings say."""
+    num_bytes = rows.file.pages.shape[0]
+    if not settings.pin_bytes:
+        if num_bytes <= _PREFAULTED * available_bytes():
+            rows.residency.populate()  # the first touch of a page costs more than its row
+        return
+    hot: IdArray | None = None
+    if num_bytes > settings.pin_bytes:
+        if settings.pin_file is None:
+            raise ConfigError(
+                f"precomputed.pin_bytes = {settings.pin_bytes} is less than {path} has ({num_bytes}): "
+                "list the nodes to pin in precomputed.pin_file"
+            )
+        hot = listed_nodes(settings.pin_file, graph.nodes[rows.node_type].ids, "precomputed.pin_file")
+        hot = hot[hot < rows.num_rows]
+    if not rows.pin(settings.pin_bytes, hot):
+        log.warning("%s cannot be locked in memory (RLIMIT_MEMLOCK); it was read, and may be evicted", path)
+
+
+def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:
+    """Whether rows of a table hold on a graph, but for those that the second result says have changed."""
+    if not getattr(graph, "is_live", False):
+        return plan.graph_version == graph.version, None
+    lineage, _, sequence = plan.graph_version.partition("+")
+    live, since = graph.memory.plan, int(sequence or 0)
+    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
+    if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
+        return False, None
+    marks = graph.nodes[plan.node_type].marks[spec.reach]
+
+    def unchanged(ids: IdArray) -> NDArray[np.bool_]:
+        held: NDArray[np.bool_] = marks[ids] <= since
+        return held
+
+    return True, unchanged
+
+
+def _known_rows(file: PrecomputedFile, graph: Any) -> NDArray[np.bool_]:
+    """Which rows are about the node that has the same number in another graph: bool [N]."""
+    plan = file.header.plan
+    nodes = graph.nodes[plan.node_type]
+    count = min(plan.num_nodes, nodes.num_nodes)
+    known = np.zeros(plan.num_nodes, np.bool_)
+    known[:count] = file.ids[:count] == hashes_of_nodes(nodes.ids, count)
+    return known
+
+
+def replaced(tables: Mapping[str, FinalRows]) -> bool:
+    """Whether one of the files has a successor under its path."""
+    return any(rows.file.is_replaced() for rows in tables.values())

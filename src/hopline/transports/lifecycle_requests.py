@@ -1,0 +1,160 @@
+"""The lifecycle over the wire: loading, unloading and rollouts, from JSON or parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from hopline.errors import BadRequest, quoted
+from hopline.rollout.asked_unit import MAX_GROUPS
+from hopline.rollout.rollout import RolloutRequest
+from hopline.transports.json_body import decode_body, refuse_repeated
+
+#: Bytes of a file's name, as Linux takes them, and characters of a path.
+_MAX_PART, _MAX_PATH = 255, 1000
+
+
+class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of load and unload in the model-repository extension: everything is in `parameters`.
+
+    Attributes:
+        parameters: `version`, `graph`, `groups`, `serve` for load, `version` for unload; Triton's own
+            `unload_dependents` may be false, its `config` and `file:…` overrides are refused.
+    """
+
+    parameters: dict[str, Any] = {}
+
+
+class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a decision about a rollout; may be empty.
+
+    Attributes:
+        reason: is written down with it.
+    """
+
+    reason: str = ""
+
+
+class LifecycleRequests:
+    """Args:
+    service: that may have models that come and go.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+
+    def change(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
+        """Load or unload.
+
+        Raises: BadRequest: the body is wrong, or this server does not do that.
+        """
+        method = self._method(verb, f"{verb} models on request")
+        changing: Awaitable[Any] = method(
+            checked_path("model", model), **change_parameters(verb, _read(body, LoadBody).parameters)
+        )
+        return changing
+
+    def begin(self, body: bytes) -> Awaitable[Any]:
+        """Begin a rollout.
+
+        Raises: BadRequest: as above.
+        """
+        method = self._method("begin_rollout", "roll models out")
+        request = _read(body, RolloutRequest)
+        for what in ("model", "version", "graph"):
+            checked_path(what, getattr(request, what))
+        _checked_groups(request.groups)
+        beginning: Awaitable[Any] = method(request)
+        return beginning
+
+    def decide(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
+        """Promote, roll back, …
+
+        Raises: BadRequest: as above.
+        """
+        method = self._method("decide_rollout", "roll models out")
+        deciding: Awaitable[Any] = method(model, verb, _read(body, DecisionBody).reason)
+        return deciding
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """A model's versions and rollouts.
+
+        Raises: BadRequest, ModelNotFound.
+        """
+        found: dict[str, Any] = self._method("describe_rollout", "roll models out")(model)
+        return found
+
+    def _method(self, name: str, what: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self._service, name, None)
+        if method is None:
+            raise BadRequest(f"this server does not {what}")
+        return method
+
+
+def graph_updates(service: Any) -> Any:
+    """What takes changes to the live graph.
+
+    Raises: BadRequest: this server's graph is a snapshot.
+    """
+    found = getattr(service, "graph_updates", None)
+    if found is None:
+        raise BadRequest("this server's graph does not change; serve it with live.enabled (--live)")
+    return found
+
+
+def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `Service.load` and `Service.unload` from a request's parameters.
+
+    Raises: BadRequest: an unknown one, or a wrong type.
+    """
+    known: dict[str, type] = {"version": str}
+    if verb == "load":
+        known |= {"graph": str, "groups": list, "serve": bool}
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name == "unload_dependents" and verb == "unload" and not value:
+            continue
+        if name not in known:
+            raise BadRequest(f"parameter {quoted(name)} of {verb} is unknown; known are {', '.join(known)}")
+        if name == "groups" and isinstance(value, str):  # gRPC has no lists
+            value = [part for part in value.split(",") if part]
+        if not isinstance(value, known[name]):
+            raise BadRequest(
+                f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
+            )
+        if isinstance(value, str):
+            checked_path(f"parameter {name!r}", value)
+        elif isinstance(value, list):
+            if not all(isinstance(each, str) for each in value):
+                raise BadRequest(f"parameter {name!r} of {verb} must be a list of strings")
+            value = _checked_groups(value)
+        found[name] = value
+    return found
+
+
+def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
+    if len(groups) > MAX_GROUPS:
+        raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are taken")
+    return tuple(checked_path("groups", each) for each in groups)
+
+
+def checked_path(what: str, name: str) -> str:
+    """A name that may become a part of a path.
+
+    Raises: BadRequest: it is longer than file systems take, or has characters that cannot be printed.
+    """
+    parts = name.encode(errors="replace").split(b"/")
+    if not name.isprintable() or max(map(len, parts)) > _MAX_PART or len(name) > _MAX_PATH:
+        raise BadRequest(
+            f"{what} is {quoted(name)}; a name is printable, and has {_MAX_PART} bytes at most"
+        )
+    return name
+
+
+def _read(body: bytes, kind: Any) -> Any:
+    body = body or b"{}"
+    found = decode_body(body, msgspec.json.Decoder(kind).decode, kind, example="{}")
+    refuse_repeated(body)
+    return found

@@ -1,0 +1,480 @@
+"""Precomputed files: what is written is what is read, whole or not at all."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hopline.engine.final_rows import FinalRows
+from hopline.engine.precomputed import no_counts
+from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedPlan, PrecomputedWriter
+from hopline.engine.precomputed_file.header import MAGIC, PAGE, packed
+from hopline.engine.precomputed_file.hot import HotRows
+from hopline.engine.precomputed_file.identity import hashes_of_nodes, id_hashes
+from hopline.engine.precomputed_file.residency import Residency
+from hopline.errors import PrecomputedFileError
+from hopline.graph import Graph
+from tests.engine import zoo
+
+N, D, C = 300, 8, 3
+
+
+def plan(**changes):
+    made = PrecomputedPlan("m", "1", "a" * 64, "g0", "node", N, D, C)
+    return msgspec.structs.replace(made, **changes)
+
+
+def content(seed=0, n=N):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.standard_normal((n, D)).astype(np.float32),
+        rng.standard_normal((n, C)).astype(np.float32),
+        rng.integers(0, 2**63, n).astype(np.uint64),
+    )
+
+
+def write(path, *, seed=0, computed_at=7, **changes):
+    state, logits, ids = content(seed)
+    with PrecomputedWriter(path, plan(**changes)) as writer:
+        writer.write(0, state, logits, ids=ids, computed_at=computed_at)
+        writer.commit()
+    return path
+
+
+def check(path, seed=0):
+    table = PrecomputedFile.open(path)
+    table.verify()
+    for found, wanted in zip((table.state, table.logits, table.ids), content(seed), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    return table
+
+
+def test_a_table_reads_back(tmp_path):
+    table = check(write(tmp_path / "a.precomputed"))
+    assert table.header.plan == plan()
+    assert (table.computed_at == 7).all()
+    assert not table.state.flags.writeable
+    assert [section.offset % PAGE for section in table.header.sections] == [0] * 4
+    assert os.listdir(tmp_path) == ["a.precomputed"]
+
+
+def test_a_table_without_logits_has_no_such_section(tmp_path):
+    state, _, _ = content()
+    with PrecomputedWriter(tmp_path / "a.precomputed", plan(output_dim=0)) as writer:
+        writer.write(0, state)
+        writer.commit()
+    table = PrecomputedFile.open(tmp_path / "a.precomputed")
+    assert table.logits is None
+    np.testing.assert_array_equal(table.state, state)
+
+
+def test_an_empty_table_is_one(tmp_path):
+    with PrecomputedWriter(tmp_path / "a.precomputed", plan(num_nodes=0)) as writer:
+        writer.commit()
+    table = PrecomputedFile.open(tmp_path / "a.precomputed")
+    table.verify()
+    assert table.state.shape == (0, D)
+
+
+@given(
+    cuts=st.lists(st.integers(0, N), max_size=8),
+    order=st.randoms(use_true_random=False),
+    twice=st.booleans(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_may_be_written_in_any_order_and_again(tmp_path, cuts, order, twice):
+    edges = sorted({0, N, *cuts})
+    ranges = list(pairwise(edges))
+    order.shuffle(ranges)
+    state, logits, ids = content()
+    with PrecomputedWriter(tmp_path / "a.precomputed", plan()) as writer:
+        if twice:
+            writer.write(5, state[:50] + 1, logits[:50] + 1, ids=ids[:50])
+        for a, b in ranges:
+            writer.write(a, state[a:b], logits[a:b], ids=ids[a:b], computed_at=a + 1)
+        writer.commit()
+    table = check(tmp_path / "a.precomputed")
+    wanted = np.concatenate([np.full(b - a, a + 1) for a, b in pairwise(edges)])
+    np.testing.assert_array_equal(table.computed_at, wanted)
+
+
+def test_rows_that_were_not_written_have_no_computed_at(tmp_path):
+    state, logits, _ = content()
+    with PrecomputedWriter(tmp_path / "a.precomputed", plan(), clock_ms=lambda: 99) as writer:
+        writer.write(10, state[10:20], logits[10:20])
+        writer.commit()
+    computed_at = PrecomputedFile.open(tmp_path / "a.precomputed").computed_at
+    assert np.flatnonzero(computed_at).tolist() == list(range(10, 20))
+    assert set(computed_at[10:20]) == {99}
+
+
+@pytest.mark.parametrize(
+    ("begin", "state", "logits", "message"),
+    [
+        (N - 1, (2, D), (2, C), "not within 300"),
+        (-1, (2, D), (2, C), "not within 300"),
+        (0, (2, D + 1), (2, C), "state has shape"),
+        (0, (2, D), (3, C), "logits has shape"),
+        (0, (2, D), None, "output_dim"),
+    ],
+)
+def test_rows_of_another_shape_are_refused(tmp_path, begin, state, logits, message):
+    with (
+        PrecomputedWriter(tmp_path / "a.precomputed", plan()) as writer,
+        pytest.raises(ValueError, match=message),
+    ):
+        writer.write(
+            begin, np.zeros(state, np.float32), None if logits is None else np.zeros(logits, np.float32)
+        )
+
+
+# Whole or not at all
+
+
+def test_nothing_is_visible_before_commit_and_what_was_there_stays(tmp_path):
+    path = write(tmp_path / "a.precomputed", seed=1)
+    with PrecomputedWriter(path, plan()) as writer:
+        writer.write(0, *content(2)[:2])
+        check(path, 1)
+    check(path, 1)
+    assert os.listdir(tmp_path) == ["a.precomputed"]
+
+
+def test_a_reader_keeps_what_it_mapped(tmp_path):
+    path = write(tmp_path / "a.precomputed", seed=1)
+    table = PrecomputedFile.open(path)
+    assert not table.is_replaced()
+    write(path, seed=2)
+    assert table.is_replaced()
+    np.testing.assert_array_equal(table.state, content(1)[0])
+    check(path, 2)
+    path.unlink()
+    assert not table.is_replaced()
+
+
+def test_two_runs_do_not_write_one_table(tmp_path):
+    path = tmp_path / "a.precomputed"
+    with PrecomputedWriter(path, plan()) as writer:
+        with pytest.raises(PrecomputedFileError, match="another run"):
+            PrecomputedWriter(path, plan())
+        writer.write(0, *content()[:2])
+        writer.commit()
+    write(path)
+
+
+def test_a_finished_table_is_not_taken_for_a_draft(tmp_path, monkeypatch):
+    path = tmp_path / "a.precomputed"
+    first = PrecomputedWriter(path, plan())
+    first.write(0, *content()[:2])
+    lock = fcntl.flock
+
+    def ended_between(handle, how):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        first.commit()
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", ended_between)
+    with pytest.raises(PrecomputedFileError, match="just now"):
+        PrecomputedWriter(path, plan())
+    PrecomputedFile.open(path).verify()
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, monkeypatch):
+    def no_room(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(PrecomputedFileError, match="No space left"):
+        PrecomputedWriter(tmp_path / "a.precomputed", plan())
+
+
+KILLED = """
+import os, signal, sys, numpy as np
+from pathlib import Path
+from tests.engine.test_precomputed_file import content, plan
+from hopline.engine.precomputed_file import PrecomputedWriter
+state, logits, ids = content()
+writer = PrecomputedWriter(Path(sys.argv[1]), plan(), "run 1")
+for begin in range(writer.num_done, 300, 50):
+    if begin == 200 and sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    rows = slice(begin, begin + 50)
+    writer.write(begin, state[rows], logits[rows], ids=ids[rows], computed_at=7)
+    if begin == 100:
+        writer.checkpoint(150)
+writer.commit()
+"""
+
+
+def test_a_killed_run_goes_on_and_its_table_is_the_same(tmp_path):
+    path, whole = tmp_path / "a.precomputed", tmp_path / "b.precomputed"
+    words = [sys.executable, "-c", KILLED]
+    died = subprocess.run([*words, path, "die"], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not path.exists()
+    resumed = PrecomputedWriter(path, plan(), "run 1")
+    assert resumed.num_done == 150
+    resumed.abort(keep=True)
+    subprocess.run([*words, path, "live"], check=True)
+    subprocess.run([*words, whole, "live"], check=True)
+    assert path.read_bytes()[PAGE:] == whole.read_bytes()[PAGE:]
+    check(path)
+
+
+@pytest.mark.parametrize("other", [{"run": "run 2"}, {"graph_version": "g1"}, {"num_nodes": N + 1}])
+def test_a_draft_of_another_run_is_begun_anew(tmp_path, other):
+    path = tmp_path / "a.precomputed"
+    first = PrecomputedWriter(path, plan(), "run 1")
+    first.write(0, *content()[:2])
+    first.checkpoint(N)
+    first.abort(keep=True)
+    run = other.pop("run", "run 1")
+    second = PrecomputedWriter(path, plan(**other), run)
+    assert second.num_done == 0
+    second.abort()
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_older_table_may_be_begun_with(tmp_path):
+    base = PrecomputedFile.open(write(tmp_path / "old.precomputed", computed_at=5))
+    with PrecomputedWriter(
+        tmp_path / "new.precomputed", plan(num_nodes=N + 10, graph_version="g1")
+    ) as writer:
+        writer.copy(base)
+        state, logits, ids = content(9, 20)
+        writer.write(N - 10, state, logits, ids=ids, computed_at=6)
+        writer.commit()
+    table = PrecomputedFile.open(tmp_path / "new.precomputed")
+    np.testing.assert_array_equal(table.state[: N - 10], content()[0][: N - 10])
+    np.testing.assert_array_equal(table.state[N - 10 :], state)
+    assert table.stamp.tolist() == [5] * (N - 10) + [6] * 20
+    with (
+        PrecomputedWriter(tmp_path / "other.precomputed", plan(state_dim=4)) as writer,
+        pytest.raises(PrecomputedFileError, match="8 and 3 columns"),
+    ):
+        writer.copy(base)
+
+
+# What is no table
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    path = tmp_path / "a.precomputed"
+    with pytest.raises(PrecomputedFileError, match="No such file"):
+        PrecomputedFile.open(path)
+    for text in (b"", b"PK", b"parquet" * 1000):
+        path.write_bytes(text)
+        with pytest.raises(PrecomputedFileError, match="is no precomputed file"):
+            PrecomputedFile.open(path)
+    with pytest.raises(PrecomputedFileError, match="cannot be"):
+        PrecomputedFile.open(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    from hopline.engine.precomputed_file import header
+
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "FORMAT_VERSION", 2)
+        path = write(tmp_path / "a.precomputed")
+    with pytest.raises(PrecomputedFileError, match="format 2 is newer than 1"):
+        PrecomputedFile.open(path)
+
+
+@given(size=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_that_is_cut_off_is_refused(tmp_path, size):
+    path = write(tmp_path / "a.precomputed")
+    whole = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size % whole)
+    with pytest.raises(PrecomputedFileError):
+        PrecomputedFile.open(path)
+
+
+@given(at=st.integers(0, 400), bit=st.integers(0, 7))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_header_with_a_wrong_bit_is_refused(tmp_path, at, bit):
+    path = write(tmp_path / "a.precomputed")
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1 << bit
+    path.write_bytes(raw)
+    with pytest.raises(PrecomputedFileError):
+        PrecomputedFile.open(path)
+
+
+@given(place=st.floats(0, 1, exclude_max=True))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_wrong_bit_in_a_section_is_found_by_verify(tmp_path, place):
+    path = write(tmp_path / "a.precomputed")
+    raw = bytearray(path.read_bytes())
+    sections = PrecomputedFile.open(path).header.sections
+    section = sections[int(place * len(sections))]
+    raw[section.offset + int(place * section.num_bytes)] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(PrecomputedFileError, match=f"{section.name} differ"):
+        PrecomputedFile.open(path).verify()
+
+
+def test_sections_that_do_not_fit_the_plan_are_refused(tmp_path):
+    path = write(tmp_path / "a.precomputed")
+    header = PrecomputedFile.open(path).header
+    for changed in (
+        {"plan": plan(num_nodes=10**9)},
+        {"sections": header.sections[:3]},
+        {"sections": header.sections[:1] * 4},
+        {"file_bytes": 10**9},
+    ):
+        raw = path.read_bytes()
+        head = packed(MAGIC, msgspec.structs.replace(header, **changed))
+        (tmp_path / "b.precomputed").write_bytes(head + raw[len(head) :])
+        with pytest.raises(PrecomputedFileError):
+            PrecomputedFile.open(tmp_path / "b.precomputed")
+
+
+# Ids
+
+
+def test_hashes_tell_ids_apart_and_are_those_of_the_format():
+    assert id_hashes(np.arange(3)).tolist() == [0, 6238072747940578789, 15839785061582574730]
+    assert id_hashes(["a", "b", "n1"]).tolist() == [
+        198367012849983736,
+        4482684837372322821,
+        17934566338607214163,
+    ]
+    assert len(set(id_hashes([f"n{i}" for i in range(10_000)]).tolist())) == 10_000
+    assert id_hashes([]).shape == (0,)
+
+
+def test_rows_of_a_graph_have_the_hashes_of_their_ids():
+    graph = zoo.homogeneous(1)
+    ids = graph.nodes["node"].ids
+    np.testing.assert_array_equal(hashes_of_nodes(ids, zoo.N), id_hashes([f"n{i}" for i in range(zoo.N)]))
+    plain = Graph.from_edges((np.zeros(1, np.int64), np.zeros(1, np.int64)), num_nodes=9)
+    np.testing.assert_array_equal(
+        hashes_of_nodes(plain.nodes["node"].ids, 9, 2), id_hashes(np.arange(2, 9))
+    )
+
+
+# Which rows are good
+
+
+def spec(cases):
+    from hopline.artifact import read_spec
+
+    return read_spec(cases["sage"].folder)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_are_good_where_they_are_there_young_and_unchanged(cases, tmp_path_factory, data):
+    some = st.lists(st.booleans(), min_size=N, max_size=N).map(np.array)
+    there, young, unchanged = data.draw(some), data.draw(some), data.draw(some)
+    path = tmp_path_factory.mktemp("good") / "a.precomputed"
+    state, logits, _ = content()
+    with PrecomputedWriter(path, plan()) as writer:
+        writer.write(0, state, logits, computed_at=np.where(there, np.where(young, 5_000, 1_000), 0))
+        writer.commit()
+    rows = FinalRows(
+        PrecomputedFile.open(path),
+        spec(cases),
+        ttl_s=3,
+        unchanged=lambda ids: unchanged[ids],
+        clock_ms=lambda: 6_000.0,
+    )
+    ids = np.array(data.draw(st.lists(st.integers(0, N + 20), min_size=1, max_size=40)))
+    inside = ids < N
+    own = np.where(inside, ids, 0)
+    wanted = inside & there[own] & young[own] & unchanged[own]
+    counts = no_counts()
+    np.testing.assert_array_equal(rows.good(ids, counts), wanted)
+    assert [rows.holds(int(row)) for row in ids] == wanted.tolist()
+    assert counts == {
+        "looked_up": wanted.sum(),
+        "new": (~inside).sum(),
+        "absent": (inside & ~there[own]).sum(),
+        "expired": (inside & there[own] & ~young[own]).sum(),
+        "changed": (inside & there[own] & young[own] & ~unchanged[own]).sum(),
+    }
+
+
+# Memory and disk
+
+
+@given(hot=st.lists(st.integers(0, N - 1), unique=True), ids=st.lists(st.integers(0, N - 1), min_size=1))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_copies_are_the_rows(tmp_path, hot, ids):
+    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    copies = HotRows(table, np.array(hot, np.int64), 10**6)
+    assert len(copies) == len(hot)
+    for array in (table.state, table.logits, table.computed_at):
+        np.testing.assert_array_equal(copies.take(array, np.array(ids)), array[ids])
+        np.testing.assert_array_equal(copies.row(array, ids[0]), array[ids[0] : ids[0] + 1])
+    assert copies.cold(np.array(ids)).tolist() == [row for row in ids if row not in hot]
+
+
+def test_copies_stay_within_their_bytes(tmp_path):
+    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    row_bytes = 4 * (D + C) + 8
+    copies = HotRows(table, np.arange(N), 4 * N + 7 * row_bytes + 1)
+    assert np.flatnonzero(copies.slots >= 0).tolist() == list(range(7))
+    assert len(HotRows(table, np.arange(N), 0)) == 0
+
+
+def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
+    path = tmp_path / "a.precomputed"
+    big = plan(num_nodes=20_000, state_dim=64, output_dim=0)
+    with PrecomputedWriter(path, big) as writer:
+        writer.write(0, np.ones((20_000, 64), np.float32))
+        writer.commit()
+    handle = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    table = PrecomputedFile.open(path)
+    rows = FinalRows(table, _Spec)
+    strip = table.sections["state"].offset
+    would_wait = [
+        row
+        for row in range(0, 20_000, 97)
+        if rows.near_row(("embedding",), row, 0.0) and _would_wait(handle, strip + row * 256)
+    ]
+    assert would_wait == []
+    ids = np.arange(0, 20_000, 13)
+    cold = rows.cold(("embedding",), ids, 10.0)
+    if cold is not None:
+        cold.fetch()
+    assert all(rows.near_row(("embedding",), row, 20.0) for row in ids.tolist())
+    os.close(handle)
+
+
+def _would_wait(handle, offset):
+    """As the kernel says when it is asked to read without waiting; False where it cannot say."""
+    try:
+        os.preadv(handle, [bytearray(256)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class _Spec:
+    task = "embedding"
+
+    class head:
+        kind, embedding, file = "node", None, None
+
+
+def test_what_is_locked_is_near(tmp_path):
+    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    residency = Residency(table.pages)
+    if residency.lock():
+        assert residency.near_row((), 0, 0.0)
+        assert residency.near_rows((), np.arange(3), 0.0)
+    assert FinalRows(table, _Spec).cold(("embedding",), np.arange(5), 0.0) is None

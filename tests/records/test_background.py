@@ -1,0 +1,64 @@
+"""Records that never make anybody wait: what there is no room for is counted, what is pending gets done."""
+
+import asyncio
+import threading
+
+from hopline.observe.metrics import Counter
+from hopline.records.background import Aside
+
+
+async def test_what_was_put_is_worked_on_in_order_before_the_end():
+    seen, dropped = [], Counter()
+    aside = Aside("test", seen.extend, 100, dropped)
+    aside.start()
+    for number in range(50):
+        aside.put(number)
+    await aside.close()
+    assert seen == list(range(50))
+    assert dropped.value == 0
+
+
+async def test_what_there_is_no_room_for_is_counted_and_room_comes_back():
+    seen, dropped = [], Counter()
+    gate, began = threading.Event(), threading.Event()
+
+    def work(items):
+        for item in items:
+            began.set()
+            assert gate.wait(5)
+            seen.append(item)
+
+    aside = Aside("test", work, 10, dropped)
+    aside.start()
+    aside.put("a", 8)
+    assert began.wait(5)
+    aside.put("b", 3)  # what is being worked on still counts
+    aside.put("c", 2)
+    assert dropped.value == 3
+    gate.set()
+    while aside._num_taken < 10:  # noqa: ASYNC110 - a thread tells
+        await asyncio.sleep(0.01)
+    aside.put("d", 10)
+    await aside.close()
+    assert seen == ["a", "c", "d"]
+    assert dropped.value == 3
+
+
+async def test_a_piece_of_work_that_fails_does_not_end_the_thread(caplog):
+    seen = []
+
+    def work(items):
+        for item in items:
+            if item == 13:
+                raise ValueError("bad luck")
+            seen.append(item)
+
+    aside = Aside("test", work, 100, Counter())
+    aside.start()
+    aside.put(13)
+    while not caplog.records:  # noqa: ASYNC110 - a thread tells
+        await asyncio.sleep(0.01)
+    aside.put(14)
+    await aside.close()
+    assert seen == [14]
+    assert "records are lost" in caplog.text

@@ -1,0 +1,192 @@
+"""What a worker counts of a rollout, and where the one that decides finds it."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hopline.errors import RuntimeFailure
+from hopline.observe.metrics import Metrics
+from hopline.rollout.gates import Gates, verdict
+from hopline.rollout.judge import RolloutJudge
+from hopline.rollout.monitor import RolloutMonitor
+from hopline.rollout.outcome_counts import OutcomeCounts
+from hopline.rollout.rollout import RolloutRequest, begin, forward
+from hopline.rollout.served import Ran
+from hopline.types import ScoreRequest, ScoreResult
+
+
+@pytest.fixture
+def rollout():
+    return begin(RolloutRequest("m", "2", "canary"), "1", "2", 0.0)
+
+
+def scored(pairs):
+    """A tally of so many scores of either side."""
+    pairs = [(float(ours), float(theirs)) for ours, theirs in pairs]
+    return OutcomeCounts(requests=len(pairs), compared=len(pairs), num_scores=len(pairs), scores=pairs)
+
+
+def even(count, power=1.0):
+    values = np.random.default_rng(count).beta(2, 5, count)
+    return zip(values, values**power, strict=True)
+
+
+async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
+    mine, theirs = RolloutMonitor(rollout, tmp_path), RolloutMonitor(rollout, tmp_path)
+    theirs._worker = mine._worker + 1
+    mine.tallies["2"] = scored(even(30))
+    theirs.tallies["2"] = scored(even(12))
+    await mine.publish()
+    await theirs.publish()
+    for watch in (mine, theirs):
+        current, candidate = watch.totals()
+        assert (current.requests, candidate.requests, len(candidate.scores)) == (0, 42, 42)
+    assert len(mine.tallies["2"].scores) == 30  # adding up changes nobody's counts
+    theirs.withdraw()
+    assert mine.totals()[1].requests == 30
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("kind", "interval_s"), [("canary", 0.2), ("shadow", 1.0)])
+async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, interval_s, tmp_path):
+    clock = SimpleNamespace(now=5.0)
+    rollout = begin(RolloutRequest("m", "2", kind), "1", "2", 0.0)
+    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: clock.now)
+    for _ in range(3):
+        assert not watch.is_due
+        clock.now += 0.9 * interval_s
+        assert not watch.is_due
+        clock.now += 0.11 * interval_s
+        assert watch.is_due
+        await watch.publish()
+
+
+def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout, tmp_path):
+    watch = RolloutMonitor(forward(rollout, "preflighted", 0.0), tmp_path)
+
+    def batch(version, outcomes, *, model="m", stages=(), is_copy=False):
+        asked = [ScoreRequest(model, is_copy=is_copy)] * len(outcomes)
+        served = SimpleNamespace(name=model, version=version)
+        watch.record(Ran(served, asked, outcomes, [0.0] * len(outcomes), 0.001, dict.fromkeys(stages), 0.0))
+
+    answer, error = ScoreResult("m", "1", "g", {}), RuntimeFailure("no")
+    for turn in range(100):
+        batch("1", [answer, None])  # what waits for rows is told of again
+        batch("2", [answer, answer, error])
+        batch("2", [answer], is_copy=True)
+        batch("1", [answer], stages=("cache",))
+        batch("1", [answer], model="other")
+        batch("9", [answer])
+        if turn % 7 == 0:
+            current, candidate = watch.totals()
+            assert (current.requests, candidate.requests, candidate.errors) == (
+                turn + 1,
+                3 * (turn + 1),
+                turn + 1,
+            )
+    assert sum(watch.tallies["1"].latency) == 100
+    assert sum(watch.tallies["2"].latency) == 200
+
+
+async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
+    monkeypatch.setattr(RolloutMonitor, "is_due", True)
+    referee = RolloutJudge(Metrics(), [], tmp_path)
+    served = SimpleNamespace(name="m", version="1", graph_version="")
+    referee.between(rollout, served, served)
+    judging = asyncio.ensure_future(anext(referee.judge(lambda: 0.0), None))
+    await asyncio.sleep(0)
+    referee.leave("m")  # while they are written
+    assert await judging is None
+    assert not list(tmp_path.glob("*.json"))
+
+
+async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
+    monkeypatch.setattr(RolloutMonitor, "is_due", True)
+    referee = RolloutJudge(Metrics(), [], tmp_path)
+    served = SimpleNamespace(name="m", version="1", graph_version="")
+    rollout = forward(rollout, "preflighted", 0.0)
+    referee.between(rollout, served, served)
+    (watch,) = referee._watches.values()
+
+    def answer(version, seconds, count):
+        for _ in range(count):
+            watch.tallies[version].count(object(), seconds)
+
+    async def look():
+        moved = await anext(referee.judge(lambda: 0.0), None)
+        return referee.seen(rollout)["verdict"], None if moved is None else moved[1].status
+
+    answer("1", 0.001, 200)
+    answer("2", 0.2, 50)
+    assert referee.seen(rollout)["verdict"] == "slow"
+    assert await look() == ("wait", "running")
+    assert RolloutMonitor(rollout, tmp_path).doubted() == watch.doubted() != watch.tallies["1"].latency
+    answer("2", 0.001, 60)
+    assert await look() == ("wait", None)
+    answer("2", 0.2, 50)
+    assert await look() == ("bad", "rolled_back")
+    watch.forget()
+    assert RolloutMonitor(rollout, tmp_path).doubted() is None
+    referee.close()
+
+
+def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
+    clock = SimpleNamespace(now=100.0)
+    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: clock.now)
+    same, moved = scored(even(400)), scored(even(400, power=3.0))
+    first = watch.shift(same)
+    assert first == same.shift()
+    assert watch.shift(moved) is first
+    clock.now += 1.0
+    assert watch.shift(moved) == moved.shift() != first
+    more = scored(even(500))
+    assert watch.shift(more) == more.shift()
+    assert watch.shift(scored(even(510))) == more.shift()
+
+
+def test_a_shift_that_was_found_is_the_verdict_until_the_next_look(rollout, tmp_path):
+    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: 1.0)
+    moved = scored(even(1000, power=3.0))
+    for candidate in (moved, scored(even(1000))):
+        word, why = verdict(Gates(max_disagreement=1.0), OutcomeCounts(), candidate, shift=watch.shift)
+        assert (word, "outputs shifted" in why) == ("bad", True)
+    assert verdict(Gates(max_disagreement=1.0), OutcomeCounts(), scored(even(1000)))[0] == "good"
+
+
+def test_what_is_absorbed_leaves_an_even_sample_of_a_thousand():
+    random.seed(7)
+    kept = np.zeros(1040)
+    for _ in range(300):
+        tally = scored((number, number) for number in range(1000))
+        tally.absorb(scored((number, number) for number in range(1000, 1040)))
+        assert (len(tally.scores), tally.num_scores) == (1000, 1040)
+        kept[[int(ours) for ours, _ in tally.scores]] += 1
+    # each is kept with probability 1000 / 1040: 288 of 300 times, five deviations either way
+    assert kept.min() >= 270
+    assert kept.sum() == 300 * 1000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "compared", "differing"),
+    [
+        ("g+1", "g+1", 1, 1),
+        ("g", "h", 1, 1),  # another snapshot is part of what is tried
+        ("g+1", "g+2", 0, 0),
+        ("g", "g+2", 0, 0),
+    ],
+)
+def test_answers_about_versions_of_a_live_graph_are_no_difference_of_models(
+    wanted: str, found: str, compared: int, differing: int
+) -> None:
+    def result(graph_version: str, score: float) -> ScoreResult:
+        outputs = {"probabilities": np.array([score], np.float32)}
+        return ScoreResult("m", "1", graph_version, outputs)
+
+    tally = OutcomeCounts()
+    tally.compare(result(wanted, 0.5), result(found, 0.9), 1e-6)
+    assert (tally.compared, tally.differing) == (compared, differing)
+    tally.compare(result(wanted, 0.5), result(found, 0.5), 1e-6)  # nothing below it has changed
+    assert (tally.compared, tally.differing) == (compared + 1, differing)
