@@ -1,8 +1,8 @@
 """Tracks which states may have changed: changes follow edges forwards, one level per message-passing layer.
 
-`changed_at[l][v]` is the last version at which the state of v at level l may have changed. Level 0 is v's own
-features. The state at level l reads v's neighbour list, and level l - 1 of v and of its in-neighbours, so a
-change propagates from a node to the nodes whose lists contain it. For that the writer keeps lists of
+`changed_at[l][v]` is the last version at which the state of v at level l may have changed. Level 0 is v's
+own features. The state at level l reads v's neighbour list, and level l - 1 of v and of its in-neighbours,
+so a change propagates from a node to the nodes whose lists contain it. For that the writer keeps lists of
 out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt, and
 until then may mark a node that did not change.
 """
