@@ -84,7 +84,7 @@ def function(places, monkeypatch):
         env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
         env |= {"HOPLINE__GRAPH__PATH": str(places / "graph")} if graph else {}
         env |= {"HOPLINE__PRECOMPUTED__FILE": str(places / table)} if table else {}
-        for name in ("MODELS__REPOSITORY", "MODELS__NAMES", "GRAPH__PATH", "TABLE__FILE"):
+        for name in ("MODELS__REPOSITORY", "MODELS__NAMES", "GRAPH__PATH", "PRECOMPUTED__FILE"):
             monkeypatch.delenv(f"HOPLINE__{name}", raising=False)
         for name, value in (env | settings).items():
             monkeypatch.setenv(name, value)

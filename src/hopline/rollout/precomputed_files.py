@@ -96,7 +96,7 @@ def _fitted(
         return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
     differ = on_other_graph(path, plan, spec.name, graph.version)
     if settings.stale == "compute":
-        log.warning("%s: every answer is computed (table.stale)", differ)
+        log.warning("%s: every answer is computed (precomputed.stale)", differ)
         return None, ""
     if settings.stale == "refuse":
         return None, f"{differ}: {OTHER_GRAPH_ADVICE}"

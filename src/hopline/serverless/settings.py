@@ -23,9 +23,9 @@ class Settings:
         repository: models.repository, a folder of <model>/<version>.
         names: models.names; empty for all.
         graph: graph.path; None where there is none: ids are then told by the tables.
-        tables: table.file.
-        stale: table.stale; under "compute" the student answers.
-        ttl_s: table.ttl_s.
+        tables: precomputed.file.
+        stale: precomputed.stale; under "compute" the student answers.
+        ttl_s: precomputed.ttl_s.
         max_nodes: limits.max_nodes_per_request.
         max_body_bytes: server.max_body_bytes.
     """
