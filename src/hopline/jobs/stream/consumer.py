@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -71,12 +71,27 @@ class StreamOptions:
     once: bool = False
 
 
+class Listener(Protocol):
+    """Work that follows the graph's changes and keeps positions of its own, such as rescoring."""
+
+    def changed(self, sequence: int, newest_ms: int) -> None:
+        """Handle a new graph version.
+
+        Args:
+            sequence: of the version. newest_ms: newest event time in it, ms since the epoch.
+        """
+        ...
+
+    def positions(self) -> Mapping[str, Any]:
+        """Return what is stored next to the stream's positions."""
+        ...
+
+
 class Consumer:
     """Follows one source into one graph.
 
     Args:
-        after_batch: told the version and the newest event time, ms.
-        extra_positions: what is to be kept beside the positions, asked for each batch.
+        listener: called after each batch; None where nothing follows the graph's changes.
         now: wall clock, seconds since 1970.
         sleep: waits for seconds.
     """
@@ -89,8 +104,7 @@ class Consumer:
         metrics: StreamMetrics,
         options: StreamOptions,
         *,
-        after_batch: Callable[[int, int], object] = lambda sequence, newest_ms: None,
-        extra_positions: Callable[[], Mapping[str, Any]] = dict,
+        listener: Listener | None = None,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
@@ -99,8 +113,7 @@ class Consumer:
         self._metrics = metrics
         self._options = options
         self._patience = Patience(metrics.waiting, sleep)
-        self._after_batch = after_batch
-        self._extra_positions = extra_positions
+        self._listener = listener
         self._now = now
         self._sleep = sleep
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
@@ -222,7 +235,8 @@ class Consumer:
             self._metrics.outcomes(Counter(each.code for each in batch.refused))
         self._done |= batch.positions
         if outcome.sequence:
-            self._after_batch(outcome.sequence, self._newest_ms)
+            if self._listener is not None:
+                self._listener.changed(outcome.sequence, self._newest_ms)
 
     async def _apply_batch(self, batch: Batch, outcome: Outcome) -> None:
         changes = batch.changes
@@ -320,7 +334,8 @@ class Consumer:
         self.intake.acknowledge(judged.positions_of_sources(positions))
 
     def _positions(self) -> dict[str, Any]:
-        return {**self._done, **judged.nothing_since(self._done), **self._extra_positions()}
+        others = {} if self._listener is None else self._listener.positions()
+        return {**self._done, **judged.nothing_since(self._done), **others}
 
     def _count(self, batch: Batch, outcome: Outcome) -> None:
         self._metrics.outcomes(outcome.counts())

@@ -20,7 +20,7 @@ from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
 from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.metrics_port import MetricsPort
 from hopline.jobs.stream.progress import Pace, show
-from hopline.jobs.stream.rescore import Rescorer
+from hopline.jobs.stream.rescore import RescoreOptions, Rescorer
 from hopline.jobs.stream.writer import Patience
 from hopline.observe.metrics import Metrics
 
@@ -100,8 +100,7 @@ async def follow(stream: Stream) -> None:
             dead_letters,
             metrics,
             stream.options,
-            after_batch=rescorer.changed if rescorer else lambda sequence, newest_ms: None,
-            extra_positions=rescorer.positions if rescorer else dict,
+            listener=rescorer,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -159,6 +158,7 @@ async def _rescorer(
 
     scorer = await stack.enter_async_context(ServerTarget(wanted.server, wanted.api_key, wanted.token))
     sink = open_sink(wanted.results, "--results")
-    rescorer = Rescorer(writer, scorer, sink, metrics, wanted.model, node_type, every_s=wanted.every_s)
+    options = RescoreOptions(wanted.model, node_type, wanted.every_s)
+    rescorer = Rescorer(writer, scorer, sink, metrics, options)
     stack.push_async_callback(rescorer.close)
     return rescorer

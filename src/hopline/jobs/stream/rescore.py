@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -55,14 +56,24 @@ class Result(msgspec.Struct, frozen=True):
     scored_at_ms: int
 
 
-class Rescorer:
-    """Keeps the published scores of one model up to date.
+@dataclass(frozen=True, slots=True)
+class RescoreOptions:
+    """What a `Rescorer` scores, and how often.
 
-    Args:
-        model: its name. node_type: of the nodes that it scores.
-        every_s: seconds between rounds; 0 scores after each batch, those meanwhile together.
-        chunk: nodes of one request.
+    Attributes:
+        model: name of the model. node_type: type of the nodes that it scores.
+        every_s: seconds between rounds; 0 scores after each batch.
+        chunk: nodes in one request.
     """
+
+    model: str
+    node_type: str
+    every_s: float = 0.0
+    chunk: int = 1024
+
+
+class Rescorer:
+    """Keeps the published scores of one model up to date. A `Listener` of the consumer."""
 
     def __init__(
         self,
@@ -70,11 +81,8 @@ class Rescorer:
         scorer: Scorer,
         sink: Sink,
         metrics: StreamMetrics,
-        model: str,
-        node_type: str,
+        options: RescoreOptions,
         *,
-        every_s: float = 0.0,
-        chunk: int = 1024,
         patience: Patience | None = None,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -83,14 +91,11 @@ class Rescorer:
         self._scorer = scorer
         self._sink = sink
         self._metrics = metrics
-        self._model = model
-        self._node_type = node_type
-        self._every_s = every_s
-        self._chunk = chunk
+        self._options = options
         self._patience = patience or Patience(metrics.waiting, sleep)
         self._now = now
         self._sleep = sleep
-        self._key = f"hopline/scored/{model}"
+        self._key = f"hopline/scored/{options.model}"
         self._changed = asyncio.Event()
         self._latest = 0
         self._newest_ms = 0
@@ -119,8 +124,8 @@ class Rescorer:
         """Score whenever something changed; until cancelled."""
         while True:
             await self._changed.wait()
-            if self._every_s:
-                await self._sleep(self._every_s)
+            if self._options.every_s:
+                await self._sleep(self._options.every_s)
             await self.catch_up()
 
     async def catch_up(self) -> None:
@@ -130,9 +135,9 @@ class Rescorer:
         sequence, affected = await self._patience.until_done(
             "writer", lambda: self._writer.affected(self.scored)
         )
-        ids = affected.get(self._node_type, ())
-        for begin in range(0, len(ids), self._chunk):
-            await self._score(ids[begin : begin + self._chunk], sequence, newest_ms)
+        ids = affected.get(self._options.node_type, ())
+        for begin in range(0, len(ids), self._options.chunk):
+            await self._score(ids[begin : begin + self._options.chunk], sequence, newest_ms)
         self.scored = sequence
         self._metrics.unscored.set(max(0, self._latest - sequence))
 
@@ -141,7 +146,7 @@ class Rescorer:
         await self._sink.close()
 
     async def _score(self, ids: Ids, sequence: int, newest_ms: int) -> None:
-        request = ScoreRequest(self._model, ids, on_missing="null")
+        request = ScoreRequest(self._options.model, ids, on_missing="null")
         answer = await self._patience.until_done("scores", lambda: self._scorer.score(request), _PASSING)
         messages = self._messages(ids, answer, sequence, newest_ms)
         await self._patience.until_done("results", lambda: self._sink.send(messages))
@@ -160,7 +165,7 @@ class Rescorer:
                         answer.model,
                         answer.version,
                         answer.graph_version,
-                        self._node_type,
+                        self._options.node_type,
                         node,
                         {name: values[row] for name, values in outputs.items()},
                         sequence,
