@@ -90,7 +90,7 @@ class Models:
         absent = [name for name in settings.names if name not in found]
         if absent or not found:
             raise ConfigError(
-                f"nothing here can answer for {', '.join(absent) or 'any model'}: name a table of `hopline "
-                "batch` in HOPLINE__PRECOMPUTED__FILE, or put a student beside the model (`hopline distill`)"
+                f"nothing here can answer for {', '.join(absent) or 'any model'}: name a precomputed "
+                "file in HOPLINE__PRECOMPUTED__FILE, or add a student to the model (`hopline distill`)"
             )
         return found

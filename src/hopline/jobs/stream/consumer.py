@@ -234,9 +234,8 @@ class Consumer:
             await self._patience.until_done("dead letters", lambda: self._dead_letters.write(letters))
             self._metrics.outcomes(Counter(each.code for each in batch.refused))
         self._done |= batch.positions
-        if outcome.sequence:
-            if self._listener is not None:
-                self._listener.changed(outcome.sequence, self._newest_ms)
+        if outcome.sequence and self._listener is not None:
+            self._listener.changed(outcome.sequence, self._newest_ms)
 
     async def _apply_batch(self, batch: Batch, outcome: Outcome) -> None:
         changes = batch.changes
