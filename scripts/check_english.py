@@ -49,7 +49,7 @@ WORDS = {
     r"(?:for so long|so long as)": "for that time, while",
     r"g(?:o|oes|oing|one) on|went on": "continues, resumes",
     r"(?:gives?|gave|given|giving) back": "returns, releases",
-    r"henceforth|hitherto|lest|nonetheless|thereby|therein|thereof|thereupon|whence|whereupon": "plain words",
+    r"henceforth|hitherto|lest|nonetheless|thereby|therein|thereof|whence|whereupon": "plain words",
     r"in (?:silence|vain|company)|to be had": "silently, without success, with others, available",
     r"in which case": "a new sentence: Then …",
     r"(?:keeps?|kept|rows|stored) near|kept rows|rows kept": "L1 feature cache, cached rows",
