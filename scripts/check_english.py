@@ -106,9 +106,8 @@ def files() -> Iterator[str]:
 
 def check_page(text: str) -> list[Finding]:
     """Words and long sentences of a Markdown page."""
-    for pattern in (_GENERATED, _FENCE, _TARGET):
-        text = pattern.sub(lambda part: re.sub(r"\S", " ", part[0]), text)
-    text = _CODE.sub(lambda part: re.sub(r"[^\n]", "`", part[0]), text)
+    for pattern, blank in ((_GENERATED, " "), (_FENCE, " "), (_CODE, "`"), (_TARGET, " ")):
+        text = pattern.sub(lambda part, to=blank: re.sub(r"[^\n]", to, part[0]), text)
     return sorted([*_words(text), *_long(text)])
 
 

@@ -65,9 +65,10 @@ def test_a_planted_word_in_a_page_is_found_with_its_line(english):
     [
         "```text\ntold\n```\n",
         "See `told` and [a page](told.md).\n",
+        "Not `http://` and not `told`.\n",
         "<!-- errors:start -->\n\n| told |\n\n<!-- errors:end -->\n",
     ],
-    ids=["fence", "code and link", "generated"],
+    ids=["fence", "code and link", "address in code", "generated"],
 )
 def test_code_and_generated_parts_of_a_page_are_not_read(english, text):
     assert english.check_page(text) == []
