@@ -9,9 +9,9 @@
     ├── ModelNotReady                      known, but not loaded (or failed to load: says why)
     ├── Overloaded                         refused before any work; carries `retry_after_s`
     │   └── RateLimited                    the caller or the model had its share of this second
-    ├── Unauthenticated (PermissionError)  who asks is not known: no key or token, or a bad one
-    ├── PermissionDenied (PermissionError) who asks is known, and may not do this
-    ├── Conflict                           a change that does not fit what is going on (a second rollout)
+    ├── Unauthenticated (PermissionError)  no key or token, or an invalid one
+    ├── PermissionDenied (PermissionError) the caller is known, and lacks permission
+    ├── Conflict                           a change that conflicts with another one (a second rollout)
     ├── Unavailable                        draining or shutting down; carries `retry_after_s`
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
     │   ├── LogFull                    no room for a live graph's log; the change was not made
@@ -30,9 +30,9 @@
     │   ├── FeatureGroupNotFound (LookupError)  it has no such group
     │   ├── FeatureSchemaMismatch          its rows are not what the model was packaged for
     │   └── FeatureNotFound (LookupError)  a feature row is absent
-    ├── BatchError (RuntimeError)          a batch run cannot start or go on; what is done is kept
+    ├── BatchError (RuntimeError)          a batch run cannot start or continue; finished work is kept
     │   ├── RunMismatch (ValueError)       the work folder is of another run: each difference named
-    │   └── SinkError                      results cannot be brought to where they shall go
+    │   └── SinkError                      writing batch results to their destination failed
     ├── BrokerError (RuntimeError)         a message broker refuses what is asked of it
     │   └── BrokerUnavailable              it cannot be reached now; worth another try
     ├── PackagingError (ValueError)        a model that cannot be packaged
@@ -54,7 +54,7 @@ from collections.abc import Sequence
 MAX_QUOTED = 200
 #: Characters of an error text that is sent to a caller: some list names.
 MAX_TEXT = 2000
-#: Values in quotes, and words, of a text; whatever it is, each of its characters is looked at once.
+#: Values in quotes, and words, of a text; whatever it is, each of its characters is read only once.
 _PARTS = re.compile(
     r"""(?<!\w)(?:'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|`[^`]*`?)|[^\s'"`]+""", re.DOTALL
 )
@@ -81,7 +81,7 @@ def quoted(value: object) -> str:
 
 
 def public_text(text: str) -> str:
-    """An error text as a caller is sent it, whoever made it: no value in it is long, and neither is it."""
+    """An error text for a caller, from any source: its values are cut, and so is the whole text."""
     if len(text) <= MAX_QUOTED:
         return text
     if len(text) > 8 * MAX_TEXT:
@@ -172,13 +172,13 @@ class RateLimited(Overloaded):
 
 
 class Unauthenticated(HoplineError, PermissionError):
-    """It is not known who asks: no key or token, or one that is wrong, expired or forged."""
+    """The caller is unknown: no key or token, or one that is wrong, expired or forged."""
 
     code = "unauthenticated"
 
 
 class PermissionDenied(HoplineError, PermissionError):
-    """Who asks is known, and may not do this; the message names the permission."""
+    """The caller is known and lacks a permission; the message names it."""
 
     code = "permission_denied"
 
@@ -330,7 +330,7 @@ class FeatureNotFound(FeatureStoreError, LookupError):
 
 
 class BatchError(HoplineError, RuntimeError):
-    """A batch run cannot start or go on; what it has finished is kept, and the message says what to do."""
+    """A batch run cannot start or continue; finished work is kept, and the message says what to do."""
 
     code = "batch_error"
 
@@ -350,7 +350,7 @@ class RunMismatch(BatchError, ValueError):
 
 
 class SinkError(BatchError):
-    """The results of a batch run cannot be brought to where they shall go."""
+    """Writing batch results to their destination failed."""
 
     code = "sink_error"
 

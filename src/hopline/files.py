@@ -1,6 +1,6 @@
 """Files and folders that appear whole or not at all.
 
-Content goes to a hidden draft beside the final name, `.<name>.<random>.draft`, which is then renamed.
+Content goes to a hidden draft next to the final name, `.<name>.<random>.draft`, which is then renamed.
 Readers see the old content or the new content, never a part. A failed write removes its draft and leaves
 the old content. A writer that is killed leaves its draft; `remove_drafts` is for the owner of a folder. Two
 writers of one name do not disturb each other: the last rename counts.
@@ -8,7 +8,7 @@ writers of one name do not disturb each other: the last rename counts.
 Callers choose how durable the content is:
 
 - `durable=True`: the content is on the disk before its name is, and the name before the call returns. After
-  a power cut the old or the new content is there, whole. This is for content that exists nowhere else: the
+  a power cut the old or the new content exists, whole. This is for content that exists nowhere else: the
   state of rollouts, drift references, graphs, manifests and positions of live graphs, manifests and results
   of batch runs, precomputed answers, converted prediction logs, the clients file.
 - `durable=False`: no wait for the disk. Other processes never see a part, also when the writer is killed;
@@ -61,9 +61,9 @@ def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | N
 
 
 def publish_file(draft: Path, path: Path, *, durable: bool) -> None:
-    """Rename a finished draft to its place, replacing what is there.
+    """Rename a finished draft to its place, replacing an existing file.
 
-    Raises: OSError: of the path; where the rename failed, the draft is still there.
+    Raises: OSError: of the path; where the rename failed, the draft still exists.
     """
     with _errors_name(path):
         if durable:
@@ -78,7 +78,7 @@ def publish_folder(draft: Path, folder: Path, *, durable: bool) -> None:
 
     Where kernel or file system cannot exchange, there is a moment without a folder, never half of one.
 
-    Raises: OSError: of the folder; where the rename failed, draft and folder are as they were.
+    Raises: OSError: of the folder; where the rename failed, draft and folder are unchanged.
     """
     with _errors_name(folder):
         if durable:
@@ -96,7 +96,7 @@ def publish_folder(draft: Path, folder: Path, *, durable: bool) -> None:
 
 
 def draft_of(path: Path) -> Path:
-    """A free, hidden name beside the path."""
+    """A free, hidden name in the path's folder."""
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}{_DRAFT}")
 
 

@@ -27,7 +27,7 @@ _BEFORE_COLON = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 
 
 def may_repeat(text: bytes, num_names: int) -> bool:
-    """Whether JSON that was read may have a name twice, told by counting.
+    """Whether JSON that was read may have a repeated name, found by counting.
 
     Yes may be wrong, where strings hold colons.
 
@@ -39,7 +39,7 @@ def may_repeat(text: bytes, num_names: int) -> bool:
 
 
 def repeated_name(text: bytes) -> str:
-    """A name that comes twice in one object, at any depth; "" where none does.
+    """A name that is repeated in one object, at any depth; "" where none is.
 
     Args:
         text: JSON that was read before.

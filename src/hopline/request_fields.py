@@ -1,4 +1,4 @@
-"""What a caller may say of a request beside what it asks about: one line for each such field.
+"""The options of a request: one line for each field.
 
 Whatever reads, keys, logs or sends a `ScoreRequest` derives from this list: JSON bodies and messages of
 brokers (`transports/score_json.py`), parameters of the Open Inference Protocol (`transports/oip.py`), the
@@ -7,7 +7,7 @@ answer cache (`rollout/request_key.py`), the prediction log (`records/inputs.py`
 Python client (`client/wire.py`).
 
 What is asked about (nodes, inline, pairs, rows or columns), the version, the time limit and what the server
-itself adds are no options: each of them is read in a way of its own.
+itself adds are not options: each of them is read in its own way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RequestField:
         sent_as: its type in JSON.
         kept_as: its type in a request, and in the prediction log.
         changes_answer: whether two requests that differ in it may have different answers from one version.
-        is_logged: whether the prediction log keeps it beside the inputs.
+        is_logged: whether the prediction log keeps it with the inputs.
         is_parameter: whether it may be a parameter of the Open Inference Protocol; lists and mappings are
             JSON in a string there.
     """

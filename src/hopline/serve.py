@@ -2,7 +2,7 @@
 
 With several workers, or a live graph, this process is their supervisor: it holds the ports and the shared
 memory, keeps the workers and the graph's writer alive, and serves nothing itself. SIGTERM ends all of them
-in order. SIGHUP replaces the workers one after another, each once the one before is ready.
+in order. SIGHUP replaces the workers one at a time, each when the one before is ready.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     check_exposure(config)
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
-    if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
+    if service == DEFAULT_SERVICE:  # logged once, here, rather than by every worker
         from hopline.rollout.repositories import configured_repository
 
         if config.graph.path is not None:  # a repository of tables needs none

@@ -73,7 +73,7 @@ def run_process(
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """What is being loaded may block the loop for long, and nobody has been promised anything."""
+    """Exit immediately: a load may block the loop for long, and no request was accepted yet."""
     os._exit(0)
 
 
@@ -152,7 +152,7 @@ class Server:
             self._cut.set()
 
     async def _startup(self) -> None:
-        # Ports first: a taken one must be told before a graph is opened.
+        # Ports first: a taken one must be reported before a graph is opened.
         http_socket = self._bind(self.config.server.http_port, "server.http_port")
         grpc_socket = None
         if self.config.server.grpc_port >= 0:
@@ -163,7 +163,7 @@ class Server:
         if self.config.queues.requests:
             self._queue = load(_QUEUE)(self._service, self.config)
         await self._service.start()
-        # From here on somebody may be answered: until now a signal ended the process at once.
+        # From here on requests may be answered: until now a signal ended the process immediately.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await self._open_http(http_socket, tls)
@@ -266,7 +266,7 @@ class Server:
         assert self._http_app is not None
         settings = self.config.server
         logger.info("draining")
-        # First be unready and let go of connections while still serving: balancers and clients move on.
+        # First be unready and close connections while still serving: balancers and clients move on.
         self._http_app.draining = True
         queue = None
         if self._queue is not None:
@@ -275,7 +275,7 @@ class Server:
             self._grpc_app.begin_drain()
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
-        # Take whom the kernel has already let in, and what they ask, before closing the door on them.
+        # Accept connections that the kernel has accepted already, and their requests, before closing.
         assert self._http_socket is not None
         hold_new_connections(self._http_socket)
         grpc_told = asyncio.ensure_future(self._tell_grpc())
@@ -292,7 +292,7 @@ class Server:
         # Until the last byte of the last answer is sent: closed connections leave the set only then.
         while self._are_connected() and time.monotonic() < end and not self._cut.is_set():
             self._endpoint.close_idle()
-            if self._grpc_endpoint is not None:  # lets go of clients that do not
+            if self._grpc_endpoint is not None:  # closes clients that do not
                 self._grpc_endpoint.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(_POLL_S)
         unanswered = self._endpoint.num_waiting + (
@@ -351,7 +351,7 @@ class Server:
 
 
 def open_gate(config: Config) -> Gatekeeper | None:
-    """What knows who asks; None where everybody may.
+    """The object that authenticates callers; None where authentication is off.
 
     Raises: ConfigError: files of clients or keys that cannot be used.
     """

@@ -56,7 +56,7 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
-    """One scoring request, whatever transport brought it.
+    """One scoring request, from any transport.
 
     A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
 
@@ -83,10 +83,10 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         attributes: name -> string, number or truth value: what routing rules may look at.
         key: requests of one key get the same version in an A/B test; "" draws by chance.
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
-        client: who asks, as authenticated; "" where nobody has to say.
+        client: the authenticated caller; "" where authentication is off.
         tags: labels of the caller's own, which the prediction log keeps.
         traceparent: W3C trace context that the request belongs to; "" for none.
-        is_copy: sent beside the real one, to compare versions; nobody gets the answer.
+        is_copy: a copy of the real request, to compare versions; no caller gets its answer.
     """
 
     model: str
@@ -188,7 +188,7 @@ class ModelInfo:
         id_kind: "int" or "string": what external ids of the model's node type are; "none" where it reads
             no graph.
         inputs, outputs: the OIP interface.
-        default_outputs: what an empty `ScoreRequest.outputs` stands for.
+        default_outputs: what an empty `ScoreRequest.outputs` means.
         graph_version: snapshot id served.
         properties: anything else worth showing (task, fanouts, classes, parity …), JSON-able.
     """

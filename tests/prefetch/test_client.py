@@ -17,7 +17,7 @@ from hopline.observe.metrics import Metrics
 from hopline.prefetch import client as client_module
 from hopline.prefetch import process, wire
 from hopline.prefetch.client import PrefetcherClient
-from hopline.prefetch.server import PrefetchServer, Tally
+from hopline.prefetch.server import FetchCounts, PrefetchServer
 from hopline.process.wire import Refusal
 from hopline.rollout.prefetcher import Told, Wanted
 from hopline.sampling.keyed import NO_CUT
@@ -73,7 +73,7 @@ class Ends:
     def __init__(self, path, near: Near) -> None:
         self.path, self.near, self.metrics = path, near, Metrics()
         self.server = PrefetchServer(
-            {"node": near}, {("m", "1"): Neighbors(near)}, HERE, {"node": N}, Tally(Metrics())
+            {"node": near}, {("m", "1"): Neighbors(near)}, HERE, {"node": N}, FetchCounts(Metrics())
         )
         self.link = PrefetcherClient(path, HERE, 0, 0.2, self.metrics)
 

@@ -157,7 +157,7 @@ def test_contents_beside_raw_contents_are_refused_each_time() -> None:
     request.inputs[0].contents.int64_contents.append(1)
     reader = RequestReader()
     for _ in range(2):
-        with pytest.raises(BadRequest, match="contents beside raw_input_contents"):
+        with pytest.raises(BadRequest, match="has contents, and raw_input_contents is set too"):
             reader.tensors(outer(request))
 
 

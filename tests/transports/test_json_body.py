@@ -68,7 +68,7 @@ def test_the_content_type_counts_for_its_charset_only(
     ],
 )
 def test_a_name_that_comes_twice_is_refused(body: str) -> None:
-    with pytest.raises(BadRequest, match=r"'(nodes|as_of|a|tier|features)' comes twice in one object"):
+    with pytest.raises(BadRequest, match=r"'(nodes|as_of|a|tier|features)' is repeated in one object"):
         decode_score(body.encode())
 
 
@@ -99,7 +99,7 @@ def test_a_name_in_values_or_in_other_objects_is_no_repetition(body: dict[str, A
     ],
 )
 def test_a_name_that_comes_twice_in_an_inference_request_is_refused(body: str) -> None:
-    with pytest.raises(BadRequest, match="comes twice in one object"):
+    with pytest.raises(BadRequest, match="is repeated in one object"):
         decode_infer(body.encode(), None)
 
 

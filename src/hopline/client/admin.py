@@ -1,6 +1,6 @@
 """Changing what a server serves: the calls behind `hopline models` and `hopline rollout`.
 
-Never repeated by themselves: a call whose answer was lost may have been carried out.
+Never repeated automatically: a call whose answer was lost may have been carried out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Admin:
         self._post(f"/v2/repository/models/{quote(model, safe='')}/load", {"parameters": parameters})
 
     def unload(self, model: str, version: str | None = None) -> None:
-        """Let go of one version, or of the whole model."""
+        """Unload one version, or the whole model."""
         parameters = {} if version is None else {"version": version}
         self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", {"parameters": parameters})
 
@@ -71,7 +71,7 @@ class Admin:
         return read_json(self._client.send("GET", f"/v1/rollouts/{quote(model, safe='')}"))  # type: ignore[no-any-return]
 
     def rollouts(self) -> list[dict[str, Any]]:
-        """The same of every model."""
+        """The rollouts of every model."""
         return read_json(self._client.send("GET", "/v1/rollouts"))["rollouts"]  # type: ignore[no-any-return]
 
     def decide(self, model: str, verb: str, reason: str = "") -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Exchange:
         left = self._remaining()
         headers = {}
         if left is not None and math.isfinite(left):
-            # The server stops working on what nobody waits for any more.
+            # The server stops working on requests that no caller waits for.
             headers["timeout-ms"] = f"{left * 1000:.3f}"
         content = None
         if self._body is not None:

@@ -39,7 +39,7 @@ class Client:
         url: "http://127.0.0.1:8700".
         timeout: seconds for one call with all its attempts; None means no limit.
         retries: further attempts after Overloaded, Unavailable and broken connections.
-        verify: TLS: whom to trust; see `ssl.create_default_context(cafile=...)`.
+        verify: TLS: trusted certificates; see `ssl.create_default_context(cafile=...)`.
         api_key: of `hopline auth new-key`, where the server asks for one.
         token: a JSON Web Token instead.
     """

@@ -28,7 +28,7 @@ from hopline.types import (
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What every scoring call may say beside its nodes.
+    """Options of every scoring call.
 
     Attributes:
         version: a model version; else the server's rollout chooses.
@@ -134,9 +134,9 @@ def table_body(
     columns: Mapping[str, Any] | None,
     **options: Unpack[ScoreOptions],
 ) -> dict[str, Any]:
-    """Body for rows of a tabular model, or of a pipeline that takes nodes beside them.
+    """Body for rows of a tabular model, or of a pipeline that also takes nodes.
 
-    Raises: BadRequest: both forms at once.
+    Raises: BadRequest: both forms in one call.
     """
     if rows is not None and columns is not None:
         raise errors.BadRequest("give rows or columns, not both")
@@ -191,7 +191,7 @@ def read_result(content: bytes) -> ScoreResult:
     try:
         outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
     except (ValueError, TypeError, OverflowError) as error:
-        raise errors.HoplineError(f"the server's answer has outputs that are no arrays: {error}") from None
+        raise errors.HoplineError(f"the server's answer has outputs that are not arrays: {error}") from None
     missing = np.array(gone) if answer.missing is not None else None
     return ScoreResult(
         answer.model,
@@ -276,7 +276,7 @@ def _ids(ids: ExternalIds) -> list[Any]:
 
 
 def _as_list(values: Any) -> Any:
-    """Arrays, tensors and columns of data frames as lists; other values as they are."""
+    """Arrays, tensors and columns of data frames as lists; other values unchanged."""
     return values.tolist() if hasattr(values, "tolist") else values
 
 
@@ -305,7 +305,7 @@ def _moment(as_of: Any) -> Any:
 
 
 def number(value: Any, what: str) -> Any:
-    """The value as it is: NaN would become null, which a server reads as absent.
+    """The value unchanged: NaN would become null, which a server reads as absent.
 
     Raises: BadRequest: it is NaN.
     """

@@ -143,7 +143,7 @@ def _with_wide_indices(table: Any) -> Any:
 def _foreign_schema(schema: Any, graph: GraphSchema, own: set[str]) -> str:
     """Why columns are not those of events of this graph; "" where they are."""
     names = Counter(schema.names)
-    wrong = [f"{name[:40]} comes twice" for name, count in names.items() if count > 1]
+    wrong = [f"{name[:40]} is repeated" for name, count in names.items() if count > 1]
     for field in schema:
         kinds, name = FIELDS.get(field.name), field.name[:40]
         if kinds is None:

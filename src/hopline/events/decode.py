@@ -292,7 +292,7 @@ def _refuse_repeated(
         assert isinstance(text, bytes)  # its events were read
         name = repeated_name(text)
         if name:
-            refusals.add(number, "malformed", f"field {name!r} comes twice")
+            refusals.add(number, "malformed", f"field {name!r} is repeated")
 
 
 def _texts(ids: list[Any]) -> list[str]:

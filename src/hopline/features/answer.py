@@ -1,4 +1,4 @@
-"""What a fetch through the client answers: rows, and for each row that is not there, why."""
+"""The result of a fetch through the client: rows, and a reason for each missing row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from hopline.types import FloatArray, IdArray
 
-#: Rows of a flight or an array: those of one caller in order, or wherever they are.
+#: Rows of a flight or an array: a range in order, or any positions.
 Rows: TypeAlias = "slice | IdArray"
 #: (float32 [m, dim], positions in the answer or None for all of them, rows of the array).
 Piece: TypeAlias = "tuple[FloatArray, IdArray | None, Rows]"
 
 
 class Reason(IntEnum):
-    """Why a row is not there; FOUND where it is.
+    """Why a row is missing; FOUND where it is present.
 
     MISSING and INVALID are what the store says of the row. The others say that the store could not be
     asked: whether it has the row is unknown.
@@ -48,7 +48,7 @@ class ClientRows:
 
     Attributes:
         reasons: uint8 [n], a `Reason` each.
-        complete: whether every row is there.
+        complete: whether every row is present.
     """
 
     __slots__ = ("_dim", "_pieces", "_values", "complete", "reasons")
@@ -64,7 +64,7 @@ class ClientRows:
 
     @property
     def values(self) -> FloatArray:
-        """float32 [n, dim], C-contiguous, in request order; zeros where a row is not there.
+        """float32 [n, dim], C-contiguous, in request order; zeros where a row is missing.
 
         It may be shared with other callers: do not write to it. Rows of a shared flight are copied out
         only here, since callers whose `on_rows` keeps them seldom look.
@@ -76,7 +76,7 @@ class ClientRows:
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """bool [n]: whether row i is there."""
+        """bool [n]: whether row i was found."""
         return np.equal(self.reasons, Reason.FOUND)
 
     @property
@@ -86,7 +86,7 @@ class ClientRows:
 
     @property
     def why(self) -> dict[str, int]:
-        """Rows by reason for those that are not there: {"timeout": 3}; empty where all are."""
+        """Number of missing rows by reason, such as {"timeout": 3}; empty where none is missing."""
         if self.complete:
             return {}
         counts = np.bincount(self.reasons, minlength=len(Reason))

@@ -21,7 +21,7 @@ DTYPES = ("float32", "float16", "float64")
 
 
 class FeatureGroup(msgspec.Struct, frozen=True):
-    """What the rows of a group hold: the schema that is stored beside them.
+    """What the rows of a group hold: the schema that is stored with them.
 
     Attributes:
         name: of the group.
@@ -82,7 +82,7 @@ MAX_PROBLEMS = 5
 class FeatureStore(ABC):
     """A place where feature rows live.
 
-    Used from one event loop. Any number of fetches may be under way at once; cancelling one must leave
+    Used from one event loop. Any number of fetches may run at the same time; cancelling one must leave
     the store usable. Nothing here retries or times out: `features.client` does that, for all stores
     alike.
 
@@ -100,7 +100,7 @@ class FeatureStore(ABC):
         """
 
     async def close(self) -> None:  # noqa: B027
-        """Let go of connections; the store is not used any more."""
+        """Close connections; the store is not used afterwards."""
 
     @abstractmethod
     async def describe(self, group: str) -> FeatureGroup:
@@ -121,7 +121,7 @@ class FeatureStore(ABC):
         """
 
     async def create(self, group: FeatureGroup) -> None:
-        """Store a group's schema, before its rows; replaces what was there.
+        """Store a group's schema, before its rows; replaces an existing one.
 
         Raises:
             FeatureStoreError: the store cannot be written through Hopline.
@@ -129,7 +129,7 @@ class FeatureStore(ABC):
         raise self._read_only()
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """Store rows, float32 [n, dim], over what was there.
+        """Store rows, float32 [n, dim]; replaces existing rows.
 
         Raises:
             FeatureStoreError, FeatureStoreUnavailable: it did not take (all of) them.

@@ -33,7 +33,7 @@ class BreakerPolicy:
         pause_s: from a failure that opened it to the next probe. It does not grow while the outage lasts:
             it is what a recovered store waits for at most, and one probe each pause is little traffic.
         jitter: the pause is longer or shorter by up to this share, so that workers do not probe together.
-        probe_s: a probe that has not reported for so long is given up; the next call is the probe.
+        probe_s: a probe that has not reported for that time is abandoned; the next call is the probe.
     """
 
     failure_share: float = 0.5

@@ -1,8 +1,8 @@
 """Who fetches a row: single flight among the processes of a host.
 
 One 64-bit word for each node in shared memory: the deadline (ms, upper 48 bits) and the process (its number
-+ 1, lower 16 bits); 0 where nobody fetches. It changes by compare-and-swap only, so of any number of
-processes that want a row exactly one is told to fetch it. A claim that is not ended by its process (which
++ 1, lower 16 bits); 0 where no process fetches. It changes by compare-and-swap only, so of any number of
+processes that want a row exactly one gets to fetch it. A claim that is not ended by its process (which
 may have died) ends by its deadline.
 
 Knows nothing of rows. All zero bytes are valid: no claims.
@@ -20,7 +20,7 @@ from hopline.types import IdArray
 
 _OWNER_BITS = np.int64(16)
 _OWNER_MASK = np.int64((1 << 16) - 1)
-#: Processes that can be told apart.
+#: Processes that can be distinguished.
 MAX_OWNERS = (1 << 16) - 1
 
 
@@ -76,7 +76,7 @@ class Claims:
     def take(self, ids: IdArray, now_ms: int, deadline_ms: int) -> NDArray[np.bool_]:
         """Claim ids (int64 [n]) until `deadline_ms`; bool [n], false where another process has a claim.
 
-        A process's own claim is no obstacle: it is renewed, and told as taken.
+        A process's own claim is no obstacle: it is renewed and reported as taken.
         """
         taken = np.empty(ids.shape[0], np.bool_)
         _take(self._claims, ids, self._owner, now_ms, deadline_ms, taken)

@@ -1,12 +1,12 @@
 """Rows of one feature group for all callers of a process: tiers, single flight, and an answer in time.
 
     fetch() ─┐                                    ┌─► L2 ── what it lacks ──► origin
-    fetch() ─┼─ rows nobody fetches yet ─► flight ┤                             │
+    fetch() ─┼─ rows not fetched yet ───► flight ┤                             │
     fetch() ─┘   (one for each loop turn)         └──── rows ◄── write back ◄───┘
 
 - A row that is being fetched is not asked for again: later callers wait for the same flight.
-- A caller waits for `timeout_s` at most and takes what has come; the flight goes on for a bounded time, so
-  that its rows still reach `on_rows`. A caller that goes away takes nothing from the others.
+- A caller waits for `timeout_s` at most and takes what has come; the flight continues for a bounded
+  time, so that its rows still reach `on_rows`. A caller that leaves affects no other.
 - Rows that the store does not have are remembered for a short time.
 
 Knows nothing of L1 and of models.
@@ -50,7 +50,7 @@ class ClientLimits:
     """Bounds of what the client does and keeps.
 
     Attributes:
-        linger: a flight that nobody waits for any more ends after so many timeouts.
+        linger: a flight that no caller waits for is stopped after that many timeouts.
         l2_share: of the timeout that L2 may take before the origin is asked instead.
         negative_ttl_s: how long an absent row is not asked for again; it is also how long a row that
             has come into being stays unseen, so keep it below what you allow for recovery.
@@ -80,8 +80,8 @@ class FeatureClient:
             metrics of calls.
         limits: see there.
         recheck_s: seconds between comparisons of schemas.
-        on_rows: told of rows when they come, before the callers are; also of those that come late.
-        metrics: told of calls and rows.
+        on_rows: called with rows when they come, before the callers; also with rows that come late.
+        metrics: counts calls and rows.
         clock: seconds, monotonic.
 
     Attributes:
@@ -222,7 +222,7 @@ class FeatureClient:
             await self._write_back.join()
 
     async def close(self) -> None:
-        """End what is under way; who still waits is told that the store is unavailable."""
+        """Stop all fetches; callers that still wait get "the store is unavailable"."""
         self._closed = True
         self._boarding = None
         for flight in list(self._flights.values()):
@@ -294,7 +294,7 @@ class FeatureClient:
                 lacking = await self._ask_l2(flight, self._l2, deadline)
             if lacking is None or lacking.shape[0]:
                 await self._ask_origin(flight, lacking, deadline)
-        except Exception:  # the boundary: whoever waits for the flight gets an answer
+        except Exception:  # the boundary: every caller that waits for the flight gets an answer
             log.exception("a fetch of feature group %r failed", self.group.name)
         finally:
             self._land(flight, Reason.UNAVAILABLE)

@@ -38,12 +38,12 @@ _KEYS_OF_A_READ = 100
 _ITEMS_OF_A_WRITE = 25
 _KEY_BYTES = 2048
 
-#: Calls under way at once; 421 rows are five.
+#: Concurrent calls; 421 rows take five.
 _THREADS = 8
-#: A call that nobody waits for any more gives its thread back after this long, so that a store which
+#: A call that no caller waits for releases its thread after this time, so that a store which
 #: answers again after a hang is asked again within a second.
 _TIMEOUT_MS = 500
-#: Loading features waits longer: nobody waits for it.
+#: Loading features waits longer: no request waits for it.
 _WRITE_TIMEOUT_S = 10.0
 #: How often what DynamoDB left out of its answer is asked for again, after these pauses (on average).
 _READ_PAUSES_S = (0.001, 0.002, 0.004)
@@ -134,7 +134,7 @@ class DynamoDbStore(PublishingStore):
             raise self._refusal(error) from error
 
     async def close(self) -> None:
-        """Let go of connections. A call under way ends by itself, within its time limit."""
+        """Close connections. A running call ends within its time limit."""
         self._threads.close()
         for client in (self._reader, self._writer):
             if client is not None:
@@ -187,7 +187,7 @@ class DynamoDbStore(PublishingStore):
         )
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`: 25 rows a call; of an id that comes twice the last row counts.
+        """As `FeatureStore.write`: 25 rows a call; of a repeated id the last row counts.
 
         Raises:
             FeatureStoreError: an id that cannot be a key; nothing was written then.

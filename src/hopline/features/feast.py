@@ -117,7 +117,7 @@ class FeastStore(FeatureStore):
             raise
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._threads.close()
         feast, self._feast = self._feast, None
         if feast is not None:
@@ -230,7 +230,7 @@ class FeastStore(FeatureStore):
         if not field.vector_length:
             raise FeatureStoreError(
                 f"{self._name}: {group!r}: how long is the array {field.name!r}? "
-                "Say so by vector_length in its Field"
+                "Set vector_length in its Field"
             )
         return int(field.vector_length)
 
@@ -264,7 +264,7 @@ class FeastStore(FeatureStore):
         return read.answer(where, ids)
 
     def _ask(self, view: _View, ids: list[Any]) -> dict[str, Any]:
-        """Vectors by Feast's name of the feature: Feast answers in an order of its own."""
+        """Vectors by Feast's name of the feature: Feast answers in its own order."""
         answer = self._feast.get_online_features(
             features=view.features, entity_rows={view.join_key: ids}, full_feature_names=True
         ).proto
@@ -319,7 +319,7 @@ class _Rows:
                 self._problems.setdefault(row, told)
 
     def answer(self, where: Any, ids: Sequence[ExternalId]) -> FetchedRows:
-        """Rows `where` (int64 [n], -1 for none), which `ids` stand for."""
+        """Rows `where` (int64 [n], -1 for none) of `ids`."""
         num_columns = len(self._view.columns)
         for row in np.flatnonzero((self._num_present > 0) & (self._num_present < num_columns)).tolist():
             lacking = num_columns - int(self._num_present[row])

@@ -1,4 +1,4 @@
-"""A fetch under way and those who wait for it. Bookkeeping only: it asks nobody."""
+"""A running fetch and its waiting callers. Bookkeeping only: it calls no store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Flight:
         external_ids: the same rows as stores know them, once it has departed.
         values: float32 [num_rows, dim]; replaced, never written to; None while nothing has come.
         reasons: uint8 [num_rows], a `Reason` each; None while nothing has come, and when every row has.
-            TIMEOUT stands for "not yet": it is the truth for whoever looks and goes away.
+            TIMEOUT means "not yet", which is right for a caller that stops waiting now.
         complete: every row has come.
         landed: nothing more will come.
         waiters: who is to be woken.
@@ -149,7 +149,7 @@ class Waiter:
         )
 
     def settle(self) -> None:
-        """One of its flights has brought all it wants from it."""
+        """One of its flights has delivered all of its rows."""
         self._open -= 1
         if self._open == 0:
             self.wake()
@@ -192,7 +192,7 @@ class Waiter:
 
 
 def joined(parts: Sequence[ExternalIds]) -> ExternalIds:
-    """External ids of several callers, one after the other; an array if all are arrays."""
+    """External ids of several callers, concatenated; an array if all are arrays."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
@@ -205,7 +205,7 @@ def joined(parts: Sequence[ExternalIds]) -> ExternalIds:
 
 
 def picked(external_ids: ExternalIds, where: NDArray[Any]) -> ExternalIds:
-    """Some of the external ids, in a list or array of their own.
+    """Some of the external ids, in a new list or array.
 
     Args:
         where: int64 [m] positions.

@@ -21,7 +21,7 @@ _ENDINGS = (
     "TooManyRequests",
     "Unavailable",
 )
-#: OSErrors that stay until somebody puts a file or a permission right.
+#: OSErrors that stay until a file or a permission is corrected.
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -29,7 +29,7 @@ def translated(error: Exception, what: str) -> FeatureStoreError:
     """The error to raise in place of `error`; `what` was being done, "Feast: reading 'account'"."""
     if isinstance(error, FeatureStoreError):
         return error
-    # Only the first line: some go on for pages (torch lists all of its backends).
+    # Only the first line: some are pages long (torch lists all of its backends).
     said = str(error).partition("\n")[0][:_LONGEST]
     told = f"{what}: {type(error).__name__}: {said}"
     return FeatureStoreUnavailable(told) if is_transient(error) else FeatureStoreError(told)
@@ -50,7 +50,7 @@ def _is_transient_itself(error: BaseException) -> bool:
         return False
     if isinstance(error, OSError):
         return True
-    # SQLite has one class for "database is locked" and for a table that is not there.
+    # SQLite has one class for "database is locked" and for a missing table.
     if "no such" in str(error):
         return False
     return any(cls.__name__.endswith(_ENDINGS) for cls in type(error).__mro__)

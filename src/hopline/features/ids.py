@@ -1,4 +1,4 @@
-"""From ids to row numbers, for stores that keep rows in arrays of their own."""
+"""From ids to row numbers, for stores that keep rows in their own arrays."""
 
 from __future__ import annotations
 

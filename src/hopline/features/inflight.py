@@ -1,7 +1,7 @@
 """Which rows are being fetched, or were found to be absent a moment ago: a map from id to an entry.
 
 An entry is the number of a flight and a row of it, in one int64. The map is open addressing in two arrays,
-so that 421 ids are taken in, looked up or let go in a few microseconds and without a Python object each.
+so that 421 ids are added, looked up or removed in a few microseconds, without a Python object each.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class InFlight:
         return found, fresh[:num_fresh]
 
     def release(self, ids: IdArray, flight: int) -> None:
-        """Let go of those of `ids` that are rows of `flight`; each occurs once."""
+        """Remove those of `ids` that are rows of `flight`; each occurs once."""
         if ids.shape[0] == self._used <= self._keys.shape[0] <= 8 * self._used:
             # Nothing else is there (the usual case without load): a sweep is cheaper than searches. An id
             # of another flight would be one more than there are.

@@ -2,8 +2,8 @@
 
 It has the slots, the tags and SIEVE of `memory/row_cache.py`, as the state cache has them.
 
-What differs: rows grow old. Beside its tag each slot keeps when its row was fetched, and a newer row takes
-the place of an older one: in its slot if that is this process's own, else in a new slot to which the index
+What differs: rows expire. Besides its tag, each slot stores when its row was fetched, and a newer row
+replaces an older one: in its slot if that is this process's own, else in a new slot to which the index
 then moves by compare-and-swap, so that of two writers the newer row stays. The slot left behind is no
 longer reachable, and SIEVE takes it back.
 
@@ -135,7 +135,7 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
             continue  # a slow answer that a later fetch has overtaken
         if first <= known < first + num_slots:
             slot = known
-            visited[slot] = 1  # fetched again because somebody asked for it
+            visited[slot] = 1  # fetched again because a request asked for it
         else:
             slot = first + sieve.place(line, newer, older, flags, first)
             evicted = (heads[slot, _TAG] & row_cache.OWNER_MASK) - 1
@@ -347,12 +347,12 @@ class L1FeatureCache:
         self._claims.end(ids)
 
     def claim(self, ids: IdArray, now: float, min_step_s: float) -> NDArray[np.bool_]:
-        """Which rows this process shall fetch.
+        """Which rows this process is to fetch.
 
         False where another process is at it (see `pending`), or where a fresh row has arrived in the
         meantime: so each row is fetched once. A claim ends when the row is written, by `release`, or
         after `min_step_s` seconds. This process's own claim is renewed and answered with true: requests of
-        one process must be brought together before.
+        one process must be merged before.
 
         Returns: bool [n].
         """
@@ -360,7 +360,7 @@ class L1FeatureCache:
         taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(min_step_s))
         claimed = ids[taken]
         stamps = np.empty(claimed.shape[0], np.float64)
-        # After the claim: a row written before it is seen here, and nobody writes it later.
+        # After the claim: a row written before it is seen here, and no process writes it later.
         _stamps(self._index, self._heads, claimed, stamps)
         fresh = np.abs(now_ms - stamps) < self._ttl
         if fresh.any():

@@ -102,7 +102,7 @@ def _mapped_rows(folder: Path, name: str, setting: str) -> Rows:
         except UNREADABLE as error:
             raise ConfigError(f"{setting}: {told_file} is no feature group: {error}") from None
         if (told.name, told.dim, told.dtype) != (group.name, group.dim, group.dtype):
-            raise ConfigError(f"{setting}: {told_file} tells of {told}; {file} holds {group}")
+            raise ConfigError(f"{setting}: {told_file} describes {told}; {file} holds {group}")
         group = told
     ids: IdRows = RowNumbers(len(values))
     if ids_file.exists():

@@ -1,6 +1,6 @@
 """What the fetching of features is measured by: what the client tells, and the families it goes into.
 
-`features` stands beside `observe` and does not know it: a registry is anything that declares counters,
+`features` does not import `observe`: a registry is anything that declares counters,
 gauges and histograms as `observe.metrics.Metrics` does.
 """
 
@@ -41,7 +41,7 @@ class Registry(Protocol):
 
 
 class ClientMetrics(Protocol):
-    """Is told what the feature client did; must be cheap."""
+    """Counts what the feature client did; must be cheap."""
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
         """A call to a store ended: "ok", "timeout", "unavailable", "refused" or "cancelled"."""
@@ -57,7 +57,7 @@ class ClientMetrics(Protocol):
 
 
 class NoMetrics:
-    """Tells nobody."""
+    """Counts nothing."""
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
         """As `ClientMetrics.called`."""

@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Overdue(Generic[T]):
-    """Tells of each thing when it has been here for `after_s`.
+    """Reports each item when it has been here for `after_s`.
 
-    Nothing is taken out early: a thing that has ended by then is told of as well, and is to be ignored.
+    Nothing is removed early: an item that has ended by then is reported as well, and must be ignored.
     A timer for each thing would be set and cancelled nearly always unused, which costs more than all of the
     bookkeeping of a fetch.
 
@@ -38,7 +38,7 @@ class Overdue(Generic[T]):
             self._timer = loop.call_at(due, self._ring, loop)
 
     def clear(self) -> None:
-        """Tell of nothing more."""
+        """Report nothing more."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

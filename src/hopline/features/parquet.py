@@ -3,7 +3,7 @@
 `parquet:///folder` holds a group in `<group>.parquet`, or in the parts of a folder `<group>/`; of an id
 that occurs twice the last row counts, in the order of the parts' names. `parquet:///file.parquet` is one
 group. A file has a column of ids (`?id=name` says which, "id" if not) and either a column of lists or a
-column for each feature. Where Hopline wrote it, the schema is in the file's metadata; else it is told by
+column for each feature. Where Hopline wrote it, the schema is in the file's metadata; else it follows from
 the columns.
 
 Parquet packs columns, so that reading single rows from it would unpack most of the file each time. A group
@@ -176,9 +176,9 @@ class ParquetStore(FeatureStore):
 def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
     """Read a file as it stands, without a store.
 
-    Returns: the group that it tells of; how many rows it has; ids (int64 [m] or m str) and rows [m, dim] of
-        it, some at a time.
-    Raises: FeatureStoreError: it cannot be used; also while it is read.
+    Returns: the described group; how many rows it has; ids (int64 [m] or m str) and rows [m, dim] of
+            it, some at a time.
+        Raises: FeatureStoreError: it cannot be used; also while it is read.
     """
     files = _told(path.stem, (path,), id_column)
     parquet = _opened(path)
@@ -190,7 +190,7 @@ def _parts(folder: Path) -> tuple[Path, ...]:
 
 
 def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
-    """The group that the first file tells of."""
+    """The group that the first file describes."""
     schema = _opened(paths[0]).schema_arrow
     if id_column not in schema.names:
         raise FeatureStoreError(

@@ -1,4 +1,4 @@
-"""Results of batch runs in a feature store: written as a generation of their own, then pointed to.
+"""Results of batch runs in a feature store: written as a new generation, then pointed to.
 
     group "<run>.<group>"   rows of one generation, as any group's
     note "published"        the `Catalog`: of each table, which generation is current; all there are
@@ -31,7 +31,7 @@ _FOLLOW_S = 1.0
 
 
 class PublishingStore(FeatureStore):
-    """A store that keeps notes beside its rows, and forgets rows.
+    """A store that keeps notes next to its rows, and deletes rows.
 
     A note is a few bytes under a name; names are not those of groups.
     """
@@ -58,15 +58,15 @@ class PublishingStore(FeatureStore):
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one run has brought.
+    """What one run has written.
 
     Attributes:
         table: whose generation it is; "" where there is but one.
         groups: by the names that readers use.
         about: model, version, graph version …
-        num_rows: rows that are there.
+        num_rows: rows that exist.
         num_notes: notes of ids that there are at least.
-        incarnation: of the store, when they were brought.
+        incarnation: of the store, when they were written.
     """
 
     table: str
@@ -78,7 +78,12 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """Args: current: table -> run. generations: run -> what it brought, whether it is current or not."""
+    """The generations of a store, and which of them is current.
+
+    Attributes:
+        current: table -> run.
+        generations: run -> what it wrote, current or not.
+    """
 
     current: dict[str, str] = {}
     generations: dict[str, Generation] = {}

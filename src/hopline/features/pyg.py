@@ -6,7 +6,7 @@ ids are row numbers.
 
 PyG says nothing of threads, so a store is asked from one thread, one call after the other. It says as
 little of what a store does about rows that it lacks: some raise, some leave them out without a word. A
-short answer is never taken; its ids are asked for again in halves until it is clear which are there.
+short answer is never taken; its ids are requested again in halves until it is clear which exist.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PygStore(FeatureStore):
         self._num_rows: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Import the module, and call what is named if that is no store.
+        """Import the module, and call the named object if it is not a store.
 
         Raises:
             ConfigError: PyG or the module is missing, or this is not a PyG feature store.
@@ -83,11 +83,11 @@ class PygStore(FeatureStore):
         self._num_rows.clear()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`; features have no names, and what is no float is told as float32."""
+        """As `FeatureStore.describe`; features have no names, and dtypes that are not floats become float32."""
         return await self._run(f"describing {group!r}", self._describe, group)
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`. An id that is no row number is not found."""
+        """As `FeatureStore.fetch`. An id that is not a row number is not found."""
         return await self._run(f"reading {group.name!r}", self._fetch, group, ids)
 
     async def create(self, group: FeatureGroup) -> None:
@@ -107,7 +107,7 @@ class PygStore(FeatureStore):
         """As `FeatureStore.write`. The whole tensor is put, since stores differ on parts of one.
 
         Raises:
-            FeatureStoreError: an id that is no row number, or one that leaves a gap behind the last row.
+            FeatureStoreError: an id that is not a row number, or one that leaves a gap behind the last row.
         """
         raw = checked_values(group, ids, values)
         await self._run(f"writing {group.name!r}", self._write, group, ids, raw)
@@ -212,7 +212,7 @@ class PygStore(FeatureStore):
         except (IndexError, KeyError) as error:
             if is_transient(error):
                 raise
-            rows = None  # some are not there
+            rows = None  # some are missing
         if rows is not None and len(rows) == end - begin:
             read.take(begin, rows.detach().float().cpu().numpy().reshape(end - begin, -1))
         elif end - begin > 1:
@@ -245,7 +245,7 @@ class PygStore(FeatureStore):
             strange = [id for id, number in zip(listed(ids), numbers, strict=True) if number < 0]
             raise FeatureStoreError(
                 f"{self._name}: group {group.name!r} has rows 0 … {num_rows - 1}; "
-                f"ids must be among them or go on without a gap, unlike {(strange or new.tolist())[:5]}"
+                f"ids must be among them or continue them without a gap, unlike {(strange or new.tolist())[:5]}"
             )
         old = torch.as_tensor(self._pyg.get_tensor(self._attr(group.name, None)))
         if old.dtype != getattr(torch, group.dtype):
@@ -270,7 +270,7 @@ class PygStore(FeatureStore):
 
 
 class _Rows:
-    """Rows of distinct numbers, ascending; -1, which comes first, stands for ids that have none."""
+    """Rows of distinct numbers, ascending; -1, which comes first, is for ids that have none."""
 
     def __init__(self, group: FeatureGroup, distinct: IdArray) -> None:
         self.group = group

@@ -33,7 +33,7 @@ _OPEN_S = 5.0
 #: Bytes of rows that are sent before the answers are waited for: enough to fill a pipe, and little
 #: enough for others' requests to get in between.
 _CHUNK_BYTES = 2**20
-#: Writes a note if it is what the writer takes it for; "" stands for none, of either.
+#: Writes a note if its present value is the expected one; "" means no note, in both.
 _SWAP = """
 local found = redis.call('GET', KEYS[1]) or ''
 if found ~= ARGV[1] then return 0 end
@@ -180,7 +180,7 @@ class RedisStore(PublishingStore):
         await self._call("groups", "SREM", group)
 
     async def incarnation(self) -> str:
-        """As `PublishingStore.incarnation`: each start of a server has an id of its own."""
+        """As `PublishingStore.incarnation`: each start of a server has a new id."""
         found = []
         for server in self._backend.servers():
             told = bytes(await server.call("INFO", "server"))

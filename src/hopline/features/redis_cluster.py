@@ -148,7 +148,7 @@ class Cluster:
         asking: bool = False,
     ) -> None:
         """Ask one server about some of the keys and put what it says into `answer`."""
-        each = 2 if asking else 1  # ASKING has a reply of its own
+        each = 2 if asking else 1  # ASKING has its own reply
         future = asyncio.get_running_loop().create_future()
         replies = Replies(future, each * len(rows), answer.rows.shape[1])
         await server.request(payload(keys.pick(rows), rows, asking), replies)
@@ -170,7 +170,7 @@ class Cluster:
         return self._servers.setdefault((host, port), Server(host, port, self._url))
 
     def _learn_soon(self) -> None:
-        """Ask for the slots anew, in the background; once however many want it."""
+        """Request the slots again, in the background; once for any number of callers."""
         if self._learning is None:
             self._learning = asyncio.ensure_future(self._ask_slots())
             self._learning.add_done_callback(self._learned)
@@ -183,7 +183,7 @@ class Cluster:
     def _learned(self, task: asyncio.Task[None]) -> None:
         self._learning = None
         if not task.cancelled():
-            task.exception()  # those who wait for it get it; if nobody does, the next request tells
+            task.exception()  # waiting callers get it; without any, the next request reports it
 
     async def _ask_slots(self) -> None:
         failed: FeatureStoreError | None = None

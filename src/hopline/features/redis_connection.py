@@ -1,4 +1,4 @@
-"""One connection to a Redis: what is sent, and which reply belongs to whom.
+"""One connection to a Redis: sends commands, and matches replies to callers.
 
 Replies come in the order of the requests, so each request leaves a waiter in a queue, and stays there when
 its caller has gone: the reply is then read and dropped, and those behind it get their own. Nothing here
@@ -24,7 +24,7 @@ _PASSING = frozenset(
 )
 _BUFFER_BYTES = 512 * 2**10
 _ROOM_BYTES = 64 * 2**10
-#: A reply that is no row (a schema, a list of groups, the slots of a cluster) is never so long.
+#: A reply other than rows (a schema, a list of groups, the slots of a cluster) is shorter.
 _MAX_REPLY_BYTES = 64 * 2**20
 #: Requests without an answer before further ones are refused: the server is not keeping up.
 MAX_WAITING = 1024
@@ -45,7 +45,7 @@ class Waiter(Protocol):
     future: asyncio.Future[Any]
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """Read on: where it stopped and whether all is there. Raises: ValueError: not RESP."""
+        """Continue to read: where it stopped, and whether all has come. Raises: ValueError: not RESP."""
         ...
 
 
@@ -187,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
         return answer
 
     def close(self, why: str = "was closed") -> None:
-        """End it; whoever waits gets FeatureStoreUnavailable."""
+        """Close it; waiting callers get FeatureStoreUnavailable."""
         if self._transport is not None:
             self._transport.abort()
         self._fail(f"{self.where}: the connection {why}")

@@ -18,12 +18,12 @@ from hopline.features.redis_url import RedisUrl
 from hopline.features.resp import Keys
 from hopline.types import AnyArray
 
-#: Keys of one MGET. It holds up everybody else's requests for as long as it takes (0.5 ms, say).
+#: Keys of one MGET. It delays all other requests while it runs (about 0.5 ms).
 MGET_KEYS = 4096
 #: A connection on which requests have waited so long without a byte coming is given up.
 STALL_S = 1.0
-#: ... but is looked at so often before (each a millisecond): if it was this process that did not get to
-#: reading, the answer is there.
+#: ... but is checked this often before (each a millisecond): if this process was the one that did not
+#: read in time, the answer has come.
 _LOOKS = 50
 _RECONNECT_S = 1.0
 
@@ -60,7 +60,7 @@ class Server:
         return connection
 
     async def connect(self, timeout_s: float = _RECONNECT_S) -> Connection:
-        """The connection, made anew if need be; all who ask meanwhile wait for the same one.
+        """The connection, reconnected if necessary; concurrent callers wait for the same one.
 
         One on which nothing came for long is listened to once more, then given up. Its peer may be gone for
         good without a word; if it is only stopped, it need not go through all that was asked meanwhile when
@@ -88,7 +88,7 @@ class Server:
         try:
             told = await self.call("CLUSTER", "INFO")
         except FeatureStoreError:
-            return  # the usual answer of one that is no part of a cluster
+            return  # the usual answer of a server outside a cluster
         if b"cluster_state" in told:
             raise FeatureStoreError(f"{self.where} is part of a cluster; write redis+cluster://…")
 

@@ -1,4 +1,4 @@
-"""The URL of a Redis: address, login, TLS and what Hopline wants to know beside them."""
+"""The URL of a Redis: address, login, TLS and Hopline's own options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RedisUrl:
         prefix: of all keys.
         ttl_s: rows expire so many seconds after they were written; None keeps them.
         encrypted: over TLS.
-        ca_file: whom to trust; None for those that the system trusts.
+        ca_file: trusted certificates; None for the system's.
         verify: whether the server must show a certificate.
         cert_file, key_file: what this client shows.
     """

@@ -10,10 +10,10 @@ from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.features.base import FeatureStore
 
-#: The setting that a store's URL comes from, unless somebody says otherwise.
+#: The setting that a store's URL comes from, unless another one is named.
 SETTING = "features.store"
 
-#: Packages add schemes of their own under this name: scheme = "module:attr".
+#: Packages add their own schemes under this name: scheme = "module:attr".
 ENTRY_POINTS = "hopline.feature_stores"
 
 #: scheme -> "module:attr"; called with the URL and the name of the setting that it stands in.

@@ -1,4 +1,4 @@
-"""RESP 2, the protocol of Redis and Valkey: commands about many keys at once, and their replies.
+"""RESP 2, the protocol of Redis and Valkey: commands for many keys, and their replies.
 
 Compiled, since the cost of a fetch is here: of 1.2 ms that redis-py takes for an MGET of 421 rows of 512
 bytes, 0.3 are spent on making the command and 0.1 on a bytes object for each row (docs/log.md).
@@ -28,7 +28,7 @@ _CR, _LF = 13, 10
 _DOLLAR, _STAR, _MINUS, _PLUS, _COLON = 36, 42, 45, 43, 58
 _DIGITS = 20  # of -2^63 and of any length
 _OPEN, _CLOSE = 123, 125
-#: Stands for the id "schema", whose own key holds the group's schema. No UTF-8 ends in that byte.
+#: Represents the id "schema", whose own key holds the group's schema. No UTF-8 ends in that byte.
 _ID_SCHEMA = b"schema\xff"
 
 
@@ -253,7 +253,7 @@ def read_replies(
         buffer: received bytes; those in [begin, end) are new.
         state: int64 [4]: the next row; why it stopped; bytes of a value still to be passed over;
             whether the next line is the head of an array.
-        part: keys of one MGET, 0 where each key has a command of its own.
+        part: keys of one MGET, 0 where each key has its own command.
         lengths: int64 [n]: the value's length, or NIL or DONE_LINE.
         rows: uint8 [n, row_bytes]; values of just that length come here.
     Returns: where it stopped; at an error its line begins there.
@@ -319,7 +319,7 @@ def read_replies(
 
 @njit(cache=True, nogil=True)
 def _number(buffer: Bytes, begin: int, end: int) -> int:
-    """The number written in [begin, end), -2 where that is none (or no length)."""
+    """The number written in [begin, end), -2 where it is not a number (or not a length)."""
     if end == begin + 2 and buffer[begin] == _MINUS and buffer[begin + 1] == 49:
         return -1
     if end <= begin or end - begin > 12:

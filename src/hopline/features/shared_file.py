@@ -2,10 +2,9 @@
 
     page 0: magic, length, {boot, layout} │ the arena's arrays
 
-Whoever comes first sizes the file and writes down its layout; everybody else compares. A file whose
-layout differs is made anew if nobody uses it any more, and refused if somebody does. Each writer holds a
-lock on a byte of its own for as long as it lives, so two processes never write one partition; the kernel
-lets go of the lock however the process ends.
+The first process sizes the file and writes its layout; the others compare. A file with another layout is
+created again if no process uses it, and refused otherwise. Each writer holds a lock on its own byte while it
+lives, so two processes never write one partition; the kernel releases the lock however the process ends.
 
 Knows nothing of rows: the layout is settings and what they were, in words.
 """
@@ -29,7 +28,7 @@ HEADER_BYTES = 4096
 _MAGIC = b"HOPLINE L1 file\n"
 _SETTING = "features.shared_file"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: `struct flock` of the kernel: type, whence, start, length, pid; padded to its alignment.
+#: `struct flock` of the kernel: type, `l_whence`, start, length, pid; padded to its alignment.
 _FLOCK = struct.Struct("@hhqqi0q")
 
 
@@ -76,7 +75,7 @@ class SharedFile:
                 if not _lock(fd, writer):
                     raise ConfigError(
                         f"{_SETTING}: another process keeps rows in {path} as number {writer}; every "
-                        "server needs a file of its own"
+                        "server needs its own file"
                     )
         except BaseException:
             os.close(fd)
@@ -84,7 +83,7 @@ class SharedFile:
         return cls(fd)
 
     def close(self) -> None:
-        """Let go of the file; its rows stay for whoever opens it next."""
+        """Close the file; its rows stay for the process that opens it next."""
         os.close(self.fd)
 
 
@@ -137,7 +136,7 @@ def _told(found: _Header, wanted: _Header) -> str:
 
 
 def _boot() -> str:
-    """Rows are dated by a clock that starts anew with the machine."""
+    """Rows are dated by a clock that restarts with the machine."""
     with contextlib.suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return ""
@@ -145,7 +144,7 @@ def _boot() -> str:
 
 @contextlib.contextmanager
 def _alone(fd: int) -> Iterator[None]:
-    """Nobody else checks or makes the file meanwhile."""
+    """Hold the lock: no other process checks or creates the file meanwhile."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield

@@ -22,7 +22,7 @@ _MAX_NAMES = 5
 
 
 def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
-    """What sets two groups apart, one sentence each; empty where rows of one can stand for the other.
+    """The differences of two groups, one sentence each; empty where rows of one can replace the other's.
 
     Names are compared where both sides have them: a store that keeps none cannot contradict.
     """
@@ -77,7 +77,7 @@ class SchemaWatch:
         self.l2_refusal = ""
 
     async def start(self) -> None:
-        """Compare, then go on comparing in the background.
+        """Compare, then continue to compare in the background.
 
         Raises:
             FeatureSchemaMismatch: naming each difference, of the origin or of L2.

@@ -35,13 +35,13 @@ class Threads:
         self._pool = ThreadPoolExecutor(self._count, f"hopline-{self._kind}")
 
     def close(self) -> None:
-        """Forget the calls that wait. Those under way go on to their ends; nobody waits for them."""
+        """Drop the calls that wait. Running calls finish, and no caller waits for them."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Call `function` in a thread. Whoever is cancelled while it waits for a thread never calls.
+        """Call `function` in a thread. A caller that is cancelled before a thread is free never calls.
 
         Raises:
             FeatureStoreError: the pool is not open.

@@ -23,7 +23,7 @@ from hopline.types import ExternalIds
 
 log = logging.getLogger(__name__)
 
-#: A store that is in trouble says so once in so many seconds.
+#: Seconds between log lines about a failing store.
 _LOG_EVERY_S = 10.0
 
 
@@ -34,7 +34,7 @@ class Tier:
         name: label of metrics: "l2" or "origin".
         store: open.
         breaker, retry: see there.
-        metrics: told of every call.
+        metrics: counts every call.
         clock: seconds, monotonic.
     """
 
@@ -72,7 +72,7 @@ class Tier:
         Args:
             group, ids: as `FeatureStore.fetch`.
             deadline: on the clock; no retry would be in time after it.
-            slow: tells `Verdict.too_late` of calls that take too long: they count as failed and go on.
+            slow: calls `Verdict.too_late` for calls that take too long: they count as failed and continue.
             limit_s: seconds after which the store is not waited for, which counts as failed as well;
                 None leaves that to the caller, who cancels.
         """
@@ -120,7 +120,7 @@ class Tier:
         outcome = "refused"
         try:
             rows = await self.store.fetch(group, ids)
-            # Told late, it is right all the same: the verdict was given when it became late.
+            # Late, but still right: the verdict was given when it became late.
             outcome = "timeout" if verdict.given else "ok"
             verdict.give(True)
         except FeatureStoreUnavailable:
@@ -151,7 +151,7 @@ class Tier:
         return rows
 
     def _note(self) -> None:
-        """Tell of a breaker that opened or closed."""
+        """Report a breaker that opened or closed."""
         closed = self.breaker.state == "closed"
         self._was_closed = closed
         self._metrics.breaker(self.name, -1 if closed else 1)
@@ -173,7 +173,7 @@ class Verdict:
 
     Attributes:
         began: when the call went out.
-        given: whether the breaker has been told.
+        given: whether the breaker has the verdict.
     """
 
     __slots__ = ("_tier", "began", "given")

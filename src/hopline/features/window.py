@@ -6,8 +6,8 @@ from __future__ import annotations
 class SlidingWindow:
     """How many events of kind 0 and of kind 1 there were in the last `span_s` seconds.
 
-    Time is cut into slices that drop out as wholes, so an event counts for between
-    `span_s × (1 − 1 / num_slices)` and `span_s`. Adding and reading cost the same however many events
+    Time is cut into slices that drop out as wholes, so an event is counted during
+    `span_s × (1 − 1 / num_slices)` to `span_s`. Adding and reading cost the same however many events
     there were.
 
     Args:
@@ -36,7 +36,7 @@ class SlidingWindow:
         self.totals[kind] += 1
 
     def advance(self, now: float) -> int:
-        """Let go of what is too old, so that `totals` are those of `now`; returns the slice's number."""
+        """Drop what is too old, so that `totals` are those of `now`; returns the slice's number."""
         current = int(now / self._slice_s)
         last = self._current
         if last is None:

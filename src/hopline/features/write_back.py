@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Rows of one write: enough to spare round trips, few enough not to hold up readers of the store.
 _ROWS_AT_ONCE = 4096
-#: Nobody waits for a write, so it may take longer than a fetch; a hanging store must not hold it for ever.
+#: No request waits for a write, so it may take longer than a fetch; a hanging store must not hold it for ever.
 _WRITE_TIMEOUT_S = 1.0
 
 
@@ -31,7 +31,7 @@ class WriteBack:
         tier: L2.
         group: of the rows.
         max_rows: that may wait.
-        metrics: told of rows "written" and "write_dropped".
+        metrics: counts rows "written" and "write_dropped".
     """
 
     def __init__(self, tier: Tier, group: FeatureGroup, max_rows: int, metrics: ClientMetrics) -> None:
@@ -45,7 +45,7 @@ class WriteBack:
         self._complained = False
 
     def add(self, external_ids: ExternalIds, values: FloatArray) -> None:
-        """Hand over rows, float32 [n, dim]; returns at once."""
+        """Hand over rows, float32 [n, dim]; returns immediately."""
         num_rows = len(external_ids)
         if self._tier.breaker.state != "closed" or self._num_waiting + num_rows > self._max_rows:
             self._metrics.rows(self._tier.name, "write_dropped", num_rows)
@@ -93,7 +93,7 @@ class WriteBack:
                 await self._tier.store.write(self._group, ids, values)
             result = "written"
             self._complained = False
-        except Exception as error:  # the boundary: rows that are not copied cost nobody an answer
+        except Exception as error:  # the boundary: rows that are not copied cost no answer
             if not self._complained:
                 self._complained = True
                 log.warning(

@@ -1,4 +1,4 @@
-"""Who asks, once it is known: what they may do, how often, and how urgently.
+"""An authenticated caller: permissions, rate limit and priority.
 
 Knows requests, nothing of keys, tokens or transports.
 """
@@ -83,13 +83,14 @@ class Client:
         if wait_ns:
             per_s, burst = self._bucket.rate
             raise RateLimited(
-                f"client {self.name!r} may ask {per_s:g} times a second, {burst} at once", wait_ns / 1e9
+                f"client {self.name!r} may send {per_s:g} requests a second, and {burst} in a burst",
+                wait_ns / 1e9,
             )
 
     def sign(self, request: ScoreRequest) -> None:
-        """Write into a request who asks, and lower its priority to the client's own.
+        """Store the caller in a request, and lower its priority to the client's own.
 
-        The request has just been made and nobody else has seen it: a changed copy of a frozen struct would
+        The request is new and not shared yet: a changed copy of a frozen struct would
         cost ten times as much.
         """
         force_setattr(request, "client", self.name)
@@ -99,6 +100,6 @@ class Client:
 
 _OF_SERVER: dict[str, str] = {
     "score": "score",
-    "read": "read what concerns the whole server",
+    "read": "read about the whole server",
     "admin": "change the server",
 }

@@ -1,4 +1,4 @@
-"""Changes a clients file: a key is added, a key is taken out; whatever else people wrote stays as it is.
+"""Changes a clients file: a key is added or removed; all other text in it is unchanged.
 
 The standard library reads TOML and does not write it. So text is appended or cut out, and what came of it
 is read and compared with what was meant, before the file is replaced in one step.
@@ -26,7 +26,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) -> None:
-    """Write a key into the file, which is made where it is not there.
+    """Write a key into the file, which is created where it is missing.
 
     Args:
         client: who has it.
@@ -47,7 +47,9 @@ def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) 
                 grant.score, grant.read, grant.admin, grant.rate_per_s, grant.burst, grant.priority
             )
         elif grant is not None:
-            raise ConfigError(f"{file}: client {client!r} is there: change what it may do in the file")
+            raise ConfigError(
+                f"{file}: client {client!r} exists already: change its permissions in the file"
+            )
         else:
             entry = known[client]
         added += f"\n[[clients.{_name(client)}.keys]]\n{_key_text(key)}"
@@ -82,7 +84,7 @@ def remove_key(file: Path, client: str, id: str | None) -> KeyEntry:
 
 @contextlib.contextmanager
 def _changing(file: Path) -> Iterator[tuple[str, dict[str, ClientEntry]]]:
-    """The file's text and clients, while nobody else changes it."""
+    """The file's text and clients, under its lock."""
     try:
         folder = os.open(file.resolve().parent, os.O_RDONLY)
     except OSError as error:

@@ -64,7 +64,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written of a client beside its keys; a token's `hopline` claim has the same fields."""
+    """A client's entry without its keys; a token's `hopline` claim has the same fields."""
 
     score: Globs = ()
     read: Globs = ()
@@ -141,7 +141,7 @@ def _entry(name: str, values: Any, source: str) -> ClientEntry:
             hint = did_you_mean(unknown[0], ClientEntry.__struct_fields__) if unknown else ""
         raise ConfigError(f"{place}: {error}{hint}") from None
     if entry.burst is not None and entry.rate_per_s is None:
-        raise ConfigError(f"{place}: burst needs rate_per_s beside it")
+        raise ConfigError(f"{place}: burst needs rate_per_s too")
     return entry
 
 

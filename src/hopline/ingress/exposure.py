@@ -1,4 +1,4 @@
-"""Whether a server may listen where it is told to: strangers reach it only if that was asked for."""
+"""Whether a server may listen on its address: strangers reach it only if that was configured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_exposure(config: Config) -> None:
-    """Refuse to let anybody ask, unless told.
+    """Refuse to serve strangers without authentication, unless configured.
 
     Raises: ConfigError: settings that contradict each other, or an address that others reach while
-        nobody has to say who they are.
+        authentication is off.
     """
     auth, host = config.auth, config.server.host
     _check_auth(config)
@@ -57,14 +57,14 @@ def _check_auth(config: Config) -> None:
     auth = config.auth
     if auth.allow_anonymous and auth.enabled:
         raise ConfigError(
-            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, with which everybody says "
-            "who they are; set one or the other"
+            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, which turn "
+            "authentication on; set one or the other"
         )
     if auth.jwt_key_file is not None and auth.jwt_jwks_file is not None:
         raise ConfigError("auth.jwt_key_file: set it or auth.jwt_jwks_file, not both")
     for name in ("jwt_issuer", "jwt_audience"):
         if bool(getattr(auth, name)) > auth.tokens:
-            raise ConfigError(f"auth.{name}: needs auth.jwt_key_file or auth.jwt_jwks_file beside it")
+            raise ConfigError(f"auth.{name}: needs auth.jwt_key_file or auth.jwt_jwks_file too")
         if bool(getattr(auth, name)) < auth.tokens:
             raise ConfigError(
                 f"auth.{name}: has to be set for tokens: without it those of others would be taken for ours"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Credentials that are remembered; only valid ones are, so that nobody else can fill it.
+#: Cached credentials; only valid ones are cached, so that strangers cannot fill the cache.
 _MAX_REMEMBERED = 8192
 
 
@@ -41,7 +41,7 @@ class _Key(NamedTuple):
 
 
 class Gatekeeper:
-    """Knows who asks.
+    """Identifies and admits callers.
 
     Args:
         config: `auth.*`; on, see `AuthConfig.enabled`.
@@ -72,7 +72,7 @@ class Gatekeeper:
         self._clients: dict[str, Client] = {}
         #: digest -> whose key it is
         self._keys: dict[str, _Key] = {}
-        #: `sub` -> the client of the file that it stands for
+        #: `sub` -> the client of the file that it identifies
         self._subjects: dict[str, str] = {}
         #: What was presented -> who that is, apart by the way in which it was.
         self._by_authorization: dict[str | bytes, _Identified] = {}
@@ -92,7 +92,8 @@ class Gatekeeper:
         if authorization is None:
             if api_key is None:
                 raise Unauthenticated(
-                    "who asks? send an API key as x-api-key, or a key or token as authorization: Bearer …"
+                    "authentication required: send an API key as x-api-key, or a key or token as "
+                    "authorization: Bearer …"
                 )
             known, presented = self._by_api_key, api_key
         elif api_key is None:
@@ -119,7 +120,7 @@ class Gatekeeper:
             else:
                 self._take(clients)
                 renewed = True
-                logger.info("%d clients read anew from %s", len(clients), self._file.path)
+                logger.info("%d clients read again from %s", len(clients), self._file.path)
         if renewed:
             self._by_authorization.clear()
             self._by_api_key.clear()
@@ -155,7 +156,7 @@ class Gatekeeper:
         name = self._subjects.get(claims.subject)
         if name is not None:
             return _Identified(self._clients[name], claims.until)
-        # Apart from keys: a subject that happens to have a client's name has a bucket of its own.
+        # Separate from keys: a subject that happens to have a client's name has its own bucket.
         client = self._client(claims.subject, f"token {claims.subject}", claims.grant or Grant())
         return _Identified(client, claims.until)
 

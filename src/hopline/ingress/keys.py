@@ -1,9 +1,9 @@
 """API keys: made once, shown once, kept as a digest.
 
 A key is 256 random bits, so SHA-256 is enough to keep it by: slow, salted hashes are for passwords, which
-people choose and others can guess, while nobody finds one of 2^256 keys by trying, slowly or fast. A client
-is found by looking its key's digest up: how long that takes tells of the digest, from which nothing follows
-for the key, so that no comparison has to take constant time.
+people choose and others guess, while one of 2^256 keys cannot be found by trying, at any speed. A
+client is found by looking up its key's digest. The time of the look-up depends on the digest, which reveals
+nothing of the key, so no constant-time comparison is needed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _MAX_BUCKETS = 65_536
 
 
 class Rate(NamedTuple):
-    """How fast and how much at once.
+    """A rate, and how much of it may come in one burst.
 
     Attributes:
         per_s: requests a second, above 0.
@@ -30,7 +30,7 @@ class Rate(NamedTuple):
 
     @staticmethod
     def of(per_s: float | None, burst: int | None) -> Rate | None:
-        """A rate without a burst admits one second's worth at once; None where there is no limit."""
+        """A rate; without a burst it admits one second's worth in a burst. None where there is no limit."""
         if not per_s:
             return None
         # Slower ones than one in 1,000 s would not fit into 63 bits of nanoseconds.

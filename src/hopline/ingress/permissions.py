@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 #: `score` asks a model or pipeline, `read` looks at descriptions, statistics and metrics, `admin` changes
 #: what is served.
 Permission: TypeAlias = Literal["score", "read", "admin"]
-#: The model of what concerns the whole server, such as its metrics: only `*` stands for it.
+#: The model name for the whole server, such as its metrics: only `*` matches it.
 SERVER = ""
 ALL = ("*",)
 

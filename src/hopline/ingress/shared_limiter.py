@@ -78,7 +78,7 @@ class SharedLimits:
     """The buckets of all workers.
 
     Args:
-        file: mapped by all of them; made where it is not there. All zero bytes are no buckets.
+        file: mapped by all of them; created where it is missing. All zero bytes are no buckets.
         num_workers: how many share it.
     """
 

@@ -40,7 +40,7 @@ class TokenKey(NamedTuple):
 
 
 def read_keys(config: AuthConfig) -> dict[str, TokenKey]:
-    """Key id -> key; a key file's only key has the id "", which stands for any.
+    """Key id -> key; a key file's only key has the id "", which matches any.
 
     Raises: ConfigError: naming the setting and what is wrong.
     """

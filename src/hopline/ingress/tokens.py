@@ -61,7 +61,7 @@ class TokenVerifier:
         self._keys = read_keys(config)
 
     def tick(self) -> bool:
-        """Read the keys anew if their file has changed; whether there are new ones."""
+        """Read the keys again if their file has changed; whether there are new ones."""
         if not self._watched.changed():
             return False
         try:
@@ -69,7 +69,7 @@ class TokenVerifier:
         except ConfigError as error:
             logger.error("the token keys in force are kept: %s", error)
             return False
-        logger.info("token keys read anew from %s", self._watched.path)
+        logger.info("token keys read again from %s", self._watched.path)
         return True
 
     def verify(self, token: str) -> Claims:

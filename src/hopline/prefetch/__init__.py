@@ -1,1 +1,1 @@
-"""A process beside the workers that brings feature rows into their shared memory."""
+"""The prefetcher: a process that fetches feature rows into the workers' shared memory."""

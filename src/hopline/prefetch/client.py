@@ -4,9 +4,9 @@
      ▲                             │ ▲                                     │
      └──────── connection lost ────┘ └──────────── any message ────────────┘
 
-Only up is asked. Whatever was under way when it went down or silent comes back to its callers at once,
-who then fetch by themselves in the time they have left. An answer that is long in coming is no reason to
-despair, since the store may be slow: a ping tells a slow store from a prefetcher that has stopped.
+Only up is asked. Whatever was under way when it went down or silent comes back to its callers immediately,
+who then fetch the rows themselves in the time they have left. A late answer alone does not mean failure:
+the store may be slow, and a ping distinguishes a slow store from a stopped prefetcher.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 _MAX_PENDING = 64
 #: Of a caller's patience: until a ping, and then until the end of hope.
 _SHARE = 0.25
-#: With more absent rows to each seed than this, seeds are the shorter thing to say. With fewer, an
-#: state cache or L1 has most of the neighbourhood, and the prefetcher shall not fetch the rest of it.
+#: With more absent rows for each seed than this, the seeds are the shorter message. With fewer, the state
+#: cache or L1 has most of the neighbourhood, and the prefetcher must not fetch all of it.
 _ROWS_PER_SEED = 32
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
@@ -105,7 +105,7 @@ class PrefetcherClient:
             self,
             log=log,
             peer="the prefetcher",
-            consequence="this worker fetches by itself",
+            consequence="this worker fetches without it",
             first_pause_s=0.05,
             handshake_s=1.0,
         )
@@ -215,11 +215,11 @@ class PrefetcherClient:
             return
         self._silent = True
         self._link.problem = ""
-        log.warning("the prefetcher at %s is silent; this worker fetches by itself", self._path)
+        log.warning("the prefetcher at %s is silent; this worker fetches without it", self._path)
         self._give_up("silent")
 
     def _give_up(self, outcome: str) -> None:
-        """Send all callers away to fetch by themselves."""
+        """Have all callers fetch without the prefetcher."""
         self._lost_at = time.monotonic()
         self._up.set(0)
         sent, self._sent = self._sent, {}

@@ -1,8 +1,8 @@
-"""The prefetcher's end of the socket: resolves what workers ask about and brings the rows into L1.
+"""The prefetcher's end of the socket: resolves what workers request and fetches the rows into L1.
 
-One event loop serves all workers, so rows that several of them lack at once are one fetch of the
-feature client. A message is answered when its rows are in L1 or its worker's patience is over; rows that
-come later reach L1 all the same.
+One event loop serves all workers, so rows that several of them lack at the same time are one fetch of
+the feature client. A message is answered when its rows are in L1 or its worker's patience is over; rows
+that come later still reach L1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHARE = 0.9
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since somebody last looked.
+    """Counts since they were last read.
 
     Attributes:
         messages, problems: answered, and those of them with nothing but a problem.
@@ -56,7 +56,7 @@ class Counts:
     longest_s: float = 0.0
 
 
-class Tally(FeatureMetrics):
+class FetchCounts(FeatureMetrics):
     """Metrics of fetching that also count rows and calls over all stores, since the start."""
 
     num_rows = 0
@@ -82,10 +82,10 @@ class PrefetchServer:
         neighborhoods: (model, version) -> what its seeds read.
         identity: that workers must have, too.
         num_nodes: node type -> ids are below this.
-        tally: of what is fetched.
+        counts: of what is fetched.
 
     Attributes:
-        counts: see there; set a fresh one to begin anew.
+        counts: see there; set a fresh one to start again.
         num_workers: that are connected.
     """
 
@@ -95,14 +95,14 @@ class PrefetchServer:
         neighborhoods: Mapping[tuple[str, str], Neighborhood],
         identity: wire.Identity,
         num_nodes: Mapping[str, int],
-        tally: Tally,
+        fetch_counts: FetchCounts,
     ) -> None:
         self.counts = Counts()
         self._l1_rows = l1_rows
         self._neighborhoods = neighborhoods
         self._identity = identity
         self._num_nodes = num_nodes
-        self._tally = tally
+        self._fetch_counts = fetch_counts
         self._told_rows = self._told_calls = 0
         self._listener: asyncio.Server | None = None
         self._path: Path | None = None
@@ -201,9 +201,12 @@ class PrefetchServer:
         counts.seconds += took
         counts.longest_s = max(counts.longest_s, took)
         if not writer.is_closing():
-            tally = self._tally
-            done.num_rows, self._told_rows = tally.num_rows - self._told_rows, tally.num_rows
-            done.num_calls, self._told_calls = tally.num_calls - self._told_calls, tally.num_calls
+            fetch_counts = self._fetch_counts
+            done.num_rows, self._told_rows = fetch_counts.num_rows - self._told_rows, fetch_counts.num_rows
+            done.num_calls, self._told_calls = (
+                fetch_counts.num_calls - self._told_calls,
+                fetch_counts.num_calls,
+            )
             counts.rows += done.num_rows
             counts.calls += done.num_calls
             writer.write(wire.frame(done))
@@ -244,7 +247,7 @@ class PrefetchServer:
         return done
 
     def _resolve(self, seeds: wire.Seeds, lacking: dict[str, list[IdArray]]) -> str:
-        """Add what seeds lack; returns why that cannot be told, "" where it can."""
+        """Add the rows that seeds lack; returns why they cannot be determined, or ""."""
         neighborhood = self._neighborhoods.get((seeds.model, seeds.version))
         if neighborhood is None:
             return f"the prefetcher has no model {seeds.model}/{seeds.version}"
@@ -266,7 +269,7 @@ class PrefetchServer:
         return wire.unpack(data, self._num_nodes[node_type])
 
     def _gone(self, node_type: str, ids: IdArray, brought: FetchResult) -> IdArray:
-        """Of `ids`, those that were not brought and that nobody else has brought."""
+        """Of `ids`, those that were neither fetched here nor by another process."""
         left = np.setdiff1d(ids, brought.ids, assume_unique=True)
         gone: IdArray = left[self._l1_rows[node_type].cache.probe(left, time.monotonic())]
         return gone

@@ -84,7 +84,7 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
         lacking: node type -> int64 ids of rows that could not be had.
         reason: why.
         problem: why nothing was done at all; "" where it was.
-        num_rows, num_calls: rows that came since the last answer to anybody, and calls to stores (round
+        num_rows, num_calls: rows that came since the last answer to any worker, and calls to stores (round
             trips); added up over all answers, neither is counted twice.
     """
 

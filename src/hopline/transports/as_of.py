@@ -11,7 +11,7 @@ EXAMPLE = "2011-03-13T07:06:40Z"
 _ISO = re.compile(
     r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?([Zz]|[+-]\d{2}:?\d{2})?)?", re.ASCII
 )
-#: Floats at or beyond it may stand for several integers.
+#: Floats at or beyond it may represent several integers.
 _EXACT = 2**53
 
 

@@ -1,4 +1,4 @@
-"""Threads on which large and compressed bodies are decompressed and counted, beside the event loop."""
+"""Threads that decompress and count large and compressed bodies, off the event loop."""
 
 from __future__ import annotations
 

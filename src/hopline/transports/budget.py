@@ -7,7 +7,7 @@ class Budget:
     """Bytes of large requests that are not answered yet, over all connections.
 
     A request reserves what arrives of it before the bytes are stored; an announced length reserves nothing,
-    or a few bytes could block all large requests. A request that finds no room is refused at once (503,
+    or a few bytes could block all large requests. A request that finds no room is refused immediately (503,
     RESOURCE_EXHAUSTED): waiting for room could not end, since every sender might hold a part and need the
     rest.
 

@@ -1,4 +1,4 @@
-"""What a caller may know of a failure that nobody expected."""
+"""What a caller may learn of an unexpected failure."""
 
 from __future__ import annotations
 

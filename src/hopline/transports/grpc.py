@@ -1,7 +1,7 @@
 """gRPC: `inference.GRPCInferenceService` and `grpc.health.v1.Health` on the server's event loop.
 
 Knows messages and calls. Tensors and requests are translated by `oip.py`, as they are for HTTP. An error's
-stable code travels in the trailing metadata `hopline-error`, and `retry-after-ms` beside it.
+stable code travels in the trailing metadata `hopline-error`, and `retry-after-ms` next to it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GrpcApp:
 
     Args:
         service: what answers.
-        gate: knows who asks; None lets everybody in.
+        gate: identifies callers; None admits all.
         traces: whether requests belong to the trace that their call names.
         max_nodes: nodes, pairs or rows of one request.
     """
@@ -172,7 +172,7 @@ class GrpcApp:
     def _work(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         """Answer a call in a task, which ends where its client gives it up."""
         task = asyncio.get_running_loop().create_task(work)
-        # Tasks that nobody holds may be collected before they have run.
+        # Tasks without a reference may be collected before they have run.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         call.on_gone = task.cancel
@@ -207,7 +207,7 @@ class GrpcApp:
         call: Call,
         data: bytes,
     ) -> None:
-        """The same of a method that answers again and again."""
+        """As the above, for a method that streams its answers."""
         try:
             asked = _parsed(request, data)
             check_names(asked)
@@ -257,7 +257,7 @@ class GrpcApp:
                 response = message("inference.ModelInferResponse")()
                 fill_response(response, request_id, outcome)
                 answer = response.SerializeToString()
-            except Exception as error:  # of this answer; whoever delivers has others to deliver
+            except Exception as error:  # of this answer; its deliverer has others to deliver
                 self.fail(call, error, request_id)
                 return
             self._count(StatusCode.OK)
@@ -472,7 +472,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise BadRequest(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
+        raise BadRequest(f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from None
 
 
 @functools.cache

@@ -33,7 +33,7 @@ class GrpcGuard:
     """Lets calls in.
 
     Args:
-        gate: knows who asks.
+        gate: identifies callers.
         permission_of: what a method asks for, by its name.
     """
 
@@ -42,8 +42,8 @@ class GrpcGuard:
         self._permission_of = permission_of
 
     def enter(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
-        """Who calls, before a message has come; None where nobody has to say. What does not depend on the
-        message is checked, and the call is counted.
+        """The caller, before a message has come; None where calls are anonymous. Checks what does not
+        depend on the message, and counts the call.
 
         Args:
             method: its name.
@@ -57,7 +57,7 @@ class GrpcGuard:
         return client
 
     def recognise(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
-        """The same of a call that carries many requests: each is admitted and counted by itself.
+        """As `enter`, for a call that carries many requests: each is admitted and counted separately.
 
         Raises: Unauthenticated, PermissionDenied.
         """

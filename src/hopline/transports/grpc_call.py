@@ -90,14 +90,16 @@ Metadata: TypeAlias = Iterable[tuple[str, str]]
 
 
 class Call:
-    """Args:
-        endpoint: limits, and whom to tell that a call ended by itself.
+    """One gRPC call on an HTTP/2 stream.
+
+    Args:
+        endpoint: limits, and what is notified when a call ends without its handler.
         stream: its stream.
         method: that is called.
         head: metadata and more.
 
     Attributes:
-        client: who calls, where `Method.admit` has told.
+        client: the caller, once `Method.admit` has identified it.
         deadline: on the monotonic clock, in seconds; None without one.
         is_heard: whether a client that streams has sent all it has to.
         listener: of a client that streams.
@@ -204,7 +206,7 @@ class Call:
         Args:
             code: of the status.
             text: for people.
-            trailers: metadata beside it, of ASCII.
+            trailers: further metadata, ASCII.
         """
         if self._finished:
             return
@@ -258,7 +260,7 @@ class Call:
             return
         try:
             self._take(data, is_last)
-        except Exception as error:  # the boundary of a call: the others of its connection go on
+        except Exception as error:  # the boundary of a call: others on its connection continue
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -276,7 +278,7 @@ class Call:
             on_gone()
 
     def _forget(self) -> None:
-        """Drop what came, and those who are told: what refers to this call waits for the collector else."""
+        """Drop the message and all callbacks: a reference cycle would wait for the garbage collector."""
         self.on_gone = self.listener = self._message = self._next = None
         self._kept = bytearray()
         if self._unpacking is not None:
@@ -354,7 +356,7 @@ class Call:
             self._keep(data)
 
     def _size(self, data: bytes | bytearray) -> int | None:
-        """Of the message that data begins with, its prefix included; None where that is not told yet."""
+        """Size of the message at the start of data, with its prefix; None where too few bytes have come."""
         if len(data) < PREFIX_BYTES:
             return None
         size = int.from_bytes(data[1:PREFIX_BYTES], "big")
@@ -467,10 +469,10 @@ class Call:
         Args:
             flag: whether it is compressed.
             message: as it came.
-            done: called with it, or with what is wrong with it: at once where it is small, else later,
+            done: called with the message or its error: immediately where it is small, else later,
                 unless the call ends before.
 
-        Raises: CallError: it cannot be told how.
+        Raises: CallError: its encoding is unknown.
         """
         if not flag:
             done(message)

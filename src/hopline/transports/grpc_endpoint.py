@@ -16,7 +16,7 @@ from hopline.transports.http2_stream import Stream
 from hopline.transports.http_lane import LowPriorityReads
 from hopline.transports.turns import Turns
 
-#: Connections of one client that come together are not told to go together.
+#: Jitter: connections opened together get different maximum ages.
 _SPREAD = 0.2
 
 
@@ -27,11 +27,11 @@ class GrpcEndpoint:
         methods: by path.
         fail: ends a call with a failure.
         max_message_bytes: longer messages are refused.
-        connection_age_s: a client is told to connect anew after this.
+        connection_age_s: a connection older than this is asked to reconnect.
         read_timeout_s: a request must have arrived whole by then.
         is_pressed: see `LowPriorityReads`.
         budget: of the process, for requests that are not answered; None makes one of four messages.
-        turns: whose turn it is to go on; None makes one.
+        turns: fair turns between connections; None creates them.
 
     Attributes:
         connections: that are open.
@@ -40,7 +40,7 @@ class GrpcEndpoint:
         lane: of those whose last answer was a refusal.
         turns: as given.
         unpacker: of compressed messages.
-        closing: whether new connections are told at once to go.
+        closing: whether new connections are asked to close immediately.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class GrpcEndpoint:
         self.lane = LowPriorityReads(is_pressed)
         self.turns = turns or Turns()
         self.now = 0.0
-        text = (
-            b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has a port of its own\n"
-        )
+        text = b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has its own port\n"
         self.not_http2 = (
             b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (len(text), text)
@@ -102,7 +100,7 @@ class GrpcEndpoint:
         return call
 
     def age_of(self, connection: Http2Connection) -> float:
-        """Seconds until a connection is told to go; not the same for all."""
+        """Seconds until a connection is asked to close; differs between connections."""
         share = hash(connection) // 16 % 64 / 64
         return self._connection_age_s * (1.0 - _SPREAD / 2 + _SPREAD * share)
 
@@ -148,7 +146,7 @@ _NO_HEAD = head_of(())
 
 
 def _refusal(head: Head) -> bytes | None:
-    """The whole answer to what is no call of gRPC."""
+    """The whole answer to a request that is not a gRPC call."""
     if head.get(b":method") != b"POST":
         return block_of([(b":status", b"405"), (b"allow", b"POST")])
     if not head.get(b"content-type", b"").startswith(b"application/grpc"):

@@ -71,6 +71,6 @@ def grpc_code(
     """The code of an error; a subclass without its own line has its parent's.
 
     Args:
-        codes: by class; of an application with errors of its own.
+        codes: by class; of an application with its own errors.
     """
     return next(codes[cls] for cls in type(error).__mro__ if cls in codes)

@@ -65,7 +65,7 @@ class RequestReader:
         try:
             request = self._outer.FromString(data)
         except DecodeError:
-            raise BadRequest(f"{len(data)} bytes that are no ModelInferRequest") from None
+            raise BadRequest(f"{len(data)} bytes are not a valid ModelInferRequest") from None
         if len(request.inputs) > _INPUTS:
             check_share(
                 "the request",
@@ -86,8 +86,8 @@ class RequestReader:
             request: an OuterInferRequest.
 
         Raises:
-            BadRequest: both forms at once, contents that do not match, parameters that are not known, or
-                what is no input.
+            BadRequest: both forms in one request, contents that do not match, or unknown parameters or
+                inputs.
         """
         inputs, raw = request.inputs, request.raw_input_contents
         if not raw:
@@ -101,7 +101,7 @@ class RequestReader:
         """Names of the outputs that are asked for.
 
         Raises:
-            BadRequest: parameters that are not known, or what is no output.
+            BadRequest: unknown parameters or outputs.
             RequestTooLarge: more than any model has.
         """
         if len(request.outputs) > _MAX_OUTPUTS:
@@ -147,7 +147,7 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _head(item: Any) -> TensorHead:
     if item.HasField("contents"):
-        raise BadRequest(f"input {quoted(item.name)} has contents beside raw_input_contents")
+        raise BadRequest(f"input {quoted(item.name)} has contents, and raw_input_contents is set too")
     return tensor_head(item.name, item.datatype, item.shape)
 
 

@@ -123,7 +123,7 @@ class InferStream(Listener):
             self.call.drop()
 
     def _give_up(self) -> None:
-        """Nobody reads answers any more."""
+        """The client no longer reads answers."""
         if self._is_over:
             return
         self._is_over = True
@@ -256,7 +256,7 @@ class InferStream(Listener):
         try:
             steps.permit(request)
             place.ticket = steps.submit(steps.translate(request), deliver)
-        except Exception as error:  # the boundary of a request: the others of the stream go on
+        except Exception as error:  # the boundary of a request: others of the stream continue
             deliver(as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)"))
 
     async def _begin_large(self, place: _Place, data: bytes) -> None:
@@ -279,7 +279,7 @@ class InferStream(Listener):
         self._go_on()
 
     def _take_place(self, place: _Place, request: Any) -> Deliver:
-        """The next place in the order of answers; returns what the request's outcome is told to."""
+        """The next place in the order of answers; returns the callback for the request's outcome."""
         self._places.append(place)
         self._num_begun_bytes += place.num_bytes
         respond = self._steps.respond
@@ -287,11 +287,11 @@ class InferStream(Listener):
         def deliver(outcome: ScoreResult | HoplineError) -> None:
             try:
                 place.answer = respond(request, outcome)
-            except Exception as error:  # of this answer; whoever delivers has others to deliver
+            except Exception as error:  # of this answer; its deliverer has others to deliver
                 known = as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)")
                 place.answer = respond(request, known)
             if self._places and self._places[0] is place and not self._going_on:
-                # Whoever delivers has others to deliver: what is begun instead waits for its turn.
+                # The deliverer has others to deliver: what starts next waits for its turn.
                 self._answer()
                 if self.call.has_more and not self._stopped and not self._is_full():
                     self._wait()

@@ -1,4 +1,4 @@
-"""Compressed messages, unpacked: small ones at once, others in a thread, one at a time.
+"""Unpacks compressed messages: small ones immediately, others on a thread, one at a time.
 
 Sixty-four KiB may become sixty-four MiB, which takes a tenth of a second. zlib lets other threads run
 meanwhile. One at a time is enough for what is sent compressed, and bounds memory and processor time. The
@@ -19,8 +19,8 @@ from hopline.transports.failure import without_frames
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
 
-#: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked at once: some
-#: tenths of a millisecond.
+#: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked immediately:
+#: some tenths of a millisecond.
 _SMALL_BYTES = 4 * 1024
 _SMALL_CONTENT_BYTES = 64 * 1024
 #: Deflate makes at most 258 bytes out of two bits.

@@ -58,7 +58,7 @@ from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
-#: Resolved targets kept; beyond it the table starts anew, so that made-up names cannot fill memory.
+#: Cached resolved targets; beyond it the cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
@@ -82,7 +82,7 @@ class HttpApp:
     Args:
         service: what answers.
         config: limits.
-        gate: knows who asks; None lets everybody in.
+        gate: identifies callers; None admits all.
 
     Attributes:
         draining: readiness says no, while requests are still served.
@@ -413,7 +413,7 @@ class HttpApp:
             case ["v1", "graph"]:
                 return Route(self._graph, _READ, oip=False)
             case ["v1", "graph", "events"]:
-                return Route(self._events, post, oip=False)  # counts by itself
+                return Route(self._events, post, oip=False)  # counts its events itself
             case ["v1", "rollouts"]:
                 return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_change)
             case ["v1", "rollouts", model]:

@@ -1,6 +1,6 @@
 """Which streams of a connection there were, and which of those may still be sent to (RFC 9113, 5.1).
 
-A stream that was ended here while its client was still sending may get frames that were on their way. A
+A stream that was reset here while its client was still sending may get frames that were in flight. A
 frame for any other closed stream is a fault of the client.
 """
 
@@ -15,8 +15,10 @@ _MAX_GAPS = 64
 
 
 class ClosedStreams:
-    """Attributes:
-    last: the largest id that was used; 0 before the first.
+    """The closed streams of a connection, and how each was closed.
+
+    Attributes:
+        last: the largest id that was used; 0 before the first.
     """
 
     __slots__ = ("_discarded", "_gaps", "last")
@@ -41,7 +43,7 @@ class ClosedStreams:
         return any(start < number < end for start, end in self._gaps)
 
     def discard(self, number: int) -> None:
-        """The stream was ended here, and its client may not know yet."""
+        """The stream was reset here, and its client may not know yet."""
         if len(self._discarded) >= _MAX_DISCARDED:
             del self._discarded[next(iter(self._discarded))]
         self._discarded[number] = None

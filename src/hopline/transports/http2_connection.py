@@ -6,7 +6,7 @@ its end is not in order: see docs/log.md. Header blocks are read by a library (h
 
 Handled here: flow control in both directions, limits on heads, streams and resets, an end in order
 (announced, confirmed by the client, and only then final), slow readers, connections that came of age,
-and turns: what came at once is read for a bounded time, then others are (`turns.py`).
+and turns: a burst is read for a bounded time, then other connections are (`turns.py`).
 
 This file is long because every kind of frame, and every way in which a connection ends, changes one state.
 """
@@ -75,9 +75,9 @@ _MAX_RESETS = 10 * MAX_STREAMS
 _MAX_SETTINGS = 100
 #: Frames that one head may be cut into.
 _MAX_CONTINUATIONS = 64
-#: From our last byte to the client's, in seconds: closing at once would reset what it has not read.
+#: From our last byte to the client's, in seconds: closing immediately would reset what it has not read.
 _LINGER_S = 5.0
-#: Whoever has not confirmed the end by then is not there any more, whatever it waits for, in seconds.
+#: A client that has not confirmed the end by then is gone, whatever it waits for, in seconds.
 _GONE_S = 20.0
 #: A first line of HTTP/1.1 that is not longer is read to its end, to be answered.
 _LINE_BYTES = 4096
@@ -99,7 +99,7 @@ class Http2Error(Exception):
     """What a client did that its connection does not outlive.
 
     Attributes:
-        code: that it is told.
+        code: error code for the client.
     """
 
     def __init__(self, code: ErrorCode, text: str) -> None:
@@ -147,7 +147,7 @@ class Http2Connection(asyncio.Protocol):
         self._has_confirmed = False
         self.is_final = False
         self.is_late = False
-        #: Whether what came is not all read, and goes on later.
+        #: Whether received bytes are left to be read later.
         self._is_waiting = False
         self._is_paused = self.is_blocked = False
         self._closed = False
@@ -245,7 +245,7 @@ class Http2Connection(asyncio.Protocol):
                 self._endpoint.turns.wait(self)
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what waited in the lane, and go on reading."""
+        """Read what waited in the lane, then continue to read."""
         self.is_late = False
         self.go_on(data)
 
@@ -285,7 +285,7 @@ class Http2Connection(asyncio.Protocol):
                 self._out[:] = [self._endpoint.not_http2]
             return len(data)
         self._greeted = True
-        self.write(_HELLO)  # not before: who speaks something else could not read what it is told
+        self.write(_HELLO)  # not before: another protocol's client could not read it
         if self._ending_since is not None:
             self._announce("the server is shutting down")
         return len(PREFACE)
@@ -392,7 +392,7 @@ class Http2Connection(asyncio.Protocol):
             self._take_late_head(flags, number)
             return
         if self.is_final:
-            return  # told that it is not taken
+            return  # it was refused
         if self.num_resets > _MAX_RESETS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
         closed.open(number)
@@ -419,7 +419,7 @@ class Http2Connection(asyncio.Protocol):
                 receiver.data(b"", True)
 
     def _take_late_head(self, flags: int, number: int) -> None:
-        """Fields for a stream that is closed: the trailers of one that was ended here, or a fault."""
+        """Fields for a stream that is closed: the trailers of one that was reset here, or a fault."""
         closed = self._closed_streams
         if closed.takes(number, is_last=bool(flags & END_STREAM)):
             return
@@ -555,7 +555,7 @@ class Http2Connection(asyncio.Protocol):
     def _check_known(self, number: int, what: str) -> None:
         """Frames of streams that have ended may still come; of those that never were, not."""
         if number == 0 or (self._closed_streams.is_idle(number) and not self.is_final):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which is none")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which does not exist")
 
     # For streams
 
@@ -567,7 +567,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def queue(self, stream: Stream, *, is_through: bool) -> None:
-        """Go on with a stream when the connection may send more, if that is what it waits for."""
+        """Continue a stream when the connection may send more, if it waits for that."""
         self._blocked.pop(stream, None)
         if not is_through and stream.send_window > 0:
             self._blocked[stream] = None
@@ -595,7 +595,7 @@ class Http2Connection(asyncio.Protocol):
     # Time and closing
 
     def check_time(self, now: float) -> None:
-        """Once a second: whom to let go, or to give up."""
+        """Once a second: close or abandon connections that are due."""
         self.num_resets = self._num_settings = 0
         if self._closed:
             self._check_end(now)
@@ -613,7 +613,7 @@ class Http2Connection(asyncio.Protocol):
             if now > self._since + endpoint.age_of(self):
                 self.begin_close("max_age")
         elif not self.is_final and now > self._ending_since + _LINGER_S:
-            self._make_final()  # nobody confirms: it may be gone
+            self._make_final()  # not confirmed: the client may be gone
         elif not self._has_confirmed and now > self._ending_since + _GONE_S:
             self._transport.abort()
 

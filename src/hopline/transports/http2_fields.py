@@ -21,7 +21,7 @@ _OF_CONNECTIONS = frozenset(
 _PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
 #: Fields that mean nothing if they are there twice.
 _SINGLE = _PSEUDO | {b"content-length", b"host", b"te"}
-#: More digits than that stand for no length that there is; Python refuses to read 4,300.
+#: A valid length has no more digits than that; Python refuses to read 4,300.
 _MAX_DIGITS = 18
 _SLASH = ord("/")
 #: Fields that are right whatever others there are, of any connection: most of a request were seen before.
@@ -115,7 +115,7 @@ def _value_fault(name: bytes, value: bytes) -> str:
 
 
 def _unusual_fault(head: Mapping[bytes, bytes]) -> str:
-    """What is wrong with fields beside others, of a head whose names and values are right by themselves."""
+    """What is wrong with combinations of fields, where each name and value alone is right."""
     method, path, authority = head.get(b":method"), head.get(b":path"), head.get(b":authority")
     if method == b"CONNECT":  # 8.5
         is_right = authority and path is None and b":scheme" not in head

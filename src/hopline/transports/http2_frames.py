@@ -38,9 +38,9 @@ MAX_HEADER_LIST_SIZE: Final = 6
 
 #: The largest window, and the largest stream id.
 MAX_WINDOW: Final = 2**31 - 1
-#: The window of a connection, and of its streams, before anybody said otherwise.
+#: The initial window of a connection and of its streams (RFC 9113, 6.9.2).
 DEFAULT_WINDOW: Final = 65_535
-#: The longest payload that everybody has to take.
+#: The longest payload that every peer must accept.
 DEFAULT_FRAME_SIZE: Final = 16_384
 HEAD_BYTES: Final = 9
 
@@ -51,7 +51,7 @@ SETTING = struct.Struct(">HI")
 
 
 class ErrorCode(IntEnum):
-    """Why a stream, or a connection, is ended."""
+    """Why a stream or a connection is closed."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1

@@ -1,7 +1,7 @@
 """Header blocks of HTTP/2 (HPACK, RFC 7541). Decoding is the library's; blocks seen before are known.
 
-A client that asks the same thing again and again sends the same few bytes, which stand for entries of its
-table. While nothing enters or leaves that table, the same bytes mean the same headers.
+A client that repeats a request sends the same few bytes, which refer to entries of its table.
+ While nothing enters or leaves that table, the same bytes mean the same headers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_RESIZES = 16
 
 
 class Head(dict[bytes, bytes]):
-    """Names in lower case, pseudo-headers among them; a header that comes twice is a list.
+    """Names in lower case, pseudo-headers among them; a repeated header is a list.
 
     Attributes:
         fault: why this is not the head of a request; "" where it is.
@@ -118,5 +118,5 @@ def _num_resizes(block: bytes) -> int:
 
 
 def block_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block that means the same whatever the reader's table holds, and leaves it as it is."""
+    """A block that means the same whatever the reader's table holds, and does not change the table."""
     return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))

@@ -11,18 +11,20 @@ from hopline.transports.budget import Budget
 
 #: Bytes of a connection's requests that need not be reserved.
 FREE_BYTES: Final = 64 * 1024
-#: What is reserved at a time, at least, and what is given back at a time.
+#: Bytes reserved at a time, at least, and released at a time.
 _STEP_BYTES = 256 * 1024
 
 
 class Held:
-    """Args:
+    """Bytes that one connection holds of the process's budget.
+
+    Args:
         budget: of the process.
 
     Attributes:
         num_bytes: of requests that are not answered.
         num_arriving: those of them whose requests are not whole, or have not been begun with.
-        num_allowed: bytes that may be held by now. Below it, holders count `num_bytes` by themselves.
+        num_allowed: bytes that may be held by now. Below it, holders only count `num_bytes`.
     """
 
     __slots__ = ("_budget", "num_allowed", "num_arriving", "num_bytes")
@@ -43,7 +45,7 @@ class Held:
         return False
 
     def shrink(self) -> None:
-        """Give back what is not needed any more."""
+        """Release what is no longer needed."""
         keep = max(FREE_BYTES, self.num_bytes)
         if keep == FREE_BYTES or self.num_allowed - keep > 2 * _STEP_BYTES:
             self._budget.give_back(self.num_allowed - keep)

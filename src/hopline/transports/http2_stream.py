@@ -33,7 +33,7 @@ class Receiver(Protocol):
         """A piece of what the client sends; nothing comes behind the last one."""
 
     def gone(self) -> None:
-        """The client, or its connection, gave the stream up: nobody reads an answer."""
+        """The client or its connection abandoned the stream: no answer is read."""
 
     def sent(self) -> None:
         """All that was written has left for the client."""
@@ -43,8 +43,10 @@ class Receiver(Protocol):
 
 
 class Stream:
-    """Args:
-        connection: that it is of.
+    """One HTTP/2 stream.
+
+    Args:
+        connection: its connection.
         number: its id.
         send_window: bytes that the client takes.
 
@@ -55,7 +57,7 @@ class Stream:
         num_held: bytes of it that are stored, reserved in the connection's `held`.
         num_arriving: those of them that nothing was begun with.
         content_left: bytes that its head announced and that have not come; None where it says nothing.
-        is_open: until everything was sent, or somebody gave it up.
+        is_open: until everything was sent, or either side abandoned it.
         num_pending: bytes that wait until the client takes more.
     """
 
@@ -143,7 +145,7 @@ class Stream:
         return True
 
     def keep_arriving(self, num_bytes: int, limit: int) -> bool:
-        """The same of a request that is not whole, or waits; not above a limit for the connection."""
+        """As the above, for a request that is incomplete or waits; not above a limit for the connection."""
         held = self._held
         if held.num_arriving + num_bytes > limit or not self.keep(num_bytes):
             return False
@@ -173,7 +175,7 @@ class Stream:
     # What the client gets
 
     def send(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        """Send what is not empty, in this order, as far as the client takes it; the rest follows by itself.
+        """Send what is not empty, in this order, as far as the client accepts it; the rest follows later.
 
         Args:
             headers: a block.
@@ -275,7 +277,7 @@ class Stream:
             self.abandon()
 
     def abandon(self) -> None:
-        """Forget it, and what it is about: nobody reads an answer."""
+        """Forget the stream and its request: no answer is read."""
         receiver = self.receiver
         self.close()
         if receiver is not None:

@@ -29,7 +29,7 @@ class Access(NamedTuple):
             client may read.
         change: permission for every other method.
         model: what it is about; `SERVER` for the whole.
-        open: nobody has to say who they are.
+        open: no authentication is needed.
     """
 
     tell: Permission | None = "read"
@@ -75,7 +75,7 @@ class Guard:
     """Lets requests in.
 
     Args:
-        gate: knows who asks.
+        gate: identifies callers.
         access_of: what a path asks for, by its parts.
 
     Attributes:
@@ -87,7 +87,7 @@ class Guard:
         self.access_of = access_of
 
     def admit(self, request: Request, access: Access) -> None:
-        """Write into the request who asks, and count it.
+        """Store the caller in the request, and count it.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
@@ -96,7 +96,7 @@ class Guard:
             client.admit()
 
     def know(self, request: Request, access: Access) -> Client:
-        """Who asks, if they may; the body need not have come.
+        """The caller, if allowed; the body need not have come.
 
         Raises: Unauthenticated, PermissionDenied.
         """
@@ -108,7 +108,7 @@ class Guard:
         return client
 
     def recognised(self, request: Request) -> Client | None:
-        """Who asks for what is open to all, where they say so; None for a stranger."""
+        """The caller of an open route, where it sends credentials; None for an anonymous one."""
         headers = request.headers
         try:
             return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
@@ -134,7 +134,7 @@ def named_model(body: bytes) -> str:
 
 
 def client_of(request: Request) -> Client:
-    """Who asks, of a request that a guard let in."""
+    """The caller of a request that the guard admitted."""
     client = request.client
     assert isinstance(client, Client)
     return client

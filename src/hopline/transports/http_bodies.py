@@ -1,4 +1,4 @@
-"""Bodies that are too large to be read in one go: decompressed and counted on a thread, beside the loop.
+"""Bodies that are too large to be read in one go: decompressed and counted on a thread, off the loop.
 
         body ── small ─────────────────────────────────────────▸ decoded, on the loop
           └──── large or compressed ──▸ thread: decompress, count ──▸ refused, or decoded as above
@@ -35,7 +35,7 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
     """Count a JSON body.
 
     Raises:
-        BadRequest: a name comes twice in an object.
+        BadRequest: a name is repeated in an object.
         RequestTooLarge: it holds more than its sender's share.
     """
     text = json_part(body, headers.get(b"inference-header-content-length"))
@@ -71,7 +71,7 @@ def check_score(max_nodes: int) -> Check:
 
 
 def is_small(request: Request) -> bool:
-    """Whether a request's body can be decoded at once; decompresses one that is small in any case.
+    """Whether a request's body can be decoded immediately; decompresses a small one in any case.
 
     Raises: BadRequest, UnsupportedEncoding: it cannot be decompressed.
     """
@@ -105,7 +105,7 @@ class Reading(Pending):
     """The answer to a request whose body is still being read.
 
     Args:
-        reading: is done when the body is there.
+        reading: is done when the body is complete.
         answer: answers the request then, whatever became of that; never raises.
     """
 

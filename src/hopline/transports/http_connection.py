@@ -2,7 +2,7 @@
 
 Knows HTTP, nothing of models. It replaces uvicorn's ASGI cycle, because that cycle alone (a scope, a
 task and two awaited sends for each request) costs more than scoring a node does: see
-`benchmarks/transports.py`. A handler answers at once or hands back a future; only then is there
+`benchmarks/transports.py`. A handler answers immediately or returns a future; only then is there
 anything to wait for, and closing the connection cancels that future.
 
 Parsing is llhttp's (httptools). Handled here: keep-alive, pipelining in order, `Expect: 100-continue`,
@@ -48,7 +48,7 @@ _MAX_STARTED = 16
 #: Bytes that the parser gets at a time, unless it reads a body of known length: some 70 of the shortest
 #: requests.
 _PIECE_BYTES = 2048
-#: A read that fills most of the event loop's buffer: more is there.
+#: A read that fills most of the event loop's buffer: more has arrived.
 _LONG_READ_BYTES = 128 * 1024
 #: A chunked body's framing may be as long as the body and this: chunks of one byte are six bytes each.
 _MAX_FRAMING_BYTES = 1 << 20
@@ -56,15 +56,15 @@ _MAX_FRAMING_BYTES = 1 << 20
 _JOIN_BYTES = 64 * 1024
 
 _KEEP = b"connection: keep-alive\r\n"
-#: How long a refused sender may go on sending before the connection is cut, in seconds: closing at
-#: once would reset the connection and the client would never read why.
+#: How long a refused sender may continue to send before the connection is closed, in seconds: closing
+#: immediately would reset the connection, and the client would never read why.
 _LINGER_S = 5.0
 #: Bodies above this need room in the budget, and are read only from clients who may send them.
 _SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: A client that closed looks like one that only sends no more, until something is written to it. An answer
 #: that takes longer than this many seconds is preceded by `_NUM_PROBES` interim responses, which clients
-#: skip (RFC 9110, 15.2): a client that is gone refuses the first one, and the next write says so.
+#: skip (RFC 9110, 15.2): a client that is gone refuses the first one, and the next write fails.
 _PROBE_AFTER_S = 1.0
 _NUM_PROBES = 2
 _STATUS_LINES = {
@@ -135,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
         """Start."""
         self._transport = transport
         if transport.get_extra_info("sslcontext") is None:
-            # Answers leave at once, not at the end of the loop's turn with those still to be made.
+            # Answers leave immediately, not at the end of the loop's turn with those still to be made.
             # (An encrypted transport with this limit would pause for ever.)
             self._transport.set_write_buffer_limits(high=0)
         self._endpoint.connections.add(self)
@@ -287,7 +287,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, "the chunks of the body are too small: their framing is longer than they are")
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what waited in the lane, and go on reading."""
+        """Read what waited in the lane, then continue to read."""
         self._is_late = False
         self.data_received(data)
         self._start_waiting()
@@ -343,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or a trailer, which stands for nothing here (RFC 9110, 6.5.1)."""
+        """One header, or a trailer, which is ignored (RFC 9110, 6.5.1)."""
         if self._closed:
             return
         self._num_headers += 1
@@ -390,7 +390,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(_CONTINUE)
 
     def _is_screened(self, length: bytes | None) -> bool:
-        """Refuse a body that is large, or of unknown length, of somebody who may not ask; was it?"""
+        """Refuse a large body, or one of unknown length, without permission; True if refused."""
         screen, headers = self._endpoint.screen, self._headers
         if screen is None:
             return False
@@ -513,7 +513,7 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.spinner.num_pending += 1
 
     def _answered(self, pending: Pending) -> None:
-        """Send the response that has come, and go on."""
+        """Send the response that has come, and continue."""
         request = self._current
         assert pending is self._pending
         assert request is not None
@@ -528,7 +528,7 @@ class HttpConnection(asyncio.Protocol):
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Go on with pipelined requests, in order, as far as the client reads their answers."""
+        """Continue with pipelined requests, in order, as far as the client reads their answers."""
         while self._waiting and self._current is None and not self._blocked and not self._closed:
             if self._turn_is_over:
                 self._endpoint.turns.wait(self)

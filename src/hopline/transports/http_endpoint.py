@@ -1,4 +1,4 @@
-"""What the connections of an HTTP listener share: the application, bounds, a clock, known heads."""
+"""What the connections of an HTTP listener share: the application, bounds, a clock, cached heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopline.transports.http_messages import LAST, CachedRequestHead, Pending, R
 from hopline.transports.spinner import Spinner
 from hopline.transports.turns import Turns
 
-#: Known heads: their number, and the longest one.
+#: Cached request heads: their number, and the length of the longest one.
 _MAX_KNOWN_HEADS = 512
 _MAX_KNOWN_BYTES = 2048
 #: Headers that change how a message is read.
@@ -91,8 +91,8 @@ class HttpEndpoint:
         """Remember the head of `data`, which held just `request`.
 
         A client's requests differ in their bodies: their heads are the same bytes time and again, and
-        looking those up costs a tenth of parsing them. Only what is fully told by its Content-Length
-        is remembered.
+        looking those up costs a tenth of parsing them. Only requests with a Content-Length are
+        remembered.
         """
         end = data.find(b"\r\n\r\n") + 4
         headers = request.headers

@@ -67,7 +67,7 @@ _PASSING = (
     errors.FeatureStoreUnavailable,
     errors.BrokerUnavailable,
 )
-#: Failures that are the transport's own: no class of Hopline stands for them.
+#: Failures of the transport itself, which no error class of Hopline represents.
 TRANSPORT_CODES = {
     400: "bad_request",
     404: "not_found",
@@ -115,7 +115,7 @@ def error_response(
         headers: header lines to carry along.
         oip: the Open Inference Protocol's form, `{"error": "text"}`; else `{"error": {"code": …,
             "message": …, details}}`.
-        statuses: by class; of an application with errors of its own.
+        statuses: by class; of an application with its own errors.
     """
     if isinstance(error, _PASSING):
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))

@@ -12,7 +12,7 @@ _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) [!-~]+ HTTP/1\.[01]\
 
 
 def origin_form(target: bytes) -> bytes:
-    """Path and query of a target in absolute form, as a proxy sends it; other targets as they are."""
+    """Path and query of a target in absolute form, as a proxy sends it; other targets unchanged."""
     authority = _ABSOLUTE.match(target)
     if authority is None:
         return target

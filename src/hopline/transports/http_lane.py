@@ -1,14 +1,14 @@
-"""The lane of those who were refused: read after all others, and after what others asked was computed.
+"""Low-priority reads: connections whose last answer was a refusal are read after all others.
 
-        a turn of the loop      read ▸ read ▸ read ▸ │ batch ▸ batch ▸ │ late ▸ late │ poll
-                                who was answered       their answers     who was refused
+        a turn of the loop      read ▸ read ▸ read ▸ │ batch ▸ batch ▸ │ low ▸ low │ poll
+                                other connections      their answers     refused connections
 
-A refusal is cheap, yet two thousand a second are an eighth of a processor's time, and whoever asks just
-then would wait for those before it. So what a connection sends whose last answer was a refusal waits until
-the rest of this turn was read, lets queues that have something to run go first for a few turns, and is
-read a few at a time. Nothing is refused here, and nobody starves: each few turns take some, first come,
-first served. A proxy's connection, which carries the requests of many, is late by a turn for each two that
-are late before it, some tenths of a millisecond each.
+A refusal is cheap, but two thousand a second take an eighth of a processor's time, and a request that
+arrives then would wait for them. So a connection whose last answer was a refusal is read after the
+other connections of this turn, waits a few turns while queues have something to run, and is read a few
+requests at a time. Nothing is refused here, and no connection starves: every few turns read some, first
+come, first served. A proxy's connection, which carries the requests of many clients, is late by one turn,
+some tenths of a millisecond, for every two connections before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Protocol
 _AT_ONCE = 2
 #: Turns in a row that may be left to others who have something to run.
 _LEFT_TO_OTHERS = 3
-#: Statuses of refusals: who may not ask, who asks too often, who asks for what is not there now.
+#: Statuses of refusals: no permission, too many requests, not available now.
 REFUSALS = frozenset({401, 403, 429, 503})
 
 
@@ -30,7 +30,7 @@ class Latecomer(Protocol):
     """A connection."""
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what has waited, and go on reading."""
+        """Read what has waited, then continue to read."""
 
     def pause_reading(self) -> None:
         """Let it send no more for now."""

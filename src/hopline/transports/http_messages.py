@@ -22,8 +22,8 @@ class Request:
         connection: the header line that its answer has to carry: none, keep-alive (asked for by
             HTTP/1.0) or close.
         reserved_bytes: of the listener's budget, until it is answered.
-        client: who asks; set where clients have to say so, and absent elsewhere, which costs nothing.
-        is_counted: its JSON was counted, and no name in it comes twice.
+        client: the caller; set where authentication is on, and absent elsewhere, which costs nothing.
+        is_counted: its JSON was counted, and no name in it is repeated.
     """
 
     __slots__ = (
@@ -103,4 +103,4 @@ class Pending:
             self.receiver(self)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Withdraw the request: no caller waits for the answer."""

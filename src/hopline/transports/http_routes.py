@@ -14,7 +14,7 @@ from hopline.transports.http_errors import plain_error
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.score_json import ScoreBody
 
-#: What a body says. In an address it would change nothing, which nobody means who writes it there.
+#: Fields of bodies. In an address they would be ignored silently, so they are refused there.
 _SAID_IN_BODIES = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
 
 

@@ -1,8 +1,8 @@
 """JSON bodies held against a type: what is wrong, where, and what would be right.
 
 msgspec says what it expected and at which place. Said here besides: the fields and words that there are,
-lists where one value was sent, text that is not UTF-8, and names that come twice, of which any JSON reader
-would silently take one.
+lists where one value was sent, text that is not UTF-8, and repeated names, of which any JSON reader would
+silently take one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""JSON, counted before anything is built of it: how much there is, how long its lists are, names that come
-twice.
+"""Counts JSON before anything is built of it: values, the lengths of its lists, and repeated names.
 
-Compiled, and without the interpreter's lock, so that it runs beside the event loop: a few nanoseconds for a
-byte. Text that is not JSON is counted at least as far as a reader gets.
+Compiled, and without the interpreter's lock, so that it runs next to the event loop: a few nanoseconds
+per byte. Text that is not JSON is counted at least as far as a reader gets.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from hopline.errors import BadRequest, quoted
 from hopline.kernels.jit import njit
 
-#: Lists of the outermost object that are told apart; more names than any body of ours has.
+#: Lists of the outermost object that are counted separately; more than any of our bodies has.
 _MAX_LISTS = 64
 _NAMES, _WEIGHT = 0, 1
 _QUOTE, _BACKSLASH, _COLON, _COMMA = 34, 92, 58, 44
@@ -29,7 +28,7 @@ _OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 3
 _NUMBER_CHARS, _STRING_CHARS = 8, 16
 #: Names of an object that are compared each with each.
 _FEW = 12
-#: Of the hash of names: nobody can choose names that collide.
+#: Of the hash of names: a caller cannot choose names that collide.
 _KEY, _START = (np.uint64(secrets.randbits(64) | 1) for _ in range(2))
 
 
@@ -77,7 +76,7 @@ def refuse_repeated(text: bytes, num_names: int) -> None:
             shown = msgspec.json.decode(name, type=str)
         except (msgspec.DecodeError, UnicodeDecodeError):
             shown = name[1:-1].decode(errors="replace")
-        raise BadRequest(f"field {quoted(shown)} comes twice in one object; send it once")
+        raise BadRequest(f"field {quoted(shown)} is repeated in one object; send it once")
 
 
 def warm_up() -> None:
@@ -149,7 +148,7 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _hex(data, at):  # type: ignore[no-untyped-def]
-    """The number of four hexadecimal digits; what is none counts as something."""
+    """The value of four hexadecimal digits; other characters give an arbitrary value."""
     value = 0
     for i in range(at, min(at + 4, data.shape[0])):
         digit = data[i]

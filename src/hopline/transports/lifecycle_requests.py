@@ -38,8 +38,10 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LifecycleRequests:
-    """Args:
-    service: that may have models that come and go.
+    """Requests to load, unload and roll out models.
+
+    Args:
+        service: whose models may be loaded and unloaded.
     """
 
     def __init__(self, service: Any) -> None:

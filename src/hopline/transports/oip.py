@@ -43,7 +43,7 @@ EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "
 NO_SHARED_MEMORY = "shared memory is not supported; send the data in the request"
 NO_TRACE_SETTINGS = "trace settings are not supported"
 NO_LOG_SETTINGS = "log settings cannot be changed at run time; see the log section of the config"
-#: Parameters that stand for machinery which other servers have.
+#: Parameters for features that other servers have.
 _REFUSED = {
     "sequence_id": "sequences are not supported: requests have no state",
     "sequence_start": "sequences are not supported: requests have no state",
@@ -121,7 +121,7 @@ def request_from_tensors(
 
 
 def _options(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller says beside the tensors, by name of the field."""
+    """Options of a request besides the tensors, by name of the field."""
     options = {}
     if parameters:
         for field in _OPTIONS:
@@ -153,7 +153,7 @@ def tensors_from_result(result: ScoreResult) -> list[Tensor]:
 
 
 def answer_parameters(result: ScoreResult) -> dict[str, str]:
-    """What an answer tells beside its tensors."""
+    """Parameters of an answer besides its tensors."""
     parameters = {"graph_version": result.graph_version}
     if result.graph_through_ms:
         parameters["graph_age_ms"] = str(result.graph_age_ms(time.time()))
@@ -200,7 +200,7 @@ def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
     """ModelConfig, as far as clients read it.
 
     `max_batch_size` is what one request may ask for, and shapes are those of one node, pair or row, as in
-    Triton: a request of many has one dimension more. The server batches requests by itself, of any sizes.
+    Triton: a request of many has one dimension more. The server batches requests of any size by default.
 
     Args:
         max_nodes: nodes, pairs or rows of one request.
@@ -266,7 +266,7 @@ def _inline_nodes(inputs: Mapping[str, Tensor]) -> Sequence[InlineNode]:
     if "features" not in inputs:
         for name in ("neighbors", "neighbor_counts"):
             if name in inputs:
-                raise BadRequest(f"input {name!r} needs input 'features' beside it")
+                raise BadRequest(f"input {name!r} needs input 'features' too")
         return ()
     rows = inputs["features"].rows()
     if ("neighbors" in inputs) != ("neighbor_counts" in inputs):

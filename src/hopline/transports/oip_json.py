@@ -76,7 +76,7 @@ def decode_infer(
     Args:
         body: the whole body.
         json_length: value of Inference-Header-Content-Length, None where it is absent.
-        is_counted: whether it is known that no name comes twice.
+        is_counted: whether it is known that no name is repeated.
 
     Raises:
         BadRequest: malformed JSON, unknown fields, lengths that do not fit, unsupported parameters.

@@ -1,4 +1,4 @@
-"""Requests that nobody sent, before the first real one comes.
+"""Synthetic requests that warm up the server before the first real one.
 
 A path through the code is slow the first time: the interpreter has not seen it, libraries make what they
 keep. Preflights go all the way, from a connection's bytes to its answer's, and leave no trace: not in
@@ -64,7 +64,7 @@ async def preflight(service: ScoringService, config: Config, examples: Iterable[
 
 
 class _Stage:
-    """The service as pre-flights see it, with metrics that nobody reads."""
+    """The service as pre-flights see it, with metrics that are discarded."""
 
     def __init__(self, service: ScoringService) -> None:
         self._service = service

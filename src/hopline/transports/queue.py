@@ -56,7 +56,7 @@ class _Done(NamedTuple):
 
 
 class QueueServer:
-    """Reads requests of one topic, beside the other readers of its group.
+    """Reads requests of one topic, together with the other readers of its group.
 
     Args:
         service: answers them.
@@ -93,7 +93,7 @@ class QueueServer:
         )
         self._lag = metrics.gauge(
             "hopline_broker_lag",
-            "Messages that nobody has read, as the worker with most sees it.",
+            "Unread messages; the largest count of all workers.",
             merge="max",
         )()
         metrics.gauge(
@@ -127,7 +127,7 @@ class QueueServer:
         return not late
 
     async def close(self) -> None:
-        """Let go of the broker; what is not settled is delivered again."""
+        """Close the connection to the broker; unsettled messages are delivered again."""
         for task in (*self._tasks, *self._running):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._running, return_exceptions=True)
@@ -208,8 +208,8 @@ class QueueServer:
     def _answer_topic(self, message: Message) -> str:
         """Where the answer goes; "" for nowhere.
 
-        Raises: BadRequest: the message names a topic that it may not: whoever may send requests could
-            else have the server write to every topic that the server may write to.
+        Raises: BadRequest: the message names a forbidden topic: otherwise any producer could have the
+            server write to every topic that the server may write to.
         """
         wanted, prefix = message.reply_to, self._settings.reply_prefix
         if not wanted:

@@ -102,7 +102,7 @@ def refusal(message: Message, topic: str, error: HoplineError) -> Outgoing:
 
 
 def dead_letter(message: Message, topic: str, reason: str) -> Outgoing:
-    """The message as it came, and why it is put aside."""
+    """The message as it came, with the reason why it is a dead letter."""
     headers = {**message.headers, REASON: reason[:_LONGEST_REASON], ORIGIN: _origin(message)}
     return Outgoing(message.payload, topic, message.key, headers)
 

@@ -16,7 +16,7 @@ from hopline.types import Priority
 #: What a column or an attribute may hold.
 Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
 
-#: Triton's numbers: 0 stands for the default, 1 is the most urgent.
+#: Triton's numbers: 0 is the default, 1 is the most urgent.
 _PRIORITIES: dict[object, Priority] = {
     "high": "high",
     "normal": "normal",

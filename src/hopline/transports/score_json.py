@@ -32,7 +32,7 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A node that the graph does not have. Lists stand for the only edge type, mappings name them."""
+    """A node that the graph does not have. Lists are for the only edge type, mappings name edge types."""
 
     features: list[float]
     neighbors: list[_Id] | dict[str, list[_Id]] = []
@@ -60,7 +60,7 @@ class AskedBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     columns: dict[str, list[Scalar]] | None = None
 
 
-#: JSON names and types of what a caller may say beside it, as `msgspec.defstruct` takes them.
+#: JSON names and types of a request's options, as `msgspec.defstruct` takes them.
 SAID: list[tuple[str, Any, None]] = [(field.name, field.sent_as | None, None) for field in FIELDS]
 #: The body of POST /v1/models/<model>/score.
 ScoreBody: Any = msgspec.defstruct(
@@ -76,11 +76,11 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> AskedBody:
     """Read a body.
 
     Args:
-        is_counted: whether it is known that no name comes twice.
+        is_counted: whether it is known that no name is repeated.
 
     Raises:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
-            name that comes twice.
+            name that is repeated.
     """
     try:
         found = decode_body(body, _decode, ScoreBody)
@@ -94,7 +94,7 @@ def decode_score(body: bytes, *, is_counted: bool = False) -> AskedBody:
 
 
 def refuse_twice(found: AskedBody, body: bytes) -> None:
-    """Refuse a body in which a name comes twice.
+    """Refuse a body in which a name is repeated.
 
     Raises: BadRequest: names it.
     """
@@ -110,7 +110,7 @@ def refuse_twice(found: AskedBody, body: bytes) -> None:
 
 
 def may_name_version(body: bytes) -> bool:
-    """Whether a body may say which version is to answer, told without decoding: yes may be wrong."""
+    """Whether a body may name a version, found without decoding: True may be wrong."""
     # Looking through a large body takes as long as reading it.
     return len(body) > PIECE_BYTES or b"version" in body or b"\\u" in body
 
@@ -190,7 +190,7 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
-        except orjson.JSONEncodeError:  # strings, or rows that do not lie one after the other
+        except orjson.JSONEncodeError:  # strings, or rows that are not contiguous
             pass
     parts = [
         b'"%b":%b' % (name.encode(), encode_rows(array) if missing is None else _with_nulls(array, missing))
@@ -251,6 +251,6 @@ def _by_edge_type(value: Any) -> Any:
     """A bare list belongs to the node type's only edge type, whose key is left empty."""
     if isinstance(value, dict):
         if "" in value and len(value) > 1:  # one of the two lists would be lost
-            raise BadRequest("an inline node has edges of the type '' beside others; name all types")
+            raise BadRequest("an inline node has edges of type '' and of other types; name all types")
         return value
     return {"": value} if value else {}

@@ -1,8 +1,8 @@
-"""Keeps an event loop awake for a moment after an answer, where the next request follows at once.
+"""Keeps an event loop awake for a moment after an answer, where the next request follows immediately.
 
 A loop that has nothing to do sleeps, and waking it takes longer than looking a node up: with one client
 that asks, reads and asks again, that was half of each answer's time (docs/log.md). Waiting awake is only
-worth its processor time where it pays, so each time it was in vain, more answers pass before the next try,
+worth its processor time where it pays, so each time it was useless, more answers pass before the next try,
 as hypervisors do before they halt a processor (KVM's adaptive halt polling).
 """
 
@@ -16,8 +16,10 @@ _MOST_SKIPPED = 1023
 
 
 class Spinner:
-    """Args:
-    spin_s: how long to wait awake for the next request; 0 never does.
+    """Decides when and how long an event loop waits awake.
+
+    Args:
+        spin_s: how long to wait awake for the next request; 0 never does.
 
     Attributes:
         is_on: whether it ever waits awake.

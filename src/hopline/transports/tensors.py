@@ -362,7 +362,7 @@ def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]
 
 
 def _flatten(name: str, dims: tuple[int, ...], values: Sequence[Any]) -> list[Any]:
-    """Values without nesting. Raises: BadRequest: they are nested, and otherwise than the shape says."""
+    """Values without nesting. Raises: BadRequest: their nesting does not match the shape."""
     flat: list[Any] = list(values)
     if not any(isinstance(value, list) for value in flat):
         return flat

@@ -1,8 +1,8 @@
-"""Turns: what one connection sent at once is not all read at once.
+"""Turns: a burst of one connection is not read to its end before others get a turn.
 
         a turn of the loop      read ▸ read ▸ read ▸ │ others' callbacks │ what was left over ▸ │ poll
 
-A client may write thousands of requests at a time. Each connection, and each stream of requests, goes on
+A client may write thousands of requests at a time. Each connection, and each stream of requests, is read
 for a bounded time; what is left waits here, behind what others sent. All that waits shares one such time
 in each turn of the loop, first come, first served.
 """
@@ -20,7 +20,7 @@ TURN_S = 1e-3
 
 
 class Waiting(Protocol):
-    """What goes on later."""
+    """What continues later."""
 
     def go_on(self) -> None:
         """Take a turn; and wait again if that was not enough."""
@@ -45,14 +45,14 @@ class Turns:
         return item in self._waiting
 
     def wait(self, item: Waiting) -> None:
-        """Let something go on behind those who wait already; its `go_on` is called once."""
+        """Queue an item behind those that wait already; its `go_on` is called once."""
         self._waiting[item] = None
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def leave(self, item: Waiting) -> None:
-        """It need not go on."""
+        """Remove an item from the queue."""
         self._waiting.pop(item, None)
 
     def _turn(self) -> None:
