@@ -139,7 +139,7 @@ async def test_an_absent_server_is_told_once_and_found_when_it_comes(ends, caplo
     ends.link.start()
     for _ in range(4):
         await asyncio.wait_for(tried.acquire(), 20)
-    assert caplog.text.count("is not there") == 1
+    assert caplog.text.count("is unreachable") == 1
     await ends.listen()
     (await ends.talks.get()).close()
     await ends.user.until("connected", "lost")

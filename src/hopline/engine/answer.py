@@ -38,8 +38,8 @@ class FetchedInputs(NamedTuple):
 
     Attributes:
         fetched_rows: rows by node type.
-        is_last: True answers with what there is, or says that it cannot.
-        why: what kept rows away, for the error of a request that refuses less than full quality.
+        is_last: True answers with the present rows, or fails.
+        why: why rows are missing, for the error of a request that refuses less than full quality.
     """
 
     fetched_rows: Mapping[str, Sequence[FetchedRows]] = {}
@@ -90,7 +90,7 @@ class Answerer:
         """
         if self._live is None:
             return self._answer_all(requests)
-        with self._live:  # one version for the whole batch, whoever else pins it
+        with self._live:  # one version for the whole batch
             return self._answer_all(requests)
 
     def _answer_all(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
@@ -101,7 +101,7 @@ class Answerer:
         return self._answer(requests)
 
     def _answer_stale(self, request: ScoreRequest, rows: Mapping[str, FinalRows]) -> Outcome:
-        """Answer with rows of another snapshot, and say so; without them where that is not wanted."""
+        """Answer with rows of another snapshot, marked so; without them where the request refuses that."""
         self._rows = {} if request.degraded == "refuse" else rows
         before = self.row_counts[FOUND]
         (outcome,) = self._answer([request])
@@ -125,8 +125,8 @@ class Answerer:
     ) -> list[Outcome | Absent]:
         """The same for a model with sources; a request whose rows are not all there gets `Absent`.
 
-        Requests that have all they read are answered together, at full quality; those that must do
-        without something are answered apart, so that nobody else's answer is touched.
+        Requests that have all they read are answered together, at full quality; those with
+        missing rows are answered separately, so that no other answer is affected.
 
         Raises:
             HoplineError: the batch failed as a whole.
@@ -169,10 +169,10 @@ class Answerer:
             outcomes[m] = outcome
 
     def _lacks(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
-        """Whether rows that a request reads are not there."""
+        """Whether rows that a request reads are missing."""
         assert isinstance(self.model, Model)
         if request.inline:
-            return True  # told apart only by answering it alone
+            return True  # only answering it alone tells
         head = self.model.spec.head
         sides = (request.nodes,) if request.pairs is None else request.pairs
         types = (head.node_type, head.dst_node_type or head.node_type)
@@ -481,7 +481,7 @@ def _side(request: ScoreRequest, side: int) -> ExternalIds:
 
 
 def cut_of(request: ScoreRequest) -> int:
-    """The time cut of a request whose `as_of` was brought to the graph's unit."""
+    """The time cut of a request whose `as_of` was converted to the graph's unit."""
     as_of = request.as_of
     assert not isinstance(as_of, datetime)
     return NO_CUT if as_of is None else as_of

@@ -94,7 +94,7 @@ class EgoModel:
         return found
 
     def shrink(self) -> None:
-        """Give back the memory that only the largest ego-graphs need."""
+        """Release the memory that only the largest ego-graphs need."""
         self._buffers.shrink()
         for rows in self._rows.values():
             rows.shrink()
@@ -207,7 +207,7 @@ class _Rows:
         self._interner.start(self._bound)
 
     def add(self, ids: IdArray) -> IdArray:
-        """The row of each id, int64 [n], an array of its own."""
+        """The row of each id, int64 [n], a new array."""
         if self._used + ids.shape[0] > self._bound:
             known = self.ids.copy()
             self._bound = 2 * (known.shape[0] + ids.shape[0])
@@ -221,7 +221,7 @@ class _Rows:
 
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
-#: Nodes of each type, with an edge of each type between them, that are put beside an ego-graph:
+#: Nodes of each type, with an edge of each type between them, that are added to an ego-graph:
 #: torch.export takes sizes of 0 and 1 for constants, so none may be below 2. No edge joins them to the
 #: seed, whose answer they do not change (packaging checks that nothing but a node's neighbourhood does).
 _FURTHER = 2

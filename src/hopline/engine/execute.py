@@ -52,7 +52,7 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     elif level.own_slots is not None:
         raw_rows = level.own_slots.slots(need.compute)
     own = raw if level.own_below is None else level.own_below.state
-    # Without a level below, what a stage reads of its own nodes and of their neighbours are raw features.
+    # Without a level below, a stage reads raw features of the nodes and of their neighbours.
     own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
     if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
         relation, below = level.links[0]

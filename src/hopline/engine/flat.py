@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class Flat:
-    """Args:
-    level: the only one, with a runner.
+    """The fast path of a model with one level.
+
+    Args:
+        level: the only one, with a runner.
     features: of its nodes.
     """
 

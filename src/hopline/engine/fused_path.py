@@ -276,7 +276,7 @@ class FusedPath:
     Args:
         levels: see the module; `FusedPath.of` finds them.
         features: node type -> [N, d].
-        watch: is told when the way down is done.
+        watch: notified when sampling is done.
 
     Attributes:
         max_seeds: of a batch that goes this way.

@@ -3,7 +3,7 @@
     plan ────► level by level: reserve(bytes), look() ──► sample
     execute ──► level by level, chunk by chunk: look() ──► compute
 
-A batch ends early where nobody waits for it any more, where it reads far more than was predicted, and
+A batch ends early where no caller waits for it, where it reads far more than was predicted, and
 where it needs more memory than a request may have. A compiled chain of levels is bounded by its fanouts
 and asks nothing.
 """
@@ -47,7 +47,7 @@ class Guard:
         few_rows: see below.
 
     Attributes:
-        batch: requests that are being answered; empty where nobody waits, and all is let through.
+        batch: requests that are being answered; empty where no caller waits: then nothing is checked.
         rows: that the batch reads as far as is known: distinct ids of each level, and sampled edges. Who
             plans adds to them.
         num_bytes: of arrays that the present plan makes.
@@ -84,10 +84,10 @@ class Guard:
             self.rows -= rows
 
     def look(self) -> None:
-        """See whether the batch may go on.
+        """Check whether the batch may continue.
 
         Raises:
-            DeadlineExceeded: nobody waits for it any more.
+            DeadlineExceeded: no caller waits for it.
             Exception: what `larger` says of its rows.
         """
         batch = self.batch
@@ -124,5 +124,5 @@ class Guard:
             f"the request reads {num_edges} neighbours at one layer, and needs "
             f"{self.num_bytes / 2**20:.0f} MiB of memory with those above; at most "
             f"{self._max_bytes / 2**20:.0f} MiB are allowed (limits.max_request_bytes). "
-            "Ask for fewer nodes at once, or package the model with fanouts or --max-degree"
+            "Ask for fewer nodes in one request, or package the model with fanouts or --max-degree"
         )

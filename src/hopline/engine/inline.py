@@ -1,4 +1,4 @@
-"""Nodes that the graph does not have: described by the request, computed beside the graph's own.
+"""Nodes that the graph does not have: described by the request, computed with the graph's own.
 
 An inline node's state at level l needs its own state and its neighbours' states at level l-1. Its
 neighbours are known nodes, whose rows come through the ordinary plan (and table), or other inline
@@ -236,7 +236,7 @@ def _normalise(
 def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     """The layer's keyed sample of inline lists: (offsets int64 [n+1], positions in the lists).
 
-    Every inline node is sampled as node 0 of a graph of its own, so that its answer does not depend on
+    Every inline node is sampled as node 0 of its own graph, so that its answer does not depend on
     its place in the request. The last neighbours of a list count as the most recent ones.
     """
     counts = np.diff(edges.offsets)
@@ -306,7 +306,7 @@ def _resolve(
     lists: list[list[ExternalId]],
     names: dict[ExternalId, int],
 ) -> tuple[IdArray, list[ExternalId]]:
-    """Neighbour ids as InlineEdges.neighbors has them, and those that nobody knows."""
+    """Neighbour ids as InlineEdges.neighbors has them, and the unknown ones."""
     flat = [name for ids in lists for name in ids]
     found = np.empty(len(flat), np.int64)
     outside = [p for p, name in enumerate(flat) if name not in names]

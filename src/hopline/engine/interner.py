@@ -53,7 +53,7 @@ class Interner:
         return rows
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need; what was numbered is forgotten."""
+        """Release what only the largest batches need; numbered ids are forgotten."""
         if self._keys.shape[0] > 2 * KEPT_ROWS or self._rows.shape[0] > KEPT_ROWS:
             self.__init__()  # type: ignore[misc]
 

@@ -272,7 +272,7 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
     """
     for i in range(offsets.shape[0] - 1):
         count = offsets[i + 1] - offsets[i]
-        # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
+        # Unbiased under sampling: each sampled edge represents num_eligible / count edges.
         scale = np.float32(num_eligible[i]) / np.float32(count) if count > 0 else np.float32(0.0)
         # Of a negative degree NaN, as in PyG: its root is none.
         own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] != 0 else np.float32(0.0)
@@ -298,7 +298,7 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
     """Number distinct ids in order of first sight.
 
     Args:
-        first, second: int64 [a] and [n - a], >= 0, one after the other. (Two arrays, since the usual
+        first, second: int64 [a] and [n - a], >= 0, numbered in this order. (Two arrays, since the usual
             call has two and each call of a kernel costs as much as numbering a hundred ids.)
         clear: forget what was seen before.
         shift: 64 - log2 of the hash capacity, which must exceed the number of distinct ids.

@@ -11,7 +11,7 @@ from time import perf_counter
 
 
 class LapWatch:
-    """One model's watch, used by whoever computes its batch; 0.1 µs for each press.
+    """One model's stopwatch, used by the code that computes its batch; 0.1 µs for each press.
 
     Attributes:
         sample_s, compute_s: seconds since `start`, over all parts of a batch (time cuts, inline nodes).

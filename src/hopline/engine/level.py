@@ -275,7 +275,7 @@ class Level:
         return 8 * self.stage.state_dim * min(num_ids, self._nodes.num_nodes)
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need."""
+        """Release what only the largest batches need."""
         for relation in self.relations.values():
             relation.buffers.shrink()
         self.interner.shrink()

@@ -124,7 +124,7 @@ class StateCachePlan:
 
 
 def tracks_changes(spec: ModelSpec, graph: LiveView) -> bool:
-    """Whether a live graph keeps account of what a model's kept rows depend on."""
+    """Whether a live graph tracks the changes that a model's cached rows depend on."""
     plan = graph.memory.plan
     reads_degrees = any(
         entry.reduce in ("gcn", "gcn_noself")
@@ -243,7 +243,7 @@ class Model:
     def supply(
         self, fetched_rows: FetchedRowsByType, used: set[str] | None = None, least_share: float = 0.0
     ) -> None:
-        """What the next calls have beside the sources, until this is called again.
+        """Set the fetched rows that the next calls read besides the sources, until this is called again.
 
         Args:
             fetched_rows: rows that were fetched.
@@ -261,7 +261,7 @@ class Model:
         return complete(plan, self._overlays)
 
     def shrink(self) -> None:
-        """Give back the memory that only the largest batches need; what was answered stays whole."""
+        """Release the memory that only the largest batches need; returned answers stay valid."""
         for stages in self.levels:
             for level in stages.values():
                 level.shrink()
@@ -316,7 +316,7 @@ class Model:
                 if share_there(plan) < self._least_share:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
-                keep = False  # tables hold what anybody would compute
+                keep = False  # the state cache holds only rows that every request would compute
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         self.watch.computed()
@@ -339,7 +339,7 @@ class Model:
         return logits
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
-        """Named outputs of rows of final states; arrays of their own, never views of buffers."""
+        """Named outputs of rows of final states; new arrays, never views of buffers."""
         found = out_of.named_outputs(
             names, self.spec.task, self._embedding(states[0]), lambda: self.logits(*states)
         )

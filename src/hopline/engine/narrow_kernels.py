@@ -102,7 +102,7 @@ def _decoder_of(base, column, w):  # type: ignore[no-untyped-def]
 @overload(value_at, inline="always")
 def _value_at(row, decoder, c):  # type: ignore[no-untyped-def]
     if row.dtype == types.int8:
-        # Two roundings, as in NumPy: Numba does not fuse a product with a sum unless it is told to.
+        # Two roundings, as in NumPy: Numba does not fuse a product with a sum by default.
         return lambda row, decoder, c: np.float32(row[c]) * decoder[0][c] + decoder[1][c]
     if row.dtype == types.int16:
         return lambda row, decoder, c: float_of_half(row[c])

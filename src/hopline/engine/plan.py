@@ -1,7 +1,7 @@
 """Which rows a batch must compute: from the requested states down to raw features.
 
-Level by level from the top, for each node type: look the wanted rows up in the table; sample
-neighbours for those it lacks; the union of their own and their neighbours' ids, each once, is wanted
+Level by level from the top, for each node type: look the wanted rows up in the state cache; sample
+neighbours of the missing ones; the union of these nodes and their neighbours, each once, is wanted
 one level below. Nothing is computed here.
 """
 

@@ -1,7 +1,7 @@
 """Precomputed answers: which file fits a model, which of its rows may be used, and the rows themselves.
 
 The server, hybrid serving (`final_rows.py`) and the function handler (`serverless/known.py`) all read a
-file through this module. It needs no compiled code, so that a function starts at once.
+file through this module. It needs no compiled code, so that a function starts immediately.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def on_other_graph(path: Path, plan: PrecomputedPlan, name: str, graph_version: 
 #: The ways out, after `on_other_graph`.
 OTHER_GRAPH_ADVICE = (
     'run `hopline batch` on that graph; or set precomputed.stale = "compute" to compute, or "serve" '
-    "to use its rows, with answers that say so"
+    "to use its rows and mark the answers"
 )
 
 

@@ -1,12 +1,12 @@
-"""Keeps all rows of a model on a live graph up to date: what a change touches is computed at once.
+"""Keeps all rows of a model on a live graph up to date: rows that a change touches are recomputed.
 
 Rows of each level lie in one array, by node. A change touches at most the rows that `changed_at` names,
 level by level (graph/live/changed_at.py). Most of these turn out to be unchanged, and need not be computed:
 a row is a function of its node's list, of its own row one level below, and of the rows of the neighbours
-that the sampler draws. Where none of these is another one, neither is the row. What is computed and comes
-out as it was stops there, too.
+that the sampler draws. Where none of these has changed, neither has the row. A recomputed row that
+comes out unchanged stops the propagation, too.
 
-It is exact: the rows are, bit for bit, those that are computed anew from the final graph.
+It is exact: the rows are, bit for bit, those that a recomputation from the final graph gives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import FloatArray, IdArray
 
-#: Nodes whose neighbours are drawn at once.
+#: Nodes whose neighbours are drawn in one call.
 _PIECE = 2048
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
@@ -87,10 +87,12 @@ def _put(rows, ids, values, touched, now):  # type: ignore[no-untyped-def]
 
 
 class Refresher:
-    """Args:
+    """Holds all rows of a model, and recomputes those that changes touch.
+
+    Args:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
-        graph: used by nobody else.
+        graph: for exclusive use.
 
     Attributes:
         version: of the graph that all rows are about.

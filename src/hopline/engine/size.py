@@ -32,7 +32,7 @@ class RequestSize:
     Attributes:
         per_seed: node type -> the same for a seed of it, on the mean.
         links: node type -> (counts neighbours, rows below each) for each edge type into it.
-        most_below: nobody reads more than the whole graph at each hop.
+        most_below: upper bound of rows at each hop: the whole graph.
         by_degree: node types whose seeds differ: an edge type into them is read without a bound.
     """
 

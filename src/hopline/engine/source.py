@@ -31,15 +31,15 @@ class RowSource(Protocol):
 
         Args:
             ids: int64 [n] global ids.
-            out: float32 [n, dim]; row i is filled where ids[i] is there.
+            out: float32 [n, dim]; row i is filled where ids[i] is present.
             stale: rows that are too old count as well.
 
-        Returns: int64 [m] positions in `ids` that are not there, valid until the next call.
+        Returns: int64 [m] positions of missing `ids`, valid until the next call.
         """
         ...
 
     def mean(self) -> FloatArray:
-        """The row that stands in for one that nobody has, float32 [dim]."""
+        """The row that replaces a row that does not exist, float32 [dim]."""
         ...
 
 

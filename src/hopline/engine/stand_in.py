@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: What it can answer: its states are not the teacher's embedding.
 OUTPUTS = frozenset({"logits", "probabilities", "label"})
-#: It answers where less than this share of the rows that its teacher reads could be had: with more of them
-#: the teacher goes on without the others.
+#: The student answers where less than this share of the rows that its teacher reads is present: with more,
+#: the teacher answers without the missing ones.
 LEAST_SHARE = 0.5
 
 

@@ -106,13 +106,13 @@ def _forget(index, ids):  # type: ignore[no-untyped-def]
 
 
 class StateCache:
-    """Kept rows of one level and node type.
+    """The cached rows of one level and node type.
 
     Args:
         arena: where it lives; every worker must create its tables in the same order.
         num_nodes: ids are in [0, num_nodes).
         dim: columns of a row.
-        num_slots: rows kept by each worker at most.
+        num_slots: rows that each worker caches at most.
         worker, num_workers: which partition this process writes.
         changed_at: int64 [num_nodes] of a live graph, None for a snapshot.
         clock: of the reader of a live graph.

@@ -1,4 +1,4 @@
-"""Rows that a student reads beside features: computed offline from the graph, looked up by node id.
+"""Rows that a student reads in addition to features: computed offline from the graph, looked up by node id.
 
 A folder of an artifact: `rows.npy` float32 [N, S], the nodes' ids as `ids.<name>.npy`, `structure.json`. A
 row is the fixed point of a diffusion of base rows over in-neighbours, and a base row is features times a
@@ -7,8 +7,8 @@ matrix (`jobs/distill/structure.py` computes them).
 Of the graph that is served, a node has its kept row as long as its features and its in-neighbours are
 those that the row was made of (`seen.npy` uint64 [N] is a hash of both). Any other node, one that came
 since or whose edges or features have changed, gets one round of the diffusion over its present in-
-neighbours' kept rows. So a row follows from files and the graph as it is, not from how it came to be: a
-live graph and a snapshot of it give the same bits. In-neighbours that came since have no kept row and do
+neighbours' stored rows. So a row depends on the files and the present graph, not on its history: a live
+graph and a snapshot of it give the same bits. In-neighbours that came since have no stored row and do
 not count. For that round there are `base.npy` float32 [d, S], the matrix, and `degrees.npy` int64 [N],
 in-neighbours of each node.
 """
@@ -42,7 +42,7 @@ class StructureSpec(msgspec.Struct, frozen=True):
         graph: version of the graph that rows were computed on.
         node_type: whose they are.
         nodes, id_kind: how many, and what their ids are.
-        restart: share of its own row that a node keeps in each round of the diffusion.
+        restart: share of a node's row that each round of the diffusion retains.
     """
 
     graph: str
@@ -80,7 +80,9 @@ def write_structure(
 
 
 class Structure:
-    """Args:
+    """The structure rows of a graph.
+
+    Args:
         folder: as `write_structure` wrote it.
         graph: whose nodes will be asked for.
 
@@ -147,12 +149,12 @@ class Structure:
             self._at = np.concatenate([self._at, self._kept_rows(self._at.shape[0])])
 
     def _kept_rows(self, first: int) -> IdArray:
-        """Which kept rows nodes from `first` on have, -1 for none; a node is known by its id."""
+        """The stored rows of nodes from `first` on, -1 for none; nodes are identified by their ids."""
         ids = np.arange(first, self._nodes.num_nodes)
         return self._index.lookup(self._nodes.ids.external(ids)) if ids.shape[0] else ids
 
     def described(self, nodes: InlineNodes) -> FloatArray:
-        """Of nodes that a request describes: one round over the kept rows of their neighbours."""
+        """Rows of nodes that a request describes: one round over the stored rows of their neighbours."""
         self._follow()
         own = nodes.features @ self._base
         num_nodes = own.shape[0]
@@ -196,10 +198,10 @@ class _Lists:
         ]
 
     def seen(self, at: IdArray, ids: IdArray, own: FloatArray) -> tuple[AnyArray, IdArray]:
-        """A hash of what each row would be made of, uint64 [n], and how many in-neighbours have kept rows.
+        """A hash of the inputs of each row, uint64 [n], and how many in-neighbours have stored rows.
 
         Args:
-            at: int64 [N], kept rows of nodes. ids: int64 [n]. own: float32 [n, d], their features.
+            at: int64 [N], stored rows of nodes. ids: int64 [n]. own: float32 [n, d], their features.
         """
         sums, counts = np.zeros(ids.shape[0], np.uint64), np.zeros(ids.shape[0], np.int64)
         add_features(own.view(np.uint32), sums)

@@ -1,4 +1,4 @@
-"""The student beside a teacher: an MLP over a node's own feature row, for when neighbours cannot be had.
+"""The student of a teacher: an MLP over a node's own feature row, used when neighbours are missing.
 
 Two files in the teacher's version folder. `student.onnx` takes `features` float32 [n, d] and gives `logits`
 float32 [n, c], as the teacher's own. `student.json` (`StudentSpec`) says whose it is and what its hash is;
@@ -29,7 +29,7 @@ class StudentSpec(msgspec.Struct, frozen=True):
         sha256: of student.onnx.
         node_type, feature_dim: whose rows it reads.
         output_dim: columns of its logits.
-        model, version: where it came from: the student as a model of its own.
+        model, version: where it came from: the student as a separate model.
         agreement: share of held-out nodes on which it chooses as its teacher does.
     """
 
@@ -80,7 +80,7 @@ class Student:
         )
 
     def logits(self, rows: FloatArray) -> FloatArray:
-        """float32 [n, d] feature rows to float32 [n, c], an array of its own."""
+        """float32 [n, d] feature rows to float32 [n, c], a new array."""
         n = rows.shape[0]
         found = np.empty((n, self.spec.output_dim), np.float32)
         for a in range(0, n, CHUNK_ROWS):
@@ -114,5 +114,5 @@ def read_student(folder: Path) -> StudentSpec:
 
 
 def student_of(folder: Path, spec: ModelSpec, threads: int = 1) -> Student | None:
-    """The student beside a teacher, None where there is none."""
+    """The student of a teacher, None where there is none."""
     return Student(folder, spec, threads) if (folder / SPEC_FILE).is_file() else None

@@ -77,13 +77,13 @@ class PygStore(FeatureStore):
             raise
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._thread.close()
         self._pyg = None
         self._num_rows.clear()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`; features have no names, and dtypes that are not floats become float32."""
+        """As `FeatureStore.describe`; features have no names; other dtypes than floats become float32."""
         return await self._run(f"describing {group!r}", self._describe, group)
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
@@ -245,7 +245,7 @@ class PygStore(FeatureStore):
             strange = [id for id, number in zip(listed(ids), numbers, strict=True) if number < 0]
             raise FeatureStoreError(
                 f"{self._name}: group {group.name!r} has rows 0 … {num_rows - 1}; "
-                f"ids must be among them or continue them without a gap, unlike {(strange or new.tolist())[:5]}"
+                f"ids must be among them or follow without a gap, unlike {(strange or new.tolist())[:5]}"
             )
         old = torch.as_tensor(self._pyg.get_tensor(self._attr(group.name, None)))
         if old.dtype != getattr(torch, group.dtype):

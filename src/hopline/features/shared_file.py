@@ -3,8 +3,8 @@
     page 0: magic, length, {boot, layout} │ the arena's arrays
 
 The first process sizes the file and writes its layout; the others compare. A file with another layout is
-created again if no process uses it, and refused otherwise. Each writer holds a lock on its own byte while it
-lives, so two processes never write one partition; the kernel releases the lock however the process ends.
+created again if no process uses it, and refused otherwise. Each writer holds a lock on its own byte while
+it lives, so two processes never write one partition; the kernel releases the lock however the process ends.
 
 Knows nothing of rows: the layout is settings and what they were, in words.
 """

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Rows of one write: enough to spare round trips, few enough not to hold up readers of the store.
 _ROWS_AT_ONCE = 4096
-#: No request waits for a write, so it may take longer than a fetch; a hanging store must not hold it for ever.
+#: No request waits for a write, so it may take longer than a fetch, but a hanging store must not hold it.
 _WRITE_TIMEOUT_S = 1.0
 
 

@@ -43,7 +43,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typingctx: Any, address: Any) -> Any:
-    """An int64 address as a pointer, for `carray`. Whoever keeps the address keeps its array alive."""
+    """An int64 address as a pointer, for `carray`. The caller keeps its array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -128,7 +128,7 @@ def copy_bytes(typingctx: Any, target: Any, at: Any, source: Any, begin: Any, co
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typingctx: Any, array: Any) -> Any:
-    """The int64 address of an array's first element. Whoever keeps it keeps the array alive."""
+    """The int64 address of an array's first element. The caller keeps the array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])

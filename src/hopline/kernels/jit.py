@@ -8,9 +8,9 @@ compiled, Numba fills the tables then, as ever.
 Smaller things are spared at each start. Numba asks every installed package whether it extends Numba
 (25 ms); Hopline's kernels know only Numba's own types. It tries for every kernel, twice, whether its cache
 folder can be written (25 ms); once for each folder is enough. And it imports SciPy to see how old it is,
-and YAML for a file of settings that hardly anybody has (35 ms).
+and YAML for a file of settings that hardly exists anywhere (35 ms).
 
-Numba compiles a kernel anew when its own file has changed, but its machine code contains what it calls and
+Numba recompiles a kernel when its own file has changed, but its machine code contains what it calls and
 the constants that it reads in other files. Here those count too.
 """
 
@@ -30,7 +30,7 @@ from hopline.kernels.code_stamp import stamp_of
 
 @contextlib.contextmanager
 def _left_out(*names: str) -> Iterator[None]:
-    """Modules that are not there meanwhile, but for those that were imported already."""
+    """Hide modules that were not imported yet, inside the block."""
     out = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(out))  # type: ignore[arg-type]  # None: cannot be imported
     try:
@@ -60,14 +60,14 @@ class _AskedOnce:
     """A locator of Numba's that tries a folder once, and looks at all files that a kernel is made of."""
 
     def ensure_cache_path(self) -> None:
-        """Raises: OSError: the folder cannot be made or written."""
+        """Create the folder. Raises: OSError: it cannot be created or written."""
         path = self.get_cache_path()  # type: ignore[attr-defined]
         if path not in _writable:
             super().ensure_cache_path()  # type: ignore[misc]
             _writable.add(path)
 
     def get_source_stamp(self) -> Any:
-        """Changes whenever the kernel may have to be compiled anew."""
+        """Changes whenever the kernel may have to be recompiled."""
         stamp = super().get_source_stamp()  # type: ignore[misc]
         path = getattr(self, "_py_file", "")
         return (stamp, stamp_of(path)) if path.endswith(".py") and os.path.isfile(path) else stamp
@@ -138,7 +138,7 @@ def njit(*args: Any, **options: Any) -> Any:
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = compiled(function)
-        if is_cached and dispatcher is not function:  # Numba can be told to compile nothing
+        if is_cached and dispatcher is not function:  # Numba can be configured to compile nothing
             dispatcher._cache = _KernelCache(function)
             dispatcher._compilation_chain_init_hook = _no_extensions
         return dispatcher

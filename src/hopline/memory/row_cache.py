@@ -11,7 +11,7 @@ All arrays lie in memory that the processes of a host map, and all zero bytes ar
   of a write leaves one slot without an owner, nothing else.
 - rows: float32 [slots, dim]; visited: uint8 [slots], for SIEVE (`sieve.py`).
 
-A process reads all slots and writes only the slots of its own partition, so no two processes write one
+A process reads all slots and writes only the slots in its own partition, so no two processes write one
 slot. What differs is an argument: the state cache has one word for each slot (`words` 1). L1 has two, and
 the second is the time of the fetch. Arrays should be `intrinsics.borrowed`.
 """
@@ -52,7 +52,7 @@ def ask_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped
 
 @njit(inline="always")
 def begin_write(tags, at):  # type: ignore[no-untyped-def]
-    """Make the slot whose tag is tags[at] nobody's; returns the counter for `end_write`."""
+    """Invalidate the slot whose tag is tags[at]; returns the counter for `end_write`."""
     counter = ((tags[at] >> OWNER_BITS) + 1) & _COUNTER_MASK
     tags[at] = counter << OWNER_BITS
     release_fence()

@@ -40,7 +40,7 @@ class Link:
         decoder: of what the other end sends, `Refusal` included.
         hello: the first message.
         welcome: class of its answer.
-        user: is told of connections and messages.
+        user: is notified of connections and messages.
         log: where states of the connection go, each once.
         peer: the other end, for the log.
         consequence: what follows from its absence, for the log.
@@ -102,7 +102,7 @@ class Link:
             try:
                 reader, writer, welcome = await self._connect()
             except (OSError, EOFError, TimeoutError, WireError) as error:
-                self.report(f"is not there: {str(error) or type(error).__name__}")
+                self.report(f"is unreachable: {str(error) or type(error).__name__}")
             else:
                 self._backoff.worked()
                 await self._listen(reader, writer, welcome)

@@ -267,7 +267,7 @@ class BlockBuffers:
             self.positions = np.empty(room, np.int64)
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need."""
+        """Release what only the largest batches need."""
         if max(self.neighbors.shape[0], self.offsets.shape[0]) > KEPT_ROWS:
             self.__init__()  # type: ignore[misc]
 
@@ -312,7 +312,7 @@ class Sampler:
 
     Attributes:
         packed: the lists are compressed.
-        starts: int64 [N + 1], where each node's list begins; None where no plain array says so.
+        starts: int64 [N + 1], where each node's list begins; None where no plain array holds them.
 
     Raises:
         ArtifactError: the mode needs times or weights that the adjacency lacks, or weights that are not
@@ -418,7 +418,7 @@ def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
 def frozen(array: Any) -> Any:
     """A read-only base-class view; of packed edges, what kernels take for them.
 
-    Numba compiles anew for writable arrays and falls off its fast dispatch path for np.memmap; one
+    Numba compiles again for writable arrays and falls off its fast dispatch path for np.memmap; one
     spelling for arrays in memory and mapped ones avoids both.
     """
     if hasattr(array, "kernel"):

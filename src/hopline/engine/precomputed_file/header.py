@@ -14,7 +14,7 @@ from hopline.artifact import sha256_of
 from hopline.errors import PrecomputedFileError
 
 MAGIC = b"\x93HOPTABL"
-#: Of a file that is being written; nobody opens it as a table.
+#: Of a file that is being written; it cannot be opened for reading.
 DRAFT_MAGIC = b"\x93HOPDRFT"
 FORMAT_VERSION = 1
 PAGE = 4096
@@ -45,7 +45,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Strip(NamedTuple):
-    """Where the rows of an array lie, for whoever looks at single ones.
+    """Where the rows of an array lie, to read single ones.
 
     Attributes:
         offset: of row 0. width: bytes of a row.

@@ -1,4 +1,4 @@
-"""Copies of some rows of a table in memory of this process: those that everybody asks for.
+"""Copies of the most requested rows of a file, in memory of this process.
 
 Rows that are asked for often do not lie together: to lock their pages would take a page for each.
 """
@@ -16,8 +16,10 @@ _NO_SLOT = -1
 
 
 class HotRows:
-    """Args:
-    file: whose rows these are.
+    """Pinned copies of rows.
+
+    Args:
+        file: whose rows these are.
     rows: int64 [n], distinct, the most asked for first.
     num_bytes: for the copies; rows that it has no room for are left in the file.
 

@@ -48,7 +48,7 @@ class PrecomputedFile:
         """Map a table; takes microseconds at any size. Contents are not read: see `verify`.
 
         Raises:
-            PrecomputedFileError: it is not there, no table, damaged, cut off, or of a newer format.
+            PrecomputedFileError: it is missing, not such a file, damaged, cut off, or of a newer format.
         """
         header, identity, handle = _opened(path)
         try:

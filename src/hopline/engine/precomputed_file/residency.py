@@ -1,11 +1,11 @@
 """Which rows of a mapped table can be read without waiting for a disk.
 
-A row that is not in memory faults when it is read, and whoever reads it waits (0.1 ms, at times 5): on an
-event loop, with all other requests. So the kernel is asked first, for many pages at once since it is the
-call that costs (mincore, 5 µs), and what it said is believed for a while: pages that were read a moment ago
-are the last that it gives up.
+A row that is not in memory faults when it is read, and its reader waits (0.1 ms, at times 5): on an event
+loop, with all other requests. So the kernel is asked first, for many pages in one call, since the call is
+expensive (mincore, 5 µs). Its answer is cached for a while: pages that were read a moment ago are the last that it
+evicts.
 
-mincore tells of files that the process may write or owns; of others Linux says that every page is there
+mincore works for files that the process may write or owns; for others Linux reports every page as resident
 (since 5.2, against spying on other users), and a cold row then costs its fault.
 """
 
@@ -36,8 +36,10 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class Residency:
-    """Args:
-    pages: the whole map, uint8.
+    """Knows which pages of a mapped file are in memory.
+
+    Args:
+        pages: the whole map, uint8.
     """
 
     def __init__(self, pages: NDArray[np.uint8]) -> None:
@@ -72,7 +74,7 @@ class Residency:
         )
 
     def near_row(self, strips: Sequence[Strip], row: int, now: float) -> bool:
-        """Whether a row of all these strips can be read at once.
+        """Whether a row of all these strips can be read without waiting.
 
         Args:
             now: seconds, monotonic.
@@ -94,7 +96,7 @@ class Residency:
         return True
 
     def near_rows(self, strips: Sequence[Strip], rows: IdArray, now: float) -> bool:
-        """The same of many rows."""
+        """As `near_row`, for many rows."""
         if self.is_locked:
             return True
         if now >= self._until:
@@ -112,7 +114,7 @@ class Residency:
         return True
 
     def read_ahead(self, strips: Sequence[Strip], rows: IdArray) -> None:
-        """Have rows read from the disk; for a thread beside the event loop. Releases the interpreter."""
+        """Read rows from the disk; for a thread off the event loop. Releases the interpreter lock."""
         for strip in strips:
             pages = np.unique(self._pages_of(strip, rows))
             # All reads are begun before the first is waited for.
@@ -138,7 +140,7 @@ class Residency:
         begin = page - page % _AT_ONCE
         count = min(_AT_ONCE, self._num_pages - begin)
         if self._mincore(self._address + begin * _PAGE, count * _PAGE, self._answer_at):
-            return True  # it cannot be told
+            return True  # unknown
         np.bitwise_and(
             self._answer[:count], 1, out=self._known_view[begin : begin + count], casting="unsafe"
         )

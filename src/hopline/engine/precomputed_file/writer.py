@@ -1,7 +1,7 @@
-"""Writes a precomputed file: rows in any order, visible all at once.
+"""Writes a precomputed file: rows in any order, visible together at the end.
 
-The draft lies beside the place, hidden, and is locked by its writer. A run that was killed finds its draft
-again: rows up to the last `checkpoint` are there.
+The draft is a hidden file next to its place, and is locked by its writer. A run that was killed finds its
+draft again: it holds the rows up to the last `checkpoint`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Draft(msgspec.Struct, frozen=True):
     """What an unfinished table says of itself.
 
     Attributes:
-        run: whose attempts may go on with it; "" for nobody's.
+        run: whose attempts may continue it; "" for none.
         num_done: rows [0, n) that are on the disk.
     """
 
@@ -54,13 +54,13 @@ class PrecomputedWriter:
     """One table on its way.
 
     Args:
-        path: where it shall be; a table that is there is replaced at `commit`.
+        path: of the finished file; an existing one is replaced at `commit`.
         plan: what it is about.
-        run: of an attempt that may go on where one of the same `run` and `plan` was ended; "" begins anew.
+        run: an attempt continues an earlier one of the same `run` and `plan`; "" starts again.
         clock_ms: ms since the epoch, for stamps.
 
     Attributes:
-        num_done: rows [0, n) that an attempt before this one has brought to the disk.
+        num_done: rows [0, n) that an earlier attempt has written to the disk.
 
     Raises:
         PrecomputedFileError: it cannot be written there, there is no room, or another run is writing it.
@@ -100,7 +100,7 @@ class PrecomputedWriter:
         if not is_ours:  # the other run ended between both steps: what is open here is its finished table
             raise PrecomputedFileError(f"{self.path} was written by another run just now; begin again")
         if self._run and os.fstat(self._handle).st_size == self._file_bytes:
-            with contextlib.suppress(PrecomputedFileError):  # of another run, or torn: begin anew
+            with contextlib.suppress(PrecomputedFileError):  # of another run, or torn: start again
                 head = os.pread(self._handle, self._begin, 0)
                 found: Draft = unpacked(DRAFT_MAGIC, head, self._draft, Draft)
                 if (found.plan, found.run) == (self.plan, self._run):
@@ -108,7 +108,7 @@ class PrecomputedWriter:
                     return
         with self._writing():
             os.ftruncate(self._handle, 0)
-            # Room for all of it now: a disk that is full is told before anything is computed.
+            # Allocate all of it now: a full disk is reported before anything is computed.
             os.posix_fallocate(self._handle, 0, self._file_bytes)
         self.checkpoint(0)
 
@@ -218,7 +218,7 @@ class PrecomputedWriter:
         return header
 
     def abort(self, *, keep: bool = False) -> None:
-        """Give up; the path stays as it is.
+        """Give up; the path is unchanged.
 
         Args:
             keep: leave the draft to a later attempt of the same run.
@@ -234,7 +234,7 @@ class PrecomputedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever did not commit has given up."""
+        """Give up, unless committed."""
         self.abort()
 
     def _put(self, at: int, data: bytes | memoryview) -> None:
