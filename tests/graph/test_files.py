@@ -348,12 +348,12 @@ def test_missing_values_are_filled_with_any_number(values, fill, expected):
 def test_a_filling_that_would_change_other_values_is_refused():
     values = pa.array([2**53 + 1, None])
     nodes = NodeFile(pa.table({"id": ["a", "b"], "x": values}), id="id", missing=Missing(fill=0.5))
-    refused("0.5 cannot stand beside", nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
+    refused("0.5 cannot be stored with", nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
 
 
 def test_numbers_beyond_a_floats_integers_are_named_as_such():
     large = pa.table({"src": [9007199254740994.0], "dst": [1.0]})
-    refused("too large to stand for one integer as double", None, EdgeFile(large))
+    refused("too large to represent one integer as double", None, EdgeFile(large))
 
 
 def test_periods_of_pandas_are_no_numbers(caplog):

@@ -280,7 +280,7 @@ def test_arrow_integers(tmp_path):
         ]
     for bad, match in (
         (pa.array([2**63], pa.uint64()), "row 0, column 'src': 9223372036854775808 does not fit"),
-        (pa.array([b"\xff"]), "no UTF-8 text"),
+        (pa.array([b"\xff"]), "not UTF-8"),
         (pa.array([True]), "must hold integers or strings.*bool"),
         (pa.array([None, 1]), "row 0, column 'src': a value is missing"),
     ):
@@ -366,7 +366,7 @@ def test_a_header_that_is_read_as_an_edge_is_refused(tmp_path):
     content = "from,to\n1,2\n2,3\n3,1\n"
     with pytest.raises(
         GraphError,
-        match=r"line 1, column '0': 'from' is the only one of 4 cells that is no integer.*--no-header",
+        match=r"line 1, column '0': 'from' is the only one of 4 cells that is not an integer.*--no-header",
     ):
         read(tmp_path, content, text=NO_HEADER)
     assert edges_of(read(tmp_path, content, src="from", dst="to")) == [(1, 2), (2, 3), (3, 1)]

@@ -236,7 +236,7 @@ def _normalise(
 def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     """The layer's keyed sample of inline lists: (offsets int64 [n+1], positions in the lists).
 
-    Every inline node is sampled as node 0 of its own graph, so that its answer does not depend on
+    Every inline node is sampled as node 0 of a separate graph, so that its answer does not depend on
     its place in the request. The last neighbours of a list count as the most recent ones.
     """
     counts = np.diff(edges.offsets)

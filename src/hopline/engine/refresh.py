@@ -2,7 +2,7 @@
 
 Rows of each level lie in one array, by node. A change touches at most the rows that `changed_at` names,
 level by level (graph/live/changed_at.py). Most of these turn out to be unchanged, and need not be computed:
-a row is a function of its node's list, of its own row one level below, and of the rows of the neighbours
+a row is a function of its node's list, of the node's row one level below, and of the rows of the neighbours
 that the sampler draws. Where none of these has changed, neither has the row. A recomputed row that
 comes out unchanged stops the propagation, too.
 

@@ -134,7 +134,7 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
         if table.undirected and edge_type[0] != edge_type[2]:
             raise GraphError(
                 f"edge type {_shown(edge_type)} joins two node types and cannot be undirected; "
-                "add the reverse as an edge type of its own"
+                "add the reverse as a separate edge type"
             )
 
 

@@ -1,7 +1,7 @@
 """From columns of tables to ids, numbers and times. What a column holds is decided on all its cells.
 
 Blanks around a cell are dropped in text files. A number is written as in Python or C, without thousands
-separators; a cell that is none is refused by its place, or the whole column is text and left out.
+separators; another cell is refused, with its place; or the whole column is text and left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0*)?$"
 _DECIMAL = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
-#: Numbers with separators, and what usually stands for none: a column of these is no text.
+#: Numbers with separators, and the usual marks for missing values: a column of these is not text.
 NEAR_NUMBER = (
     r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
     r"infinity)|(?i:n/?a|null|none|nil|missing|unknown|\?|-|\.))$|"
@@ -37,7 +37,7 @@ _ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What stands for no value, and what is put there.
+    """Which cells are missing values, and what replaces them.
 
     Attributes:
         na: cells that are missing, besides empty ones.
@@ -216,7 +216,7 @@ def _way_out(cell: str, name: str, *, named: bool) -> str:
     out = "do not take the column" if named else f"leave the column out with --exclude {name}"
     if "," in cell or "_" in cell or "'" in cell:
         return f"write numbers without separators and with a decimal point, or {out}"
-    return f"say --na {cell!r} --fill 0 where it stands for a missing value, or {out}"
+    return f"say --na {cell!r} --fill 0 where it is a missing value, or {out}"
 
 
 def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Missing) -> Any:
@@ -238,7 +238,7 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
             pass
     at = pc.index(absent, True).as_py()
     raise GraphError(
-        f"{table.place(at, name)}: {fill} cannot stand beside the other values of the column, which are "
+        f"{table.place(at, name)}: {fill} cannot be stored with the other values of the column, which are "
         "integers that float64 does not hold"
     )
 
@@ -255,7 +255,7 @@ def _missing(table: FileTable, name: str, absent: Any, way_out: str) -> GraphErr
 def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     """Floats or decimals that are integers, as int64."""
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    # Doubles from 2**53 on stand for more than one integer.
+    # Doubles from 2**53 on represent more than one integer.
     limit = 2**53 if arrow("pyarrow.types").is_floating(column.type) else 2**63
     if arrow("pyarrow.types").is_decimal(column.type):
         good = pa.chunked_array([[v == int(v) and abs(v) < limit for v in column.to_pylist()]], pa.bool_())
@@ -268,7 +268,7 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
         count, cell = pc.sum(bad).as_py(), column[at].as_py()
         if abs(cell) >= limit:
             raise GraphError(
-                f"{table.place(at, name)}: {cell} is too large to stand for one integer as {column.type}; "
+                f"{table.place(at, name)}: {cell} is too large to represent one integer as {column.type}; "
                 "write such numbers as integers of 64 bits, or ids as strings"
             )
         raise GraphError(
@@ -344,7 +344,7 @@ def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
         return column.cast(pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
         raise GraphError(
-            f"{table.what}: column {name!r} holds bytes that are no UTF-8 text; give ids as integers or as "
+            f"{table.what}: column {name!r} holds bytes that are not UTF-8; give ids as integers or as "
             "text, such as their hexadecimal digits"
         ) from None
 

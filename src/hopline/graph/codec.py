@@ -1,13 +1,14 @@
 """Compressed adjacency: in-neighbours in few bits, weights and degrees as bytes, all read one by one.
 
 Neighbours are packed without loss, 64 to a block or, where that is hardly larger, each in as many bits as
-the largest takes (`codec_kernels.py`); the block or the bits are all that is read to know one of them,
-wherever lists begin and end. Where lists begin is the sum of at most 16 degrees. Weights become codes of
-8 bits and one scale for the edge type: a weight is off by at most half of `scale`, which is the largest
-weight over 255, and one that was above 0 stays so. Where weights may be negative, code 128 is 0, the scale
-is the largest magnitude over 127, and every weight keeps its sign. Integers that are codes as they are keep
-their values. The scale has 14 significant bits, so that every weight is exact in float32 and every running
-sum in float64: sampling by weight draws what it would draw from plain arrays of these weights.
+the largest takes (`codec_kernels.py`); only the block or the bits are read to decode one of them,
+independent of where lists begin and end. Where lists begin is the sum of at most 16 degrees. Weights become
+codes of 8 bits and one scale for the edge type: a weight is off by at most half of `scale`, which is the
+largest weight over 255, and one that was above 0 stays so. Where weights may be negative, code 128 is 0,
+the scale is the largest magnitude over 127, and every weight keeps its sign. Integers that are codes as
+they are keep their values. The scale has 14 significant bits, so that every weight is exact in float32 and
+every running sum in float64: sampling by weight draws what it would draw from plain arrays of these
+weights.
 
 Times and attributes of edges are not compressed.
 """
@@ -217,7 +218,7 @@ class PackedBounds(_Column):
         return cls(read_only(groups), read_only(longs), len(indptr))
 
 
-#: What stands for an array of lists.
+#: Compressed forms of an array of lists.
 PACKED = (PackedIds, PackedBounds)
 
 

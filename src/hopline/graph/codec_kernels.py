@@ -193,7 +193,7 @@ def pack(numbers, bits, offsets, data):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def pack_evenly(numbers, bits, data):  # type: ignore[no-untyped-def]
-    """Write numbers below 2**bits, bits <= 56, one after the other into `data`."""
+    """Write numbers below 2**bits, bits <= 56, in order, into `data`."""
     held, used, at = np.uint64(0), 0, 0
     for i in range(numbers.shape[0]):
         held |= np.uint64(numbers[i]) << np.uint64(used)

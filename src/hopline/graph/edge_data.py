@@ -40,7 +40,7 @@ def id_at(ids: Any, position: Any) -> Any:
 
 
 def follow(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> Any:
-    """Read behind whoever fills positions[:total], which `touch` has seen: returns the new (asked, done).
+    """Read behind the writer of positions[:total], which `touch` has seen: returns the new (asked, done).
 
     Packed neighbours take two steps of memory, first where a block is, then the block: they are asked for
     some edges before they are read, between the draws. Of arrays nothing is read before `finish`.

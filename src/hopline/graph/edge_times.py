@@ -38,7 +38,7 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
     Args:
         value: [E] integers, floats that are integers, or NumPy datetimes.
         what: for error messages. rows: E.
-        unit: what integers count, and what datetimes are brought to; "" as in `EdgeTable`.
+        unit: what integers count, and what datetimes are converted to; "" as in `EdgeTable`.
     Raises: GraphError: a number of rows other than `rows`, no integers, outside int64, finer than `unit`.
     """
     if unit not in ("", *UNITS):
@@ -47,7 +47,7 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
     if column.dtype.kind == "M":
         return Times(*_of_datetimes(column, what, unit), what)
     if column.dtype.kind == "f":
-        # Beyond this a float stands for several integers: the time was rounded before it came here.
+        # Beyond this a float represents several integers: the time was rounded before it came here.
         limit = 2 ** (np.finfo(column.dtype).nmant + 1)
         whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) <= limit)
         if not whole.all():

@@ -1,7 +1,7 @@
 """Where a destination's in-neighbours lie: in a snapshot's lists, or in those of a live graph.
 
 A snapshot has `indptr`. A live graph has *records*, each a list as it is from one version on, chained
-from the newest to the oldest that anybody may still read; `indptr[v]` is then the number of v's newest
+from the newest to the oldest that a reader may still read; `indptr[v]` is then the number of v's newest
 record. Kernels take both in one spelling: `records` is empty for a snapshot. A compressed snapshot's
 `indptr` is packed: (address of groups, address of long ones), see `codec_kernels.read_bounds`.
 """

@@ -73,7 +73,7 @@ def bring_together(
 
 
 def _check_written_as_ids(end: Any) -> None:
-    """Refuse what is another number or stands for no value: no file says that these are ids."""
+    """Refuse other numbers and missing values: no file states that these are ids."""
     if not isinstance(end, Encoded) or not len(end):
         return
     counts = np.bincount(end.codes, minlength=len(end.distinct))
@@ -83,7 +83,7 @@ def _check_written_as_ids(end: Any) -> None:
     if num_integers == len(end) - 1 >= _FEWEST and not integers[end.codes[0]]:
         place = end.place(0) if end.place else "edge 0"
         raise GraphError(
-            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is no integer; if it is a "
+            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is not an integer; if it is a "
             "column's name, leave --no-header out, or the line; if it is an id, give a node file that "
             "lists the ids"
         )

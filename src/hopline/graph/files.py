@@ -41,10 +41,10 @@ class NodeFile:
         id: column of the ids (of .npz the array); None means that row numbers are the ids.
         features: columns of the features, in order; None means every numeric one but `id`. One column of
             lists is the whole matrix.
-        exclude: columns that are no features.
+        exclude: columns that are not features.
         rounded: columns whose numbers may be rounded to float32.
         text: how a text file is written.
-        missing: what stands for missing values, and what is put there.
+        missing: which cells are missing values, and what replaces them.
     """
 
     path: Any
@@ -251,7 +251,7 @@ def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
 
 
 def _checked(path: Any) -> Any:
-    """The path, or the frame as it is."""
+    """The path, or the frame unchanged."""
     if not isinstance(path, str | Path):
         return path
     path = Path(path)

@@ -2,7 +2,7 @@
 
 Knows arrays only. `slots` int32 [capacity], capacity a power of two >= 2n, holds row numbers or -1;
 the keys stay where they are, in the id column itself, so the table is half an index entry a slot and
-maps into memory as it is. Linear probing: with at most half of the slots taken a hit needs 1.5 looks
+is mapped into memory unchanged. Linear probing: with at most half of the slots taken a hit needs 1.5 looks
 on average, a miss 2.5 (Knuth, TAOCP 6.4). All arrays are read-only when they come from a snapshot.
 """
 

@@ -1,4 +1,4 @@
-"""What callers give as ids: told apart, checked, and encoded for the hash table.
+"""The ids that callers pass: classified, checked, and encoded for the hash table.
 
 On the path of every request: a list of plain ints or strs is recognised without a Python loop.
 """

@@ -5,9 +5,9 @@
     int8       code * scale + offset, with a scale and an offset for each column.
 
 How a column of int8 is laid out is measured: of several ranges, the one with the smallest mean squared
-error on (a sample of) the column. Beside the whole range there are ranges that clip its tails, since one
+error on (a sample of) the column. Besides the whole range there are ranges that clip its tails, since one
 extreme value would otherwise take the precision from all others; and whole numbers that span fewer than
-256 keep their exact values. Zero stays zero wherever the range holds it.
+256 keep their exact values. Zero stays zero if the range contains it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CODES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), "int8": np.d
 
 #: Shares of a column's numbers that a range may leave out at each end.
 _CLIPS = (1e-4, 1e-3, 1e-2)
-#: Rows that decide about ranges, and rows that are encoded at once.
+#: Rows that decide about ranges, and rows that are encoded together.
 _SAMPLE_ROWS, _CHUNK_ROWS = 1 << 16, 1 << 14
 
 
@@ -181,7 +181,7 @@ def encode(
 def rounded(values: AnyArray, dtype: str) -> FloatArray:
     """What rows that come one by one are in a graph of `dtype`, float32; infinite where they do not fit.
 
-    Those of an int8 graph stay as they are: its scales are of other numbers, and a live graph, which is
+    Those of an int8 graph are unchanged: its scales are of other numbers, and a live graph, which is
     where rows come to, has all of its rows in float32.
     """
     if dtype == "bfloat16":

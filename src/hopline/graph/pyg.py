@@ -40,7 +40,7 @@ def tables_of(
         nodes = {name: _node_table(data[name], (ids or {}).get(name)) for name in data.node_types}
         unknown = sorted(set(ids or {}) - set(nodes))
         if unknown:
-            raise GraphError(f"ids are given for {', '.join(unknown)}, which are no node types of the data")
+            raise GraphError(f"ids are given for {', '.join(unknown)}, which the data lacks")
         edges: dict[EdgeType, EdgeTable] = {}
         for edge_type in data.edge_types:
             edges |= _edge_tables(data[edge_type], edge_type, num_relations, None)
@@ -58,7 +58,7 @@ def _with_units(
     units = dict.fromkeys(edges, time_unit) if isinstance(time_unit, str) else dict(time_unit)
     unknown = units.keys() - edges.keys()
     if unknown:
-        raise GraphError(f"time_unit is given for {min(unknown)!r}, which is no edge type of the data")
+        raise GraphError(f"time_unit is given for {min(unknown)!r}, which is not an edge type of the data")
     return {
         edge_type: dataclasses.replace(table, time_unit=units.get(edge_type, ""))
         for edge_type, table in edges.items()

@@ -92,7 +92,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
     private, which suits a server of one worker.
 
     Args:
-        max_share: of the available memory; a larger graph is returned as it is.
+        max_share: of the available memory; a larger graph is returned unchanged.
         features: whether requests read the graph's own features.
     """
     if sum(array.nbytes for array in _hot(graph, features)) > max_share * available_bytes():
@@ -104,7 +104,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
         }
     edges = {key: _with_copied_lists(part) for key, part in graph.edges.items()}
     copy = Graph(graph.schema, nodes, edges, path=graph.path)
-    copy.__dict__["version"] = graph.version  # the content is the same; hashing it anew takes seconds
+    copy.__dict__["version"] = graph.version  # the content is the same; hashing it again takes seconds
     return copy
 
 

@@ -1,8 +1,8 @@
 """Refuses numbers that float32 does not hold: features, edge attributes and weights are stored as float32.
 
 Integers and booleans must be held exactly: they may be codes, whose last bit matters. Of float64 columns
-the same is asked where all values are integers. Else the rounding must be negligible beside what the
-column tells: seconds since 1970 are rounded by up to 64, which is all of the difference between two
+the same is asked where all values are integers. Otherwise the rounding must be negligible compared with the
+column's differences: seconds since 1970 are rounded by up to 64, which is all of the difference between two
 events of one minute; 0.1 is rounded too, which does no harm.
 """
 
@@ -72,7 +72,7 @@ class Rounding:
             self._first[column], self._value[column] = begin + row, chunk[row, column]
 
     def check(self, what: str, names: Sequence[str] = ()) -> None:
-        """Raises: GraphError: a column loses something that may matter."""
+        """Check all columns. Raises: GraphError: a column loses something that may matter."""
         for column in np.flatnonzero(self._inexact).tolist():
             if self._dtype.kind == "f" and not self._integers[column]:
                 spread = float(self._high[column] - self._low[column])

@@ -180,7 +180,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_edge_type(edge_type: tuple[str, str, str]) -> None:
-    """Raises: GraphError: the names cannot be told apart in the key."""
+    """Check names. Raises: GraphError: the key would not separate them."""
     if tuple(edge_key(*edge_type).split("__")) != edge_type:
         wrong = next(name for name in edge_type[:2] if name.endswith("_"))
         raise GraphError(

@@ -82,7 +82,7 @@ class Graph:
             undirected: add the reverse of every edge; nothing, where every edge has it already.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
                 scale for each column; see `narrow.py`).
-            progress: told where the work is.
+            progress: gets the progress of the work.
         Raises: GraphError: anything about the input that is wrong, with what would be right.
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
@@ -223,7 +223,7 @@ class Graph:
     def compressed(self, progress: Progress = silent) -> Graph:
         """The same graph with packed in-neighbours and weights of 8 bits, in memory; see `codec.py`.
 
-        It samples as this one does; by weight, as one with the rounded weights. It is a version of its own.
+        It samples as this one does; by weight, as one with the rounded weights. It is a separate version.
         Raises: GraphError: an edge type of too many edges or too large weights.
         """
         return Graph(
@@ -253,7 +253,7 @@ class Graph:
 
     @cached_property
     def version(self) -> str:
-        """The snapshot id, 16 hex digits: equal content has an equal id, wherever it was built.
+        """The snapshot id, 16 hex digits: equal content has an equal id on every machine.
 
         In memory the first use hashes everything; a saved graph knows it.
         """
@@ -296,7 +296,7 @@ class Graph:
         new rows.
 
         Args:
-            rows: node type -> distinct global ids, in the order that the new graph shall have; the
+            rows: node type -> distinct global ids, in the order of the new graph; the
                 ids alone where there is one node type. Types left out have no nodes.
         Raises: GraphError: an unknown type, a row outside the graph, a row twice, no row at all.
         """

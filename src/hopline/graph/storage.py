@@ -104,7 +104,7 @@ def save(
 ) -> None:
     """Write a folder that is there whole or not at all.
 
-    Written beside its place, synced, then renamed. A graph that was there is exchanged in one step;
+    Written next to its place, synced, then renamed. An existing graph is exchanged in one step;
     processes that have it open keep reading the old one.
 
     Raises: GraphError: the folder exists (and is no graph, or `overwrite` is off), or cannot be written.

@@ -14,7 +14,7 @@ from hopline.graph.schema import GraphSchema
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray
 
-# Frontier nodes whose neighbours are held at once: bounds memory where hubs are among them.
+# Frontier nodes whose neighbours are held together: bounds memory where hubs are among them.
 _CHUNK_NODES = 4096
 
 

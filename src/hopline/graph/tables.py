@@ -45,9 +45,9 @@ class EdgeTable:
         weight: [E] finite numbers.
         attr_names: d_e names, or empty.
         by_row: `edges` are row numbers even where the node types have ids.
-        undirected: add the reverse of every edge that is no self-loop, with the same columns. Nothing is
+        undirected: add the reverse of every edge except self-loops, with the same columns. Nothing is
             added where all edges have theirs already; where only some have it, they are refused.
-        time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are brought to it. Empty means
+        time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are converted to it. Empty means
             unknown, for datetimes their own unit.
         signed_weight: weights may be negative, though these are not: a live graph then takes edges with
             negative weights. Where one of `weight` is negative, they may be without it.
@@ -88,7 +88,7 @@ class Encoded:
 def as_array(value: Any, what: str) -> AnyArray:
     """View NumPy, list or tensor (CPU or not, sparse or not) as a dense NumPy array.
 
-    Tensors are told by their methods, not their type: this package runs where torch is not.
+    Tensors are recognised by their methods, not their type: this package runs without torch.
 
     Raises: GraphError: it has no rectangular shape; a masked array hides some of its values.
     """

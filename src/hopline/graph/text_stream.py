@@ -21,7 +21,7 @@ from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
 
 _BLOCK_BYTES = 4 << 20
-#: Endings that say how a file is packed; what it holds is told by the ending before.
+#: Endings that say how a file is packed; the ending before it says what it holds.
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _MAGIC: dict[bytes, Callable[[BinaryIO, Path], Any]] = {
     b"\x1f\x8b": lambda raw, _: gzip.GzipFile(fileobj=raw),
@@ -38,7 +38,7 @@ class Text:
     Args:
         path: plain, or packed with gzip, bzip2, xz or Zstandard.
         encoding: of the text.
-        progress: told the part of the file that is read.
+        progress: gets the part of the file that is read.
     """
 
     def __init__(self, path: Path, encoding: str, progress: Callable[[float], None]) -> None:
@@ -129,7 +129,7 @@ class PlainStream(io.RawIOBase):
 def records(blocks: Iterator[str], quotes: bool = True) -> Iterator[tuple[int, str]]:
     """(line number from 1 on, text without its line end) of every record that is not blank.
 
-    A record goes on over lines while a quote is open.
+    A record continues over lines while a quote is open.
     """
     number, begin, open_record = 0, 1, ""
     for block in blocks:

@@ -31,8 +31,8 @@ class TextFormat:
 
     Attributes:
         header: its first line names the columns. Where it does not, columns are named "0", "1" and so on;
-            a first line that has the columns asked for is a header nonetheless.
-        delimiter: between cells, " " for any run of blanks and tabs; None means that it is told from the
+            a first line with the requested columns is a header anyway.
+        delimiter: between cells, " " for any run of blanks and tabs; None detects it from the
             first lines.
         encoding: of the text.
         comment: lines that begin with it are left out, "" for none. None means "#" before the first
@@ -50,8 +50,8 @@ class TextTable:
 
     Args:
         path: the file. options: how it is written.
-        wanted: columns that will be asked for; they tell a header from data.
-        progress: told the part of the file that is read.
+        wanted: columns that will be asked for; they distinguish a header from data.
+        progress: gets the part of the file that is read.
 
     Attributes:
         names: of the columns.

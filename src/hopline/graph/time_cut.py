@@ -116,7 +116,7 @@ def _of_moment(as_of: datetime, unit: str, times: tuple[int, int] | None) -> int
 def _shown(times: tuple[int, int], unit: str) -> str:
     text = f"about {times[0]} to {times[1]}"
     if not unit:
-        return f"{text} in a unit of their own"
+        return f"{text} in an unknown unit"
     return f"{text} {unit} ({iso(times[0], unit)} to {iso(times[1], unit)})"
 
 

@@ -19,7 +19,7 @@ class TypedTable:
     Args:
         source: a Parquet or Arrow (Feather) file, or a frame: a `pyarrow.Table`, or what pyarrow makes one
             of (pandas, polars).
-        progress: told the part that is read.
+        progress: gets the part that is read.
 
     Attributes:
         names: of the columns.
@@ -69,7 +69,7 @@ class TypedTable:
         self._progress(1.0)
 
     def column(self, name: str) -> Any:
-        """A column that was loaded, of its own type; dictionaries are decoded."""
+        """A loaded column, in its own type; dictionaries are decoded."""
         return self._columns[name]
 
     def place(self, row: int, name: str) -> str:
@@ -95,7 +95,7 @@ def _of_frame(frame: Any, what: str) -> Any:
 def _plain(column: Any) -> Any:
     """Without dictionaries, extension types and views.
 
-    Those of pandas stay: a period is stored as an integer, which is no number of the caller's.
+    Those of pandas stay: a period is stored as an integer, which is not a number that the caller gave.
     """
     pa, types = arrow("pyarrow"), arrow("pyarrow.types")
     kind = column.type

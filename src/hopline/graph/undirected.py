@@ -45,7 +45,7 @@ def both_directions(
     raise GraphError(
         f"{what}: {why}, so that undirected would double them. Leave undirected out if the edges hold both "
         "directions, or give each pair once. To keep these edges and add the reverse of each, give the "
-        "same edges again as an edge type of its own, with source and destination exchanged"
+        "same edges again as a separate edge type, with source and destination exchanged"
     )
 
 

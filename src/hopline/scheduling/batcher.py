@@ -1,9 +1,9 @@
 """One model's queue: admits, batches, runs, and gives every request exactly one outcome.
 
 A batch is what waits when the model is free, in the order of `policy.py`. Cheap batches run on the event
-loop, since a thread switch would cost more than they do; expensive ones run on a thread, and
-the loop accepts meanwhile. Either way one batch of a model runs at a time. Where other models share the loop, a turnstile
-says whose batch is next and that it must be a short one.
+loop, since a thread switch would cost more than they do; expensive ones run on a thread, while
+the loop accepts. Either way one batch of a model runs at a time. Where other models share the loop, a
+turnstile says whose batch is next and that it must be a short one.
 
 A batch may postpone a request that lacks something (its outcome is None): the observer fetches it and puts
 the request back with `resume`; its batch-mates do not wait for it.

@@ -1,9 +1,9 @@
 """Which rows of a mapped table can be read without waiting for a disk.
 
 A row that is not in memory faults when it is read, and its reader waits (0.1 ms, at times 5): on an event
-loop, with all other requests. So the kernel is asked first, for many pages in one call, since the call is
-expensive (mincore, 5 µs). Its answer is cached for a while: pages that were read a moment ago are the last that it
-evicts.
+loop, with all other requests. So the kernel is asked first, for many pages in one call, since the call
+is expensive (mincore, 5 µs). Its answer is cached for a while: pages that were read a moment ago are the
+last that it evicts.
 
 mincore works for files that the process may write or owns; for others Linux reports every page as resident
 (since 5.2, against spying on other users), and a cold row then costs its fault.

@@ -16,7 +16,7 @@ from hopline.graph.live.memory import EdgeMemory
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
-#: Added edges after which out-neighbours are listed anew, at least, and as a share of all edges.
+#: Added edges after which out-neighbours are listed again, at least, and as a share of all edges.
 _MIN_ADDED, _ADDED_SHARE = 1 << 17, 0.5
 
 
@@ -102,7 +102,7 @@ class OutNeighbors:
         self.build()
 
     def build(self) -> None:
-        """List them anew from the newest lists."""
+        """Rebuild them from the newest lists."""
         memory = self._memory
         indptr = np.zeros(self._num_sources + 1, np.int64)
         _count_out(memory.heads, memory.records, memory.indices, indptr)

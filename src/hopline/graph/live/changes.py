@@ -27,9 +27,9 @@ class EdgeChanges:
     Attributes:
         src, dst: the caller's ids.
         remove: bool [n]; a removal takes all edges from src to dst, or just those of `time` where
-            `has_time` says so.
+            `has_time` is true.
         time: int64 [n] or None. Added edges of a type with times need one.
-        has_time: bool [n] or None (all rows, if `time` is there): which removals name a time.
+        has_time: bool [n] or None (all rows, if `time` is given): which removals name a time.
         weight: float32 [n] or None, attr: float32 [n, d_e] or None; rows of removals are not read.
         order: int64 [n], ascending positions in the batch.
     """
@@ -53,7 +53,7 @@ class NodeChanges:
 
     Attributes:
         ids: the caller's ids.
-        add: bool [n]; False sets the features of a node that is there.
+        add: bool [n]; False sets the features of an existing node.
         features: float32 [n, d].
         order: int64 [n], ascending positions in the batch.
     """
@@ -78,7 +78,7 @@ class Changes:
             before is a duplicate and changes nothing.
         event_time_ms: int64 [num_events] or None, when each happened, ms since 1970.
         positions: source such as "kafka/edges/0" -> the offset that follows the last event of it here.
-            Kept with the batch, so that a consumer goes on where the graph is.
+            Kept with the batch, so that a consumer continues where the graph is.
     """
 
     edges: Mapping[str, EdgeChanges] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Rejected:
     Attributes:
         order: its position in the batch.
         code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "no_time",
-            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of what is not there), "bad_id"
+            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of a missing edge), "bad_id"
             or "full".
         reason: what was wrong and what would be right.
     """

@@ -72,7 +72,7 @@ class Checked:
 
     Attributes:
         accepted: bool [num_events].
-        rejected: the others that are no duplicates.
+        rejected: the others, without duplicates.
         nodes, edges: by type; what is accepted.
     """
 

@@ -147,7 +147,7 @@ def decode_applied(data: bytes | bytearray | memoryview) -> Applied:
 
 
 class _Columns:
-    """Columns one after another, as they are written."""
+    """A writer of consecutive columns."""
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
@@ -165,14 +165,14 @@ class _Columns:
             self.pieces.append(bytes(-array.nbytes % 8))
 
     def strings(self, values: Sequence[str]) -> int:
-        """Returns: how many bytes the strings take."""
+        """Write strings. Returns: how many bytes they take."""
         blob, lengths = id_values.encoded(values)
         self.put("lengths", lengths, _LENGTH, (len(values),))
         self.put("strings", blob, _BYTE, blob.shape)
         return int(blob.shape[0])
 
     def ids(self, what: str, ids: Ids, num_rows: int) -> int:
-        """Returns: how many bytes the strings take, _NO_STRINGS for integers."""
+        """Write ids. Returns: how many bytes strings take, _NO_STRINGS for integers."""
         kind, values = id_values.typed(ids)
         self.expect(what, len(values), num_rows)
         if kind == "string":
@@ -184,7 +184,7 @@ class _Columns:
         return _NO_STRINGS
 
     def order(self, order: Any, num_rows: int) -> int:
-        """Returns: the first value of one that counts up by one and is not stored."""
+        """Write an order. Returns: its first value, where it counts up by one and is not stored."""
         array = np.ascontiguousarray(order, _INT)
         if array.shape == (num_rows,) and num_rows and array[0] >= 0:
             first = int(array[0])
@@ -245,7 +245,7 @@ def _decode(data: memoryview) -> Changes:
 
 
 class _Cursor:
-    """Columns one after another, as they are read."""
+    """A reader of consecutive columns."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data

@@ -18,7 +18,7 @@ from hopline.types import IdArray
 
 @njit(nogil=True, cache=True)
 def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no-untyped-def]
-    """Room of the newest lists, as far as it can be told; returns how many have some."""
+    """Room of the newest lists, as far as it is known; returns how many have some."""
     count = 0
     for v in range(heads.shape[0]):
         at = heads[v]
@@ -38,8 +38,10 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
 
 
 class EdgeWriter:
-    """Args:
-    memory: of the edge type. room: of the plan.
+    """Writes the lists of one edge type.
+
+    Args:
+        memory: of the edge type. room: of the plan.
     """
 
     def __init__(self, memory: EdgeMemory, room: EdgeRoom) -> None:
@@ -68,9 +70,9 @@ class EdgeWriter:
         self.attach(version)
 
     def attach(self, version: int) -> None:
-        """Take up what lies in the memory, as of a version: what is later is dropped, room found anew.
+        """Adopt the content of the memory as of a version: later content is dropped, free room found again.
 
-        Versions before it must have no readers that go on reading.
+        Versions before it must have no readers that continue to read.
         """
         memory, counters = self.memory, self._counters
         lists.undo(memory.heads, memory.records, version)
@@ -102,7 +104,7 @@ class EdgeWriter:
         counters[lists.MAX_DEGREE] = int(degrees.max(initial=0))
 
     def apply(self, rows: EdgeRows, version: int) -> tuple[IdArray, IdArray] | None:
-        """Write what a batch changes as of `version`, which nobody reads yet.
+        """Write what a batch changes as of `version`, which no reader sees yet.
 
         Returns: destinations whose lists changed, and the `order` of removals that met no edge; None
             where there is no room: `attach` drops what was written.

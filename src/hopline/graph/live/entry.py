@@ -2,8 +2,8 @@
 
     through_ms i64 │ number of skipped events u32 │ 0 │ their positions i64 │ the batch (codec.py)
 
-Applied again to the same version, a batch with its skipped events has the same outcome: nothing is judged
-anew.
+Applied again to the same version, a batch with its skipped events has the same outcome: nothing is
+judged again.
 """
 
 from __future__ import annotations

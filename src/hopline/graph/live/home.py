@@ -9,7 +9,7 @@
 
 The graph is a snapshot and the changes that the log has after it. Two snapshots are kept, and the log from
 the older one on, so that one damaged snapshot costs time and nothing else. Before there are two, the graph
-that it all began with stands for the older one: sequence 0, wherever its folder is.
+that it began with takes the place of the older one: sequence 0, in any folder.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LiveHome:
             base: the graph that it all began with.
             segment_bytes: as for `Log.open`.
             verify: read the whole snapshot and compare its hashes, before it is built upon.
-            owner: what others are told who want to write meanwhile.
+            owner: shown to other processes that try to write meanwhile.
         Raises:
             Conflict: another process writes there.
             LogDamaged: the manifest, all snapshots or the log are damaged; names the file and what to do.
@@ -153,7 +153,7 @@ class LiveHome:
         return entry
 
     def close(self) -> None:
-        """Let go of log and lock. Raises: LogFailed: as `Log.sync`."""
+        """Close the log and release the lock. Raises: LogFailed: as `Log.sync`."""
         try:
             self.log.close()
         finally:

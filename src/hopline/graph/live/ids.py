@@ -141,7 +141,7 @@ class LiveIds(IdIndex):
         return names
 
     def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """An index of some rows, which stands for itself."""
+        """An independent index of some rows."""
         chosen = self.external(global_ids)
         if isinstance(chosen, list):
             return StringIds.of(chosen, what)
@@ -169,7 +169,7 @@ class LiveIds(IdIndex):
         return len(self._memory.id_blob) - used
 
     def add(self, external_ids: Any, first: int) -> None:
-        """Add ids that are not there as nodes first, first + 1, …; the writer has checked them."""
+        """Add new ids as nodes first, first + 1, …; the writer has checked them."""
         memory, row = self._memory, first - self._first
         if self.kind == "string":
             blob, lengths = id_values.encoded(list(external_ids))

@@ -1,7 +1,7 @@
 """A live graph that outlives its process: batches are judged, made durable, and only then seen.
 
     batches ─► seen before? ─► LiveWriter.prepare ─► Log.append … sync ─► LiveWriter.publish ─► outcomes
-                               where nobody looks    all of them at once  all of them at once
+                               not visible yet       all of them together  all of them together
 
 A batch whose record could not be made durable is dropped and leaves nothing: its events may come again.
 """
@@ -148,7 +148,7 @@ class Keeper:
         if writer.sequence != self.home.log.last:
             raise LogDamaged(
                 f"{self.home.folder}: the log ends with sequence {self.home.log.last}, the memory has "
-                f"{writer.sequence}: restart the server, which makes its memory anew"
+                f"{writer.sequence}: restart the server, which creates its memory again"
             )
         return count
 
@@ -258,7 +258,7 @@ class Keeper:
             draft.view.close()
 
     def close(self) -> None:
-        """Let go of the folder. Raises: LogFailed: as `Log.sync`."""
+        """Close the folder. Raises: LogFailed: as `Log.sync`."""
         self.home.close()
 
     def _keep_positions(self, prepared: Sequence[Prepared], before: Mapping[str, Any]) -> None:
@@ -277,7 +277,7 @@ class Keeper:
         except OSError as error:
             what = f"{self.home.folder}: {error.strerror}: where sources stand could not be written"
             if any(one.applied.num_applied for one in prepared):
-                log.warning("%s; after a crash %s will tell of some events again", what, ", ".join(moved))
+                log.warning("%s; after a crash %s will send some events again", what, ", ".join(moved))
                 return
             self.positions = dict(before)
             raise LogFull(f"{what}; make room on the disk") from error
@@ -290,7 +290,7 @@ class Keeper:
     def _take_note(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
         """Remember which events are in the graph, and where their sources stand.
 
-        An event that was rejected may come again under its id, once what it lacked is there.
+        An event that was rejected may come again under its id, once what it lacked exists.
         """
         if len(keys):
             self._seen.add(keys[~skip])
@@ -337,7 +337,7 @@ def _without_repeated_refusals(
 
 
 def _through(batches: Sequence[Changes], now_ms: int) -> int:
-    """Until when everything that happened is in the batches: now, or as late as sources have told of."""
+    """The time until which everything is in the batches: now, or the latest that sources have reported."""
     times = [
         changes.event_time_ms
         for changes in batches

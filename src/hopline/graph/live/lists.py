@@ -203,7 +203,7 @@ def merge(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def release(retired, records, indices, pool, free_records, counters):  # type: ignore[no-untyped-def]
-    """Use the records and the room of what nobody reads any more again."""
+    """Reuse the records and the room of lists that no reader holds."""
     for k in range(retired.shape[0]):
         free_records[counters[FREE]] = retired[k, RECORD]
         counters[FREE] += 1

@@ -1,4 +1,4 @@
-"""One writer for a live folder: a lock that the kernel gives back when its holder dies."""
+"""One writer for a live folder: a lock that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
         pid, host: of the process; 0 and "" where the file does not say.
         run_by: the command that started it, and its process.
         socket: where it can be asked.
-        yields: whether it steps aside when it is.
+        yields: whether it gives way when asked.
     """
 
     pid: int = 0
@@ -50,8 +50,10 @@ def read_owner(path: Path) -> Owner:
 
 
 class WriterLock:
-    """Args:
-    path: of the lock's file; it stays when the lock is given back.
+    """The writer's lock.
+
+    Args:
+        path: of the lock's file; the file stays when the lock is released.
     owner: is written into it; by default this process, and no more is said.
     """
 

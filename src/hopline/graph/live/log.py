@@ -81,7 +81,7 @@ class Log:
 
         Args:
             lineage: version of the graph that the log began with.
-            next_sequence: what comes after the newest snapshot; a log that ends before goes on there.
+            next_sequence: what comes after the newest snapshot; a log that ends before continues there.
             segment_bytes: a file of this size is followed by another one.
         Raises:
             LogDamaged: the newest file is not what was written.
@@ -101,7 +101,7 @@ class Log:
         if made.last < next_sequence - 1:
             if segments:
                 log.warning(
-                    "the log in %s ends with sequence %d; going on with %d, which follows the snapshot",
+                    "the log in %s ends with sequence %d; continuing with %d, which follows the snapshot",
                     folder,
                     made.last,
                     next_sequence,
@@ -160,7 +160,7 @@ class Log:
         Raises:
             LogFailed: the disk failed to. The kernel may have dropped what it could not write, and would
                 say nothing when asked again: so the file is not written to any more, what follows its
-                durable records is cut off, and the log goes on with `synced` + 1 in another file.
+                durable records is cut off, and the log continues with `synced` + 1 in another file.
             LogDamaged: durable records, too, cannot be read any more.
         """
         if self.synced == self.last:
@@ -204,7 +204,7 @@ class Log:
         return len(old)
 
     def close(self) -> None:
-        """Make all records durable and let go. Raises: LogFailed: as `sync`."""
+        """Make all records durable and close. Raises: LogFailed: as `sync`."""
         try:
             if self._fd >= 0:
                 self.sync()
@@ -212,7 +212,7 @@ class Log:
             self._let_go()
 
     def _take_up(self, path: Path) -> None:
-        """Go on in a file that is there."""
+        """Continue in an existing file."""
         header = checked_header(path, self._lineage)
         sequence, end = header.first, segment.HEADER_BYTES
         for record in segment.read_records(path, header):
@@ -237,7 +237,7 @@ class Log:
         self.last = self.synced = sequence - 1
 
     def _begin(self) -> None:
-        """Go on in a new file, which has its name once it is on the disk."""
+        """Continue in a new file, which gets its name once it is on the disk."""
         if self._fd >= 0:
             self.sync()
             self._let_go()
@@ -248,7 +248,7 @@ class Log:
         try:
             fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             _write(fd, header.encode(), 0)
-            os.fdatasync(fd)  # by the descriptor that goes on: the disk's errors are told to that
+            os.fdatasync(fd)  # by the descriptor that stays open: the disk's errors are reported to that
             publish_file(draft, path, durable=False)
             sync(self._folder)
         except OSError as error:
@@ -276,7 +276,7 @@ class Log:
             self._allocated = wanted
 
     def _roll_back(self) -> None:
-        """After a failed write: the file ends where its last record does, or is let go."""
+        """After a failed write: the file ends where its last record does, or is closed."""
         try:
             os.ftruncate(self._fd, self._end)
             self._allocated = self._end
@@ -301,7 +301,7 @@ class Log:
             self.synced,
             self.last,
         )
-        log.error("%s: %s; going on in another file", path, error)
+        log.error("%s: %s; continuing in another file", path, error)
         fd, self._fd = self._fd, -1
         self.last = synced
         with contextlib.suppress(OSError):
@@ -319,7 +319,7 @@ class Log:
                 f"{path}: records {whole + 1} to {synced} were on the disk and cannot be read any more, "
                 f"after {error}; {segment.ADVICE}"
             ) from error
-        # At once, so that a crash from here on finds nothing of them; else with the next append.
+        # Immediately, so that a crash from here on finds nothing of them; else with the next append.
         with contextlib.suppress(LogFull, LogFailed):
             self._begin()
         certain = "" if self._fd >= 0 else ", unless the machine ends before it is written to again"

@@ -79,8 +79,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     digest, _, body = data.partition(b"\n")
     if digest != _digest(body):
         raise LogDamaged(
-            f"{path}: its checksum differs; restore it from a copy, or delete it: it is made anew from the "
-            "snapshots and the log beside it"
+            f"{path}: its checksum differs; restore it from a copy, or delete it: it is created again from "
+            "the snapshots and the log in its folder"
         )
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
@@ -108,7 +108,7 @@ def read_positions(folder: Path) -> Positions | None:
         return None
     except (OSError, *UNREADABLE):
         pass
-    log.warning("%s is damaged; sources go on where the last change has them", folder / POSITIONS)
+    log.warning("%s is damaged; sources continue where the last change has them", folder / POSITIONS)
     return None
 
 

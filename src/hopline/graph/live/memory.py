@@ -2,8 +2,8 @@
 
 Layout: a head of fixed size (what is in here, as JSON), then arrays in a fixed order. A version is
 published by filling the next row of a ring and then setting one number to it. A reader *pins* the
-version that it reads; what that version needs is kept until nobody has it, or an older one, pinned.
-Nobody waits for anybody: a reader never for the writer, the writer never for a reader.
+version that it reads; what that version needs is kept while a reader has it, or an older one, pinned.
+There is no waiting: a reader never waits for the writer, the writer never for a reader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 _MAGIC = b"hopline live 1\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
-#: Columns of the ring before one count for each node type.
+#: Columns of the ring before the columns of node counts.
 VERSION, THROUGH_MS, PUBLISHED_MS = 0, 1, 2
 _BEFORE_COUNTS = 3
 MAX_LANES = 1024
@@ -76,7 +76,7 @@ def _pin(latest, ring, pins, lane):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _oldest_pin(latest, pins, used):  # type: ignore[no-untyped-def]
-    """The oldest version that somebody may read."""
+    """The oldest version that a reader may hold."""
     full_fence()
     oldest = latest[0]
     for lane in range(used):
@@ -132,7 +132,7 @@ class LiveMemory:
 
     @classmethod
     def attach(cls, fd: int) -> LiveMemory | None:
-        """Map a region that `create` laid out; None where nobody has yet.
+        """Map a region that `create` laid out; None where that has not happened yet.
 
         Raises: GraphError: it is something else.
         """
@@ -214,7 +214,7 @@ class LiveMemory:
         self._pins[lane] = 0
 
     def oldest_pin(self) -> int:
-        """The oldest version that somebody may still read."""
+        """The oldest version that a reader may still hold."""
         return int(_oldest_pin(self.latest, self._pins, MAX_LANES))
 
     def release_dead(self) -> int:

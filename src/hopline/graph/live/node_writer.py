@@ -15,8 +15,10 @@ from hopline.types import IdArray
 
 
 class NodeWriter:
-    """Args:
-    memory: of the node type.
+    """Writes the rows of one node type.
+
+    Args:
+        memory: of the node type.
     ids: of the newest version.
     """
 
@@ -49,7 +51,7 @@ class NodeWriter:
         self._counters[rows.BUMP], self._counters[rows.FREE] = bump, len(free)
 
     def apply(self, wanted: NodeRows, version: int) -> bool:
-        """Write what a batch changes as of `version`, which nobody reads yet.
+        """Write what a batch changes as of `version`, which no reader sees yet.
 
         Returns: False where there is no room: `attach` drops what was written.
         """

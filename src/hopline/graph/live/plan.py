@@ -25,7 +25,7 @@ class NodeRoom(msgspec.Struct, frozen=True):
     Attributes:
         base: nodes that it starts with.
         capacity: nodes that it can have.
-        rows: feature rows: one for each node, and older ones that somebody still reads.
+        rows: feature rows: one for each node, and older ones that readers still hold.
         dim: columns of a feature row.
         id_kind: as in the schema.
         id_bytes: for the string ids of added nodes.
@@ -66,7 +66,7 @@ class EdgeRoom(msgspec.Struct, frozen=True):
 
 
 class LivePlan(msgspec.Struct, frozen=True):
-    """Everything that whoever maps the memory must know.
+    """Everything that a process which maps the memory must know.
 
     Attributes:
         lineage: version of the graph that it all began with.
@@ -115,7 +115,7 @@ def make_plan(
         nodes[name] = NodeRoom(
             base=part.num_nodes,
             capacity=capacity,
-            # a row that is replaced stays until nobody reads it: some batches' worth
+            # a replaced row stays while a reader holds it: some batches' worth
             rows=capacity + max(65_536, capacity // 4),
             dim=int(part.features.shape[1]),
             id_kind=kind,

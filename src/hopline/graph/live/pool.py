@@ -1,7 +1,7 @@
 """Room in the edge arrays, given out and taken back in blocks of powers of two.
 
 Knows positions only, and is the writer's alone. A free block's first entry holds the block that was
-freed before it, so that freeing costs no memory; nobody reads a block that was given back.
+freed before it, so that freeing costs no memory; no reader reads a freed block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def allot(state, indices, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def give_back(state, indices, at, size):  # type: ignore[no-untyped-def]
-    """Take back `size` entries from position `at` on; what is no power of two is cut into such."""
+    """Take back `size` entries from position `at` on; other sizes than powers of two are cut into such."""
     state[IN_USE] -= size
     while size >= _SMALLEST:
         c = 0

@@ -1,4 +1,4 @@
-"""The first change of a live graph, made before anybody waits for it.
+"""The first change of a live graph, made before a caller waits for it.
 
 Kernels are compiled when they are first called, which takes seconds where no cache has them. A pre-flight
 calls those that changes call, on a graph of the same types with two nodes of each, and forgets it.

@@ -1,8 +1,8 @@
-"""Reading a log from a sequence on, its files one after another. Several processes may, while one writes.
+"""Reads a log from a sequence on, file by file. Several processes may read while one writes.
 
 Sequences count up by one, within files and from file to file. Where a file is followed by another one, what
 it holds from that one's first sequence on is void: those records failed to reach the disk when they were
-written (see `Log.sync`), and nobody was told that they had.
+written (see `Log.sync`), and no caller got a confirmation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[int
     yet.
 
     Raises:
-        LogDamaged: a record is not what was written, or is not there though later ones are.
+        LogDamaged: a record is not what was written, or is missing though later ones exist.
         GraphError: the log is of another graph, or cannot be read.
     """
     try:
@@ -60,7 +60,7 @@ def _replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[in
         elif sequence < stop:
             raise LogDamaged(
                 f"{path}: record {sequence} at byte {end} is not what was written, and "
-                f"{segments[i][1].name} goes on with {stop}; {ADVICE}"
+                f"{segments[i][1].name} continues with {stop}; {ADVICE}"
             )
 
 
@@ -82,7 +82,7 @@ def refuse_damage(path: Path, header: Header, end: int, sequence: int) -> int:
 
     Args:
         end: where its last whole record ends. sequence: what should follow there.
-    Returns: how many bytes of a torn record are there, 0 for an end in order.
+    Returns: how many bytes a torn record has, 0 for a proper end.
     Raises: LogDamaged: record `sequence` was on the disk once, as a later one says.
     """
     tail = segment.read_tail(path, header, end, sequence)

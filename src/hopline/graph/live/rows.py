@@ -54,7 +54,7 @@ def set_rows(heads, rows, since, previous, ids, values, version, free, retired, 
         v = ids[i]
         old = heads[v]
         if old >= 0 and since[old] == version:
-            slot = old  # written by this batch, seen by nobody
+            slot = old  # written by this batch, not visible yet
         else:
             if counters[FREE] > 0:
                 counters[FREE] -= 1
@@ -79,7 +79,7 @@ def set_rows(heads, rows, since, previous, ids, values, version, free, retired, 
 
 @njit(nogil=True, cache=True)
 def release(retired, free, counters):  # type: ignore[no-untyped-def]
-    """Use the slots of what nobody reads any more again."""
+    """Reuse the slots of rows that no reader holds."""
     for k in range(retired.shape[0]):
         free[counters[FREE]] = retired[k]
         counters[FREE] += 1

@@ -5,7 +5,7 @@ stays where it is, and one more pushes the oldest out. So an event is known agai
 others with an id came between: brokers deliver again within seconds or minutes, not days. Two of a million
 ids have the same hash with a probability of 1e-27.
 
-Ids are told apart from the window in one step and put into it in another one, so that those of a batch that
+Ids are compared with the window in one step and added to it in another one, so that those of a batch that
 could not be made durable are still new.
 """
 
@@ -30,10 +30,10 @@ _1, _8 = np.uint64(1), np.uint64(8)
 
 
 def hashed(event_ids: Sequence[str]) -> NDArray[np.uint64]:
-    """uint64 [n, 2]; zeros for "", which is no id.
+    """uint64 [n, 2]; zeros for "", which is not an id.
 
-    No cryptographic hash: who can send events could make two ids that have the same, to have one of their
-    own events taken for a duplicate.
+    No cryptographic hash: a sender of events could find two ids with the same hash, and so have one of its
+    events taken for a duplicate.
     """
     blob, lengths = id_values.encoded(event_ids)
     keys = np.empty((len(lengths), 2), np.uint64)
@@ -58,7 +58,7 @@ class SeenWindow:
         return self._count
 
     def which_are_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """bool [n]: not in the window, nor earlier among `keys`. What is no id is new.
+        """bool [n]: not in the window, nor earlier among `keys`. An empty id is new.
 
         Args:
             keys: uint64 [n, 2] of `hashed`.
@@ -69,7 +69,7 @@ class SeenWindow:
         return new
 
     def add(self, keys: NDArray[np.uint64]) -> None:
-        """Remember ids; those that are in the window stay where they are. What is no id is left out."""
+        """Remember ids; those that are in the window stay where they are. Empty ids are left out."""
         self._head, self._count = _add(keys, self._ring, self._slots, self._head, self._count)
 
     def to_array(self) -> NDArray[np.uint64]:

@@ -58,7 +58,7 @@ class Header:
 
     @classmethod
     def new(cls, first: int, lineage: str) -> Header:
-        """With a salt of its own."""
+        """A header with a new salt."""
         return cls(first, lineage, secrets.randbits(32))
 
     def encode(self) -> bytes:
@@ -104,8 +104,8 @@ def read_header(path: Path) -> Header:
     """The header, which is whole from the moment that a file has its name.
 
     Raises:
-        LogDamaged: it is no header, or one of a newer format.
-        OSError: the file cannot be read; FileNotFoundError: it is not there.
+        LogDamaged: it is not a header, or one of a newer format.
+        OSError: the file cannot be read; FileNotFoundError: it is missing.
     """
     with path.open("rb") as file:
         data = file.read(HEADER_BYTES)
@@ -143,7 +143,7 @@ def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Reco
     if marker != _MARKER or found != sequence or length > MAX_PAYLOAD_BYTES:
         return None
     padded = length + -length % 8
-    # Compared before reading: nobody shall make room for bytes that are not there. A record without all of
+    # Compared before reading: no memory must be allocated for missing bytes. A record without all of
     # its padding is not whole: the next one would be written where it ends, and read from behind it.
     if padded > os.fstat(file.fileno()).st_size - at - _RECORD.size:
         return None

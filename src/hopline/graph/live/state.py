@@ -1,4 +1,4 @@
-"""What a snapshot keeps beside the graph, in one file: events seen, where sources stand, what changed when.
+"""What a snapshot stores with the graph, in one file: events seen, where sources stand, what changed when.
 
     b"HLstate1" │ u32 length of the head │ u32 crc of the head │ head: JSON │ arrays
 

@@ -1,6 +1,6 @@
 """What a reader sees of a live graph: a graph like a snapshot's, at the version that it has pinned.
 
-One reader, one view: models that run side by side pin versions of their own.
+One reader, one view: models that run side by side pin their own versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 
 
 class LiveRows:
-    """Feature rows by node, for whoever reads few of them; the engine reads `array` by slots.
+    """Feature rows by node, for readers of few rows; the engine reads `array` by slots.
 
     Attributes:
         array: float32 [slots, dim].
@@ -224,8 +224,8 @@ class LiveView:
         return LiveView(self.memory, self.schema, self._ids, self.path)
 
     def beside(self, purpose: str) -> LiveView:
-        """A view for who reads beside the usual reader of this one, on another thread maybe: always the
-        same one for a purpose, closed with this one."""
+        """A second view for another reader, perhaps on another thread: always the same one for a purpose,
+        closed with this one."""
         found = self._beside.get(purpose)
         if found is None:
             found = self._beside[purpose] = self.another()

@@ -1,7 +1,7 @@
 """Applies batches of changes to the memory of a live graph: the only one that writes there.
 
-A batch is written where nobody looks, made durable by whoever asked (`prepare`, then its own business,
-then `publish`), and then becomes the newest version in one step. What is not published can be dropped.
+A batch is written where no reader looks, made durable by the caller (between `prepare` and `publish`),
+and then becomes the newest version in one step. What is not published can be dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hopline.types import IdArray
 
 #: Batches between looks for readers that have died.
 _LOOK_EVERY = 256
-#: Seconds that readers of older versions are waited for before room is given out anew.
+#: Seconds that readers of older versions are waited for before room is reused.
 _PATIENCE_S = 10.0
 
 
@@ -52,7 +52,9 @@ class Prepared:
 
 
 class LiveWriter:
-    """Args:
+    """Writes batches of changes as versions of a live graph.
+
+    Args:
         memory: filled by this class, now or before.
         schema: of the graph.
         base: node type -> index of a snapshot of its lineage.
@@ -61,7 +63,7 @@ class LiveWriter:
     Attributes:
         sequence: of the newest version that was prepared.
         affected: level -> node type -> nodes whose states the last published batches may have changed;
-            whoever reads it, empties it. None while nobody wants to know.
+            its reader empties it. None while it is not needed.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class LiveWriter:
         return max(shares, default=0.0)
 
     def prepare(self, changes: Changes, skip: NDArray[np.bool_] | None = None) -> Prepared:
-        """Write a batch as the next version, which nobody sees before `publish`.
+        """Write a batch as the next version, which no reader sees before `publish`.
 
         Args:
             skip: bool [num_events], events that change nothing (seen before).
@@ -166,7 +168,7 @@ class LiveWriter:
         return prepared
 
     def publish(self, batches: list[Prepared], through_ms: int | None = None) -> None:
-        """Make prepared batches visible, all of them at once, in the order in which they were prepared.
+        """Make prepared batches visible, all together, in the order in which they were prepared.
 
         Args:
             through_ms: everything that happened until then is in them, or was before; None for now.
@@ -258,7 +260,7 @@ class LiveWriter:
         return Prepared(applied, changes, ~accepted, lists, rows)
 
     def _drop(self) -> None:
-        """Back to the newest version that was published; room is given out anew."""
+        """Return to the newest published version; room is reused."""
         version = self.memory.version
         given_up = time.monotonic() + _PATIENCE_S
         while self.memory.oldest_pin() < version and time.monotonic() < given_up:
