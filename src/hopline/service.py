@@ -22,7 +22,7 @@ from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Preflighted, Recorder, Scorer, Served
+from hopline.rollout.served import Recorder, Scorer, Served, SupportsPreflight
 from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
@@ -117,7 +117,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             requests: list[ScoreRequest] = []
             for served in self._all():
-                if isinstance(served, Preflighted) and (examples := served.examples(_EXAMPLES)):
+                if isinstance(served, SupportsPreflight) and (examples := served.examples(_EXAMPLES)):
                     stack.enter_context(served.preflight())
                     requests += examples
             yield requests

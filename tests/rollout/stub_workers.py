@@ -153,7 +153,7 @@ class Worker:
             tasks = self._host.tasks_of(self)
         await asyncio.gather(*tasks, return_exceptions=True)
         state._thread.shutdown()
-        self.lifecycle._referee.close()  # a dead process has no locks
+        self.lifecycle._rollouts.close()  # a dead process has no locks
         (self._host.folder / f"lifecycle-{self.index}.ack").unlink(missing_ok=True)
         for key in list(self._host.held):
             if key[0] == self.index:

@@ -93,35 +93,35 @@ def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout
 
 async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    referee = RolloutJudge(Metrics(), [], tmp_path)
+    judge = RolloutJudge(Metrics(), [], tmp_path)
     served = SimpleNamespace(name="m", version="1", graph_version="")
-    referee.between(rollout, served, served)
-    judging = asyncio.ensure_future(anext(referee.judge(lambda: 0.0), None))
+    judge.between(rollout, served, served)
+    judging = asyncio.ensure_future(anext(judge.judge(lambda: 0.0), None))
     await asyncio.sleep(0)
-    referee.leave("m")  # while they are written
+    judge.leave("m")  # while they are written
     assert await judging is None
     assert not list(tmp_path.glob("*.json"))
 
 
 async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    referee = RolloutJudge(Metrics(), [], tmp_path)
+    judge = RolloutJudge(Metrics(), [], tmp_path)
     served = SimpleNamespace(name="m", version="1", graph_version="")
     rollout = forward(rollout, "preflighted", 0.0)
-    referee.between(rollout, served, served)
-    (watch,) = referee._watches.values()
+    judge.between(rollout, served, served)
+    (watch,) = judge._watches.values()
 
     def answer(version, seconds, count):
         for _ in range(count):
             watch.tallies[version].count(object(), seconds)
 
     async def look():
-        moved = await anext(referee.judge(lambda: 0.0), None)
-        return referee.seen(rollout)["verdict"], None if moved is None else moved[1].status
+        moved = await anext(judge.judge(lambda: 0.0), None)
+        return judge.seen(rollout)["verdict"], None if moved is None else moved[1].status
 
     answer("1", 0.001, 200)
     answer("2", 0.2, 50)
-    assert referee.seen(rollout)["verdict"] == "slow"
+    assert judge.seen(rollout)["verdict"] == "slow"
     assert await look() == ("wait", "running")
     assert RolloutMonitor(rollout, tmp_path).doubted() == watch.doubted() != watch.tallies["1"].latency
     answer("2", 0.001, 60)
@@ -130,7 +130,7 @@ async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tm
     assert await look() == ("bad", "rolled_back")
     watch.forget()
     assert RolloutMonitor(rollout, tmp_path).doubted() is None
-    referee.close()
+    judge.close()
 
 
 def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):

@@ -1,4 +1,4 @@
-"""How far each worker has followed the lifecycle's state, told through small files."""
+"""How far each worker has followed the lifecycle's state, exchanged through small files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _LOOK_S, _PATIENCE_S = 0.01, 120.0
 
 
 class _Ack(msgspec.Struct):
-    """Attributes:
-    switched: generation of the state by which requests are answered.
-    loaded: generation of which all that is wanted was loaded, or could not be.
-    failed: "model/unit" -> why it could not be loaded.
+    """How far one worker is in line with the state.
+
+    Attributes:
+        switched: generation of the state by which requests are answered.
+        loaded: generation of which all that is wanted was loaded, or could not be.
+        failed: "model/unit" -> why it could not be loaded.
     """
 
     pid: int
@@ -36,9 +38,11 @@ class _Ack(msgspec.Struct):
 
 
 class Acknowledgements:
-    """Args:
-    config: which worker this is, and of how many.
-    folder: of the state; workers of one server use that of their metrics instead.
+    """The acknowledgements of all workers of a host.
+
+    Args:
+        config: which worker this is, and of how many.
+        folder: of the state; workers of one server use that of their metrics instead.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -84,7 +88,7 @@ class Acknowledgements:
         while waiting:
             for index in list(waiting):
                 ack = self._read(index)
-                # One that died reads the newest state when it starts anew.
+                # A worker that died reads the newest state when it restarts.
                 if ack is None or not _lives(ack.pid):
                     waiting.discard(index)
                 elif (ack.loaded if loaded else ack.switched) >= generation:

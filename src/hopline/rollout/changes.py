@@ -37,7 +37,7 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
 
 
 def check_no_rollout(state: ModelState, model: str) -> None:
-    """Raises: Conflict: a rollout of the model is under way."""
+    """Check that no rollout runs. Raises: Conflict: a rollout of the model is under way."""
     if state.rollout is not None:
         raise Conflict(
             f"a rollout of {model} to {state.rollout.candidate} is under way; promote it or roll it "
@@ -71,7 +71,7 @@ def without_trials_of(whole: LifecycleState, worker: int, num_workers: int) -> L
 
 
 def loaded(state: ModelState, model: str, unit: Unit, *, serve: bool) -> ModelState:
-    """With a unit that every worker has loaded; it serves if it shall, or where nothing does.
+    """With a unit that every worker has loaded; it serves if requested, or where nothing does.
 
     Raises: Conflict: a rollout is under way.
     """
@@ -117,7 +117,7 @@ def _without(state: ModelState, gone: Collection[str]) -> ModelState:
 
 
 def check_candidate(state: ModelState, model: str, unit_id: str) -> None:
-    """Raises: Conflict: a unit cannot be rolled out beside what serves now."""
+    """Check a candidate. Raises: Conflict: the unit cannot be rolled out against the serving version."""
     check_no_rollout(state, model)
     if not state.serving:
         raise Conflict(f"model {model!r} has no version that serves; load one")
@@ -139,8 +139,8 @@ def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> M
 def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -> ModelState:
     """What a person's word makes of a model: of its rollout, or (rollback) of its last switch.
 
-    To say it again changes nothing: a rollback that is repeated, since its answer was lost, or that two
-    people ask for at once, never goes back a second time.
+    The change is idempotent: a rollback that is repeated because its answer was lost, or that two people
+    request at the same time, never goes back a second time.
 
     Raises: Conflict: nothing that this could be done to.
     """
@@ -160,7 +160,7 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
 
 
 def no_version(model: str, version: str, there: Collection[str]) -> str:
-    """What to say of a version that is not there."""
+    """The error text for a missing version."""
     return f"model {model!r} has no version {quoted(version)}; there are: {', '.join(there)}"
 
 

@@ -19,10 +19,12 @@ from hopline.rollout.state import Leadership
 
 
 class RolloutJudge:
-    """Args:
-    metrics: of the server.
-    recorders: the list that versions tell of their answers; a watch is in it while its rollout runs.
-    folder: of the state.
+    """Watches rollouts, and decides their steps in the leading worker.
+
+    Args:
+        metrics: of the server.
+        recorders: the list that versions report their answers to; it holds a monitor during a rollout.
+        folder: of the state.
     """
 
     def __init__(self, metrics: Metrics, recorders: list[Recorder], folder: Path) -> None:
@@ -62,7 +64,7 @@ class RolloutJudge:
             watch = RolloutMonitor(rollout, self._folder)
             self._watches[name] = watch
             self._recorders.append(watch)
-        watch.rollout = rollout  # paused or resumed: its counts go on
+        watch.rollout = rollout  # paused or resumed: its counts continue
         self._percent(name, rollout.kind).set(rollout.percent)
         same, different = self._compared(name, "same"), self._compared(name, "different")
         counting = watch
@@ -73,12 +75,12 @@ class RolloutJudge:
         dropped = self._dropped(name).inc
         if rollout.copies and isinstance(candidate, Compares):
 
-            def told(tally: OutcomeCounts) -> None:
+            def on_counts(tally: OutcomeCounts) -> None:
                 different.inc(tally.differing)
                 same.inc(tally.compared - tally.differing)
                 counting.tallies[rollout.candidate].absorb(tally)
 
-            distant = DistantCopies(candidate, rollout.gates.tolerance, told, dropped)
+            distant = DistantCopies(candidate, rollout.gates.tolerance, on_counts, dropped)
             return Mirror(current, rollout.share, distant)
         if rollout.copies:
             return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped))
@@ -101,7 +103,7 @@ class RolloutJudge:
                 continue
             await watch.publish()
             if self._watches.get(name) is not watch:
-                watch.withdraw()  # it went on, or ended, while that was written
+                watch.withdraw()  # it advanced, or ended, while that was written
                 continue
             if self._leader is None:
                 self._leader = Leadership(self._folder)

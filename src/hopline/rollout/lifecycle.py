@@ -1,16 +1,16 @@
 """Which versions are loaded and which of them answers: what was asked for, and how it comes about.
 
 What was asked for is in the state file, which all workers of a host share (`state.py`). Each worker looks
-at it many times a second and brings itself in line: loads what is missing, switches, lets go of what is not
-wanted. Who is asked for a change makes it in two steps: first every worker loads, then every worker
+at it many times a second and follows it: loads what is missing, switches, unloads what is not
+wanted. The worker that gets a change makes it in two steps: first every worker loads, then every worker
 switches; so a version that does not load anywhere never takes a request.
 
-    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, say so
+    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, report it
                     (fails: nothing happened)                      (one fails: state without it)
                                            └► state: units + it, serving = it ──► all switch, between
                                               two requests
 
-A change goes on to its end when its caller hangs up. Whether it may be made is decided on the newest state,
+A change runs to its end when its caller hangs up. Whether it may be made is decided on the newest state,
 under the file's lock (`changes.py`, `shared_state.py`).
 """
 
@@ -59,12 +59,14 @@ ResultT = TypeVar("ResultT")
 
 
 class Lifecycle:
-    """Args:
-    config: resolved.
-    metrics: of the server.
-    loader: makes units.
-    recorders: the list that versions tell of their answers; watches are added while they are needed.
-    clock: seconds since the epoch.
+    """Loads, switches and unloads versions in one worker.
+
+    Args:
+        config: resolved.
+        metrics: of the server.
+        loader: makes units.
+        recorders: the list that versions report their answers to; monitors are added while they are needed.
+        clock: seconds since the epoch.
 
     Attributes:
         fleet: what is loaded in this process.
@@ -84,8 +86,8 @@ class Lifecycle:
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
         self._state = SharedState(config, loader, self._forget)
-        self._referee = RolloutJudge(metrics, recorders, self._state.folder)
-        self.fleet = self._fleet = LoadedUnits(loader, self._referee, self._state.acknowledge, metrics)
+        self._rollouts = RolloutJudge(metrics, recorders, self._state.folder)
+        self.fleet = self._fleet = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
 
@@ -118,7 +120,7 @@ class Lifecycle:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._changes.close()
-        self._referee.close()
+        self._rollouts.close()
         await self._fleet.close()
         await self._loader.close()
         self._state.close()
@@ -154,14 +156,14 @@ class Lifecycle:
 
     async def _load(self, model: str, unit: Unit, serve: bool) -> None:
         await self._state.follow()
-        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a load in vain
+        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a useless load
 
         await self._with_unit(
             model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
         )
 
     async def unload(self, model: str, version: str | None = None) -> None:
-        """Let go of one unit, or of all of a model; requests that it took finish.
+        """Unload one unit, or all units of a model; accepted requests finish.
 
         Raises:
             ModelNotFound: it is not loaded.
@@ -183,7 +185,7 @@ class Lifecycle:
         await self._state.publish(model, lambda state: changes.unloaded(state, model, version))
 
     async def begin(self, asked: RolloutRequest) -> Rollout:
-        """Load a candidate beside the version that serves and give it its first share.
+        """Load a candidate in addition to the serving version and give it its first share.
 
         Raises:
             BadRequest: what is asked makes no sense.
@@ -199,7 +201,7 @@ class Lifecycle:
         await self._state.follow()
         changes.check_candidate(
             self._model_state(asked.model), asked.model, unit.id
-        )  # before a load in vain
+        )  # before a useless load
         begun: list[Rollout] = []
 
         def change(state: ModelState) -> ModelState:
@@ -242,7 +244,7 @@ class Lifecycle:
         state = self._model_state(model)
         live = None
         if state.rollout is not None:
-            live = msgspec.to_builtins(state.rollout) | self._referee.seen(state.rollout)
+            live = msgspec.to_builtins(state.rollout) | self._rollouts.seen(state.rollout)
         return {
             "model": model,
             "serving": state.serving,
@@ -260,7 +262,7 @@ class Lifecycle:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._state.follow()
-                if self._referee.is_busy:
+                if self._rollouts.is_busy:
                     await self._judge()
             except Exception:  # the boundary: what fails now is tried again at the next look
                 log.exception("the lifecycle's state could not be followed")
@@ -270,7 +272,7 @@ class Lifecycle:
 
     async def _judge(self) -> None:
         """Carry out what the gates say of rollouts under way."""
-        async for rollout, after in self._referee.judge(self._clock):
+        async for rollout, after in self._rollouts.judge(self._clock):
 
             def change(state: ModelState, rollout: Rollout = rollout, after: Rollout = after) -> ModelState:
                 if state.rollout != rollout:
@@ -353,10 +355,10 @@ class Lifecycle:
     async def _to_the_end(
         self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None
     ) -> ResultT:
-        """The outcome of a change, which goes on whether or not its caller waits.
+        """The outcome of a change, which continues whether or not its caller waits.
 
         Args:
-            key: callers of an equal one wait for the same; None for a change of its own.
+            key: callers with an equal key share one change; None for a separate change.
         """
         found: ResultT = await self._changes.result(object() if key is None else key, change)
         return found
@@ -415,7 +417,7 @@ class Lifecycle:
 
     def _forget(self, rollout: Rollout) -> None:
         """A rollout ended."""
-        self._referee.forget(rollout)
+        self._rollouts.forget(rollout)
 
     def _model_state(self, model: str) -> ModelState:
         state = self._fleet.model(model)

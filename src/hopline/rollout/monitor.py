@@ -1,6 +1,6 @@
 """What this worker sees of a rollout under way, and where the worker that decides finds it.
 
-A `Recorder`: while a rollout runs it is told of every batch. Counts begin anew at each step. Several times
+A `Recorder`: while a rollout runs it gets every batch. Counts restart at each step. Several times
 a second they are written to a file of this worker; the leader adds up what the files of the step say.
 """
 
@@ -31,10 +31,12 @@ _COUNTED_TOGETHER = 32
 
 
 class RolloutMonitor:
-    """Args:
-    rollout: that is watched, at its present step.
-    folder: for the files.
-    clock: seconds, monotonic.
+    """Counts what both versions of a rollout answer in this worker.
+
+    Args:
+        rollout: that is watched, at its present step.
+        folder: for the files.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, rollout: Rollout, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,7 +168,7 @@ class RolloutMonitor:
 
 
 def in_numbers(tally: OutcomeCounts) -> dict[str, object]:
-    """A tally in numbers for people."""
+    """Counts in numbers for people."""
     p99_s = tally.p99_s()
     return {
         "requests": tally.requests,

@@ -31,7 +31,7 @@ _PREFAULTED = 0.25
 
 
 def check_named(files: Sequence[str], models: Sequence[str]) -> None:
-    """That each file is there, and about a model that is served.
+    """Check that each file exists, and is about a served model.
 
     Raises:
         ConfigError: it is about none of them, or cannot be opened.
@@ -103,7 +103,10 @@ def _fitted(
     known = _known_rows(file, graph)
     num_known = int(np.count_nonzero(known))
     if plan.num_nodes and not num_known:
-        return None, f"{differ}, and its rows cannot be told there: it was written without external ids"
+        return (
+            None,
+            f"{differ}, and its rows cannot be matched to that graph: it was written without external ids",
+        )
     log.warning("%s: %d of its rows are served, labelled stale_row", differ, num_known)
     return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
 
@@ -134,7 +137,7 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
-    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
+    # It knows neither future versions nor models whose changes it does not track.
     if lineage != live.lineage or since > graph.clock.version or not tracks_changes(spec, graph):
         return False, None
     changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]

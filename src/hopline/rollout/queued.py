@@ -137,7 +137,7 @@ class QueuedVersion(CountedVersion):
             raise
 
     def _put_paid(self, work: Work) -> None:
-        """Queue a request that takes a token, which is given back where the queue refuses it."""
+        """Queue a request that takes a token, which is returned where the queue refuses it."""
         self.admission.pay()
         try:
             self.queue.put(work)
@@ -146,7 +146,7 @@ class QueuedVersion(CountedVersion):
             raise
 
     def refuse(self, work: Work, error: HoplineError) -> None:
-        """Count a request that is refused at once; the caller raises the error."""
+        """Count a request that is refused immediately; the caller raises the error."""
         work.end()
         self.outcome(error.code)
         self._tell([work.request], [error], [0.0], 0.0)
@@ -170,7 +170,7 @@ class QueuedVersion(CountedVersion):
         self.computer.warm_up()
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
-        """As `Preflighted.examples`."""
+        """As `SupportsPreflight.examples`."""
         return self.computer.examples(count)
 
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:

@@ -36,10 +36,12 @@ Change = Callable[[ModelState], ModelState]
 
 
 class SharedState:
-    """Args:
-    config: which worker this is, and of how many.
-    loader: says what the repository holds.
-    ended: is called with each rollout that a change of this worker ended.
+    """The state of all models, shared by the workers of a host.
+
+    Args:
+        config: which worker this is, and of how many.
+        loader: says what the repository holds.
+        ended: is called with each rollout that a change of this worker ended.
 
     Attributes:
         folder: of the state.
@@ -59,7 +61,7 @@ class SharedState:
         self._settled = 0
         self._failed: Mapping[str, str] = {}
         self._first = FirstState({})
-        # One thread of its own: loads may keep those that all share for minutes.
+        # Its own thread: loads may occupy shared threads for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
         self._fleet: LoadedUnits | None = None
 
@@ -161,7 +163,8 @@ class SharedState:
         fleet = self._followers
         generation = fleet.state.generation
         if fleet.is_settled:
-            # Kept together: a later generation may try again what failed, which is no success of this one.
+            # Kept together: a later generation may try again what failed, which is not a success of this
+            # one.
             self._settled = generation
             self._failed = {f"{name}/{unit_id}": fleet.why(name, unit_id) for name, unit_id in fleet.failed}
         self._acks.say(generation, self._settled, self._failed)
@@ -173,7 +176,7 @@ class SharedState:
     def _with_models(self, state: LifecycleState) -> LifecycleState:
         """The state, and what it does not say: models that were never touched serve as the repository is.
 
-        As it was when the server started: a worker that starts anew must not find other versions than
+        As it was when the server started: a restarted worker must not find other versions than
         the others have.
         """
         left_out = self._first.left_out
@@ -191,7 +194,7 @@ class SharedState:
         return FirstState(models, left_out)
 
     def _folder(self, config: Config) -> Path:
-        """Where the state lies: as configured, beside the models, or nowhere that lasts."""
+        """Where the state lies: as configured, in the models' folder, or in a temporary one."""
         models = config.models
         if models.state is not None:
             return models.state

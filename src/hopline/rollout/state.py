@@ -83,7 +83,7 @@ class LifecycleState(msgspec.Struct, frozen=True):
 
     Attributes:
         generation: grows with each change.
-        models: those that differ from what the repository says by itself.
+        models: those that differ from what the repository alone gives.
     """
 
     generation: int = 0
@@ -104,8 +104,10 @@ class FirstState(msgspec.Struct, frozen=True):
 
 
 class StateFile:
-    """Args:
-    folder: is made if need be; `lifecycle.json` lies in it.
+    """The file that holds the lifecycle's state.
+
+    Args:
+        folder: is made if need be; `lifecycle.json` lies in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -167,8 +169,8 @@ class StateFile:
 
         Args:
             change: gets the newest content, and may raise to leave it.
-            known: generation that this worker follows: the next one is above it, also where somebody
-                removed the file.
+            known: generation that this worker follows: the next one is above it, also where the file was
+                removed.
             adds: whether the change adds something, which is refused where the file has grown too large.
 
         Raises:

@@ -75,12 +75,15 @@ class Lineage(dict[str, Any]):
 
 
 class ModelStep(Step):
-    """Args:
-    id, index, deps, outputs: see `Step`.
-    model, version: who is asked.
-    resolve: finds who answers.
-    question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not fit.
-    clock: that deadlines are on.
+    """A step that asks a model.
+
+    Args:
+        id, index, deps, outputs: see `Step`.
+        model, version: who is asked.
+        resolve: finds who answers.
+        question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not
+        fit.
+        clock: that deadlines are on.
 
     Attributes:
         asked: names of the outputs that others read; set once all steps are known.

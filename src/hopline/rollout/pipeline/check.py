@@ -59,7 +59,7 @@ def check_pipeline(spec: PipelineSpec, describe: Describe, resolve: Resolver, ma
         reader = InputReader(spec.inputs, max_rows)
     except PipelineInvalid as error:
         problems.append(str(error))
-    if not problems:  # an unknown name may well be meant to be the one that nobody reads
+    if not problems:  # an unknown name may be a misspelling of the one that is never read
         problems = [
             f"step {name!r}: no output comes from it; read it or remove it" for name in reading.unread()
         ]
@@ -120,7 +120,7 @@ class _Checker:
         spec = self._spec
         for index, name in enumerate(order):
             if any(each not in self._steps for each in self._reading.reads[name]):
-                continue  # what it reads is wrong, and was told
+                continue  # what it reads is wrong, and was reported
             try:
                 step = self._step(self._reading.steps[name], index)
             except HoplineError as error:

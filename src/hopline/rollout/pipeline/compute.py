@@ -76,7 +76,7 @@ class RulesStep(Step):
     Args:
         id, index, deps: see `Step`.
         rules: conditions, in order.
-        results: what each stands for; one more for rows where none holds.
+        results: the result of each; one more for rows where none holds.
         output: name of the decision.
     """
 

@@ -17,15 +17,17 @@ Combine = Literal["mean", "weighted", "max", "median", "vote"]
 
 
 class EnsembleStep(Step):
-    """Args:
-    id, index: see `Step`.
-    members: places of the steps that are combined.
-    names: ids of each of those.
-    output: which of their outputs, and the result's name.
-    type: of the result.
-    how: to combine.
-    weights: of each member, for "weighted".
-    require: so many members must answer; the others are labelled. All must where a request refuses a
+    """A step that combines the outputs of several models.
+
+    Args:
+        id, index: see `Step`.
+        members: places of the steps that are combined.
+        names: ids of each of those.
+        output: which of their outputs, and the result's name.
+        type: of the result.
+        how: to combine.
+        weights: of each member, for "weighted".
+        require: so many members must answer; the others are labelled. All must where a request refuses a
         degraded answer.
     """
 

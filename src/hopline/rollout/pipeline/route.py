@@ -27,13 +27,15 @@ class _Chosen(NamedTuple):
 
 
 class RouteStep(Step):
-    """Args:
-    id, index, deps: see `Step`; the candidates are not among the deps.
-    decider: the rules.
-    targets: place of the step that each rule stands for; one more for the default.
-    names: id of each of those.
-    apart: places of steps that only this route reads and that can compute some rows alone.
-    outputs: what all candidates have.
+    """A step that sends rows to one of several steps.
+
+    Args:
+        id, index, deps: see `Step`; the candidates are not among the deps.
+        decider: the rules.
+        targets: place of the step that each rule selects; one more for the default.
+        names: id of each of those.
+        apart: places of steps that only this route reads and that can compute some rows alone.
+        outputs: what all candidates have.
 
     Where rows of one request go different ways, every chosen candidate is run, for its own rows if it is
     `apart`, and the answers are put together.

@@ -1,4 +1,4 @@
-"""A step of a loaded pipeline: what it waits for, and how it is told."""
+"""A step of a loaded pipeline: what it waits for, and how it is notified."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """Args:
-    id: of the file.
-    index: its place in an order in which every step comes after those it reads.
-    deps: places of the steps that must have ended well before it begins.
-    outputs: what others may read of it.
+    """One step of a loaded pipeline.
 
-    A step holds nothing of a run: many runs use it at once.
+    Args:
+        id: of the file.
+        index: its place in an order in which every step comes after those it reads.
+        deps: places of the steps that must have ended well before it begins.
+        outputs: what others may read of it.
+
+    A step holds nothing of a run: many runs use it at the same time.
     """
 
     kind = ""
