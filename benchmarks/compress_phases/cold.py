@@ -124,7 +124,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return own | {
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "HOPLINE__MODELS__REPOSITORY": str(folder / "models"),
-        "HOPLINE__TABLE__FILE": "",
+        "HOPLINE__PRECOMPUTED__FILE": "",
     }
 
 
@@ -135,7 +135,7 @@ def _make(folder: Path, environment: dict[str, str]) -> None:
     words = [sys.executable, "-m", "hopline.cli", "batch", "--model", MODEL, "--json"]
     words += ["--graph", str(folder / "graph"), "--repository", str(folder / "models")]
     _run([*words, "--to", f"precomputed:{table}", "--outputs", "logits,state"], environment)
-    environment["HOPLINE__TABLE__FILE"] = str(table)
+    environment["HOPLINE__PRECOMPUTED__FILE"] = str(table)
 
 
 def _run(words: list[str], environment: dict[str, str]) -> None:
@@ -168,7 +168,7 @@ def _server(folder: Path, environment: dict[str, str]) -> Took:
     head = f"POST /v1/models/{MODEL}/score HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     words = [sys.executable, "-m", "hopline.cli", "serve", "--graph", str(folder / "graph")]
     words += ["--repository", str(folder / "models"), "--port", str(port), "--grpc-port", "0"]
-    own = {name: value for name, value in environment.items() if name != "HOPLINE__TABLE__FILE"}
+    own = {name: value for name, value in environment.items() if name != "HOPLINE__PRECOMPUTED__FILE"}
     began = time.perf_counter()
     with open(os.devnull, "w") as nowhere:
         process = subprocess.Popen(words, env=own, stdout=nowhere, stderr=nowhere)

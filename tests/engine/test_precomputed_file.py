@@ -255,7 +255,7 @@ def test_an_older_table_may_be_begun_with(tmp_path):
     table = PrecomputedFile.open(tmp_path / "new.precomputed")
     np.testing.assert_array_equal(table.state[: N - 10], content()[0][: N - 10])
     np.testing.assert_array_equal(table.state[N - 10 :], state)
-    assert table.stamp.tolist() == [5] * (N - 10) + [6] * 20
+    assert table.computed_at.tolist() == [5] * (N - 10) + [6] * 20
     with (
         PrecomputedWriter(tmp_path / "other.precomputed", plan(state_dim=4)) as writer,
         pytest.raises(PrecomputedFileError, match="8 and 3 columns"),
@@ -448,7 +448,7 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     ids = np.arange(0, 20_000, 13)
     cold = rows.cold(("embedding",), ids, 10.0)
     if cold is not None:
-        cold.fetch()
+        cold.read_ahead()
     assert all(rows.near_row(("embedding",), row, 20.0) for row in ids.tolist())
     os.close(handle)
 

@@ -26,7 +26,7 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.packaging.mlflow import import_from_mlflow
 from hopline.packaging.mlflow_registry import parse
 from hopline.runtimes.tabular import TabularModel
-from tests.packaging import tables
+from tests.packaging import tabular_models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, of which there are many
 
@@ -75,8 +75,8 @@ def artifact(tmp_path_factory):
     from hopline.packaging import package_tabular
 
     root = tmp_path_factory.mktemp("packaged")
-    estimator = tables.pipeline(LogisticRegression(max_iter=500))
-    return package_tabular(estimator, tables.payments(200, 1), root, name="fraud", version="5").path
+    estimator = tabular_models.pipeline(LogisticRegression(max_iter=500))
+    return package_tabular(estimator, tabular_models.payments(200, 1), root, name="fraud", version="5").path
 
 
 def test_references():
@@ -169,9 +169,9 @@ def probabilities(path, frame):
 
 @pytest.mark.parametrize("kind", ["sklearn", "xgboost"])
 def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
-    frame = tables.payments(300, 2)
+    frame = tabular_models.payments(300, 2)
     if kind == "sklearn":
-        estimator = tables.pipeline(LogisticRegression(max_iter=500))
+        estimator = tabular_models.pipeline(LogisticRegression(max_iter=500))
         # pickled, as most registries have it
         number = store.logged(
             mlflow.sklearn,
@@ -182,7 +182,7 @@ def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
         )
     else:
         frame = frame[["amount", "age", "weekday"]].astype(float)
-        target = tables.is_fraud(tables.payments(300, 2))
+        target = tabular_models.is_fraud(tabular_models.payments(300, 2))
         estimator = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(frame, target)
         number = store.logged(mlflow.xgboost, kind, estimator, input_example=frame.head(50))
     imported = import_from_mlflow(f"mlflow:/{kind}/{number}", tmp_path, tracking_uri=store.uri)

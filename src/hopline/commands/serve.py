@@ -21,7 +21,7 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
     ] = None,
-    table: Annotated[
+    precomputed: Annotated[
         list[Path] | None,
         typer.Option(
             help="Precomputed answers: a file of `hopline batch`; repeatable, one for each model.",
@@ -65,7 +65,7 @@ def serve(
         "graph.path": graph,
         "models.repository": repository,
         "models.names": tuple(model) if model else None,
-        "precomputed.file": tuple(map(str, table)) if table else None,
+        "precomputed.file": tuple(map(str, precomputed)) if precomputed else None,
         "live.enabled": live,
         "queues.requests": queue,
         "server.host": host,

@@ -1,7 +1,6 @@
 """A batch of requests to one model: ids looked up, states computed once for all, answers split.
 
-Every request of the batch gets its own outcome, a result or an error; a bad one costs the others
-nothing but its own look-up.
+Each request gets its own outcome: a result or an error. A bad request costs the others one failed look-up.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class StateCachePlan:
         self.tables: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._graph = graph if isinstance(graph, LiveView) else None
         self._further = spec.reach - spec.num_layers
-        if self._graph is not None and not has_marks(spec, self._graph):
+        if self._graph is not None and not tracks_changes(spec, self._graph):
             if memory_bytes > 0:
                 log.warning("%s/%s: no rows are kept: %s", spec.name, spec.version, _why(spec, self._graph))
             return
@@ -123,7 +123,7 @@ class StateCachePlan:
         }
 
 
-def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
+def tracks_changes(spec: ModelSpec, graph: LiveView) -> bool:
     """Whether a live graph keeps account of what a model's kept rows depend on."""
     plan = graph.memory.plan
     reads_degrees = any(

@@ -62,7 +62,7 @@ class ModelLimits:
         5.0, "that process is replaced after so long without an answer while deadlines pass", minimum=0.1
     )
     precomputed_file: str = setting(
-        "", "final rows computed by `hopline batch`, in place of table.file; several with commas"
+        "", "final rows computed by `hopline batch`, in place of precomputed.file; several with commas"
     )
     cache_bytes: int = setting(0, "answers that are kept and given again; 0 keeps none", minimum=0)
     cache_ttl_s: float = setting(60.0, "age at which a kept answer is computed anew", minimum=0)

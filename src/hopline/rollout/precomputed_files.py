@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import has_marks
+from hopline.engine.model import tracks_changes
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
 from hopline.engine.precomputed_file import PrecomputedFile, model_hash
 from hopline.engine.precomputed_file.header import PrecomputedPlan
@@ -96,7 +96,7 @@ def _fitted(
         return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
     differ = on_other_graph(path, plan, spec.name, graph.version)
     if settings.stale == "compute":
-        log.warning("%s: every answer is computed (table.stale)", differ)
+        log.warning("%s: every answer is computed (precomputed.stale)", differ)
         return None, ""
     if settings.stale == "refuse":
         return None, f"{differ}: {OTHER_GRAPH_ADVICE}"
@@ -135,12 +135,12 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
     # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
-    if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
+    if lineage != live.lineage or since > graph.clock.version or not tracks_changes(spec, graph):
         return False, None
-    marks = graph.nodes[plan.node_type].marks[spec.reach]
+    changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
 
     def unchanged(ids: IdArray) -> NDArray[np.bool_]:
-        held: NDArray[np.bool_] = marks[ids] <= since
+        held: NDArray[np.bool_] = changed_at[ids] <= since
         return held
 
     return True, unchanged

@@ -67,7 +67,7 @@ class KnownModel:
         if self.rows is None and self._student is None:
             raise ArtifactError(
                 f"{folder}: nothing here can answer: name a table of `hopline batch` in "
-                "HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
+                "HOPLINE__PRECOMPUTED__FILE, or put a student beside the model (`hopline distill`)"
             )
 
     def answer(self, request: ScoreRequest) -> ScoreResult:

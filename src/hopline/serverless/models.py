@@ -91,6 +91,6 @@ class Models:
         if absent or not found:
             raise ConfigError(
                 f"nothing here can answer for {', '.join(absent) or 'any model'}: name a table of `hopline "
-                "batch` in HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
+                "batch` in HOPLINE__PRECOMPUTED__FILE, or put a student beside the model (`hopline distill`)"
             )
         return found

@@ -23,9 +23,9 @@ class Settings:
         repository: models.repository, a folder of <model>/<version>.
         names: models.names; empty for all.
         graph: graph.path; None where there is none: ids are then told by the tables.
-        tables: table.file.
-        stale: table.stale; under "compute" the student answers.
-        ttl_s: table.ttl_s.
+        tables: precomputed.file.
+        stale: precomputed.stale; under "compute" the student answers.
+        ttl_s: precomputed.ttl_s.
         max_nodes: limits.max_nodes_per_request.
         max_body_bytes: server.max_body_bytes.
     """
@@ -53,16 +53,16 @@ def read_settings(env: Mapping[str, str]) -> Settings:
             "local one of <model>/<version>"
         )
     graph = env.get("HOPLINE__GRAPH__PATH")
-    stale = env.get("HOPLINE__TABLE__STALE", "refuse")
+    stale = env.get("HOPLINE__PRECOMPUTED__STALE", "refuse")
     if stale not in _STALE:
         raise ConfigError(
-            f"precomputed.stale: {stale!r} from HOPLINE__TABLE__STALE must be one of {_STALE}"
+            f"precomputed.stale: {stale!r} from HOPLINE__PRECOMPUTED__STALE must be one of {_STALE}"
         )
     return Settings(
         repository,
         _names(env.get("HOPLINE__MODELS__NAMES", "")),
         Path(graph).expanduser() if graph else None,
-        tuple(Path(name).expanduser() for name in _names(env.get("HOPLINE__TABLE__FILE", ""))),
+        tuple(Path(name).expanduser() for name in _names(env.get("HOPLINE__PRECOMPUTED__FILE", ""))),
         stale,  # type: ignore[arg-type]
         _number(env, "precomputed.ttl_s", Settings.ttl_s, 0.0),
         int(_number(env, "limits.max_nodes_per_request", Settings.max_nodes, 1)),

@@ -67,7 +67,7 @@ def test_an_address_that_names_no_sink_is_refused_with_those_there_are(address):
 
 def test_the_work_folder_is_beside_a_path_and_here_for_a_store():
     assert str(work_folder("npy:/data/out/", "r")) == "/data/out.run"
-    assert str(work_folder("/data/x.precomputed", "r")) == "/data/x.table.run"
+    assert str(work_folder("/data/x.precomputed", "r")) == "/data/x.precomputed.run"
     assert str(work_folder("redis://h/0", "batch-m-1")) == "batch-m-1.run"
 
 
