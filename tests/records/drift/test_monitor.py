@@ -236,7 +236,7 @@ def test_a_damaged_reference_is_put_aside_and_collected_anew(started, tmp_path, 
     path.write_bytes(path.read_bytes().replace(b"amount", b"amuont"))
     watched.record(traffic.batch(served, 10))
     watched.tick()
-    assert "put aside as reference.damaged" in caplog.text
+    assert "moved to reference.damaged" in caplog.text
     assert watched.report("fraud")["versions"][0]["state"] == "collecting"
     run(watched, clock, traffic, served, 4)
     assert watched.report("fraud")["versions"][0]["state"] == "watching"
