@@ -80,19 +80,19 @@ class FileOptions:
             parts = name.split(":")
             if len(parts) != 3:
                 raise GraphError(f"an edge type is SRC:RELATION:DST; got {name!r}")
-            said = {
+            options = {
                 option: _only(_for(values or (), name, paths), f"--{option.replace('_', '-')}", name)
                 for option, values in columns.items()
             }
             found[parts[0], parts[1], parts[2]] = EdgeFile(
                 path,
-                said["src"] or "src",
-                said["dst"] or "dst",
+                options["src"] or "src",
+                options["dst"] or "dst",
                 tuple(_for(attr, name, paths)),
-                said["time"],
-                said["weight"],
+                options["time"],
+                options["weight"],
                 undirected,
-                said["time_unit"] or "",
+                options["time_unit"] or "",
                 self.rounded,
                 self.text,
                 self.missing,

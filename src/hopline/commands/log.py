@@ -46,24 +46,24 @@ def show(
             writer.append(entry, lines)
         typer.echo(bytes(lines), nl=False)
         return
-    table = Table("time (UTC)", "request", "model", "asked", "answer", "ms", "degraded")
+    table = Table("time (UTC)", "request", "model", "inputs", "answer", "ms", "degraded")
     for entry in entries:
         time = datetime.fromtimestamp(entry.time, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]
         answer = (
             ", ".join(
-                f"{name} {_short(_answered(array.tolist(), entry.missing))}"
+                f"{name} {_short(_with_unknown(array.tolist(), entry.missing))}"
                 for name, array in entry.outputs.items()
             )
             if entry.outcome == "ok"
             else entry.outcome
         )
-        asked = "not logged" if entry.inputs is None else _asked(msgspec.to_builtins(entry.inputs))
+        inputs = "not logged" if entry.inputs is None else _inputs_text(msgspec.to_builtins(entry.inputs))
         total = entry.latency_ms.get("total")
         table.add_row(
             time,
             entry.request_id,
             f"{entry.model}/{entry.version}{' (copy)' if entry.is_copy else ''}",
-            asked,
+            inputs,
             answer,
             "" if total is None else f"{total:.2f}",
             ", ".join(entry.degraded),
@@ -75,12 +75,12 @@ def show(
         typer.echo(f"{reader.num_torn} incomplete last lines, {reader.num_bad} invalid lines", err=True)
 
 
-def _answered(rows: list[Any], missing: Sequence[int]) -> list[Any]:
+def _with_unknown(rows: list[Any], missing: Sequence[int]) -> list[Any]:
     """The rows, with "unknown" for those of unknown nodes, which have no answer."""
     return ["unknown" if row in missing else value for row, value in enumerate(rows)]
 
 
-def _asked(inputs: dict[str, Any]) -> str:
+def _inputs_text(inputs: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {_short(value)}" for name, value in inputs.items() if name not in ("outputs", "degraded")
     )

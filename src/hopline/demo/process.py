@@ -29,13 +29,13 @@ class Served:
         url: HTTP address.
         grpc: gRPC address host:port, "" if gRPC is off.
         process: the child process.
-        said: lines that it printed before it was ready.
+        output: lines that it printed before it was ready.
     """
 
     url: str
     grpc: str
     process: subprocess.Popen[str]
-    said: tuple[str, ...]
+    output: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -74,13 +74,13 @@ def serving(
     )
     try:
         assert process.stdout is not None
-        said: list[str] = []
+        output: list[str] = []
         for line in process.stdout:
             found = re.search(r": serving .* at (https?://\S+)(?: grpcs?://(\S+))?", line)
             if found:
-                yield Served(found[1], found[2] or "", process, tuple(said))
+                yield Served(found[1], found[2] or "", process, tuple(output))
                 break
-            said.append(line.rstrip())
+            output.append(line.rstrip())
         else:
             raise Unavailable(f"the server exited with code {process.wait()} before it was ready")
     finally:

@@ -93,10 +93,10 @@ class Finisher:
         if process.poll() is None:
             process.kill()
         with process.stderr:
-            said = process.stderr.read()
+            stderr = process.stderr.read()
         if process.wait() and not self._hurry.is_set():
             log.warning(
-                "prediction log: %s was not converted: %s", source, said.strip() or process.returncode
+                "prediction log: %s was not converted: %s", source, stderr.strip() or process.returncode
             )
 
 

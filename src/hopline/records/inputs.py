@@ -41,7 +41,7 @@ class Inline(msgspec.Struct, omit_defaults=True):
     edge_weight: dict[str, Any] = {}
 
 
-class AskedAbout(msgspec.Struct, omit_defaults=True):
+class LoggedInputs(msgspec.Struct, omit_defaults=True):
     """Inputs of a request as they are logged; see `types.ScoreRequest`.
 
     Arrays are lists, float32 is widened to float64 without loss; arrays with NaN are packed.
@@ -69,17 +69,17 @@ class AskedAbout(msgspec.Struct, omit_defaults=True):
         )
 
 
-#: `AskedAbout` and further fields of the request.
+#: `LoggedInputs` and further fields of the request.
 Inputs: Any = msgspec.defstruct(
     "Inputs",
     [(field.name, field.kept_as, default_of(field)) for field in LOGGED],
-    bases=(AskedAbout,),
+    bases=(LoggedInputs,),
     omit_defaults=True,
     module=__name__,
 )
 
 
-def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> AskedAbout:
+def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs:
     """The inputs of a request to log; `rest` is called between pieces of work."""
     pairs, columns = request.pairs, request.columns
     inline = []
@@ -94,7 +94,7 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> AskedAbout:
             )
         )
         rest()
-    inputs: AskedAbout = Inputs(
+    inputs: LoggedInputs = Inputs(
         _plain(request.nodes),
         inline,
         None if pairs is None else (_plain(pairs[0]), _plain(pairs[1])),

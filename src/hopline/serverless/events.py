@@ -64,5 +64,5 @@ def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
         body = b"\x00"
     model = event.get("model")
     made = score(None if model is None else str(model), None, Call("POST", "", {}, body))
-    said: dict[str, Any] = orjson.loads(made.body)
-    return said if made.status == 200 else {**said, "status": made.status}
+    decoded: dict[str, Any] = orjson.loads(made.body)
+    return decoded if made.status == 200 else {**decoded, "status": made.status}

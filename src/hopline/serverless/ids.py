@@ -152,7 +152,7 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
         raise GraphError(f"{folder / 'graph.json'} is damaged: {error}; build the graph again") from None
     if manifest.format > 1:
         raise GraphError(
-            f"{folder}: format {manifest.format}, functions read only format 1: use a graph whose "
+            f"{folder}: format {manifest.format}; functions read only format 1: use a graph whose "
             "features are stored as float32 or float16"
         )
     kind = manifest.schema.node_types.get(node_type)

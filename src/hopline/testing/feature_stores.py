@@ -129,9 +129,9 @@ class FeatureStoreSuite:
 
     async def test_describe_tells_the_stored_schema(self, store: FeatureStore, sample: Sample) -> None:
         """Names, order, dim and dtype."""
-        told = await store.describe(sample.group.name)
-        assert told == sample.group
-        assert told.hash == sample.group.hash
+        described = await store.describe(sample.group.name)
+        assert described == sample.group
+        assert described.hash == sample.group.hash
 
     async def test_an_unknown_group_is_named(self, store: FeatureStore) -> None:
         """In the error of `describe`."""

@@ -38,11 +38,13 @@ async def _forward(
 
 async def _serve(port: int, mock_port: int) -> None:
     host = _HOST.encode()
-    told, wanted = host + mock_port.to_bytes(4, "big"), host + port.to_bytes(4, "big")
+    inner_address, outer_address = host + mock_port.to_bytes(4, "big"), host + port.to_bytes(4, "big")
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_connection(_HOST, mock_port)
-        await asyncio.gather(_forward(reader, inner_writer), _forward(inner_reader, writer, told, wanted))
+        await asyncio.gather(
+            _forward(reader, inner_writer), _forward(inner_reader, writer, inner_address, outer_address)
+        )
 
     server = await asyncio.start_server(accept, _HOST, port)
     print(f"{_HOST}:{port}", flush=True)

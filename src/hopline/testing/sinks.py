@@ -131,11 +131,11 @@ def check(place: SinkPlace, schema: TableSchema, *, seed: int = 0) -> None:
         assert found[name].shape == values.shape
 
 
-def _write_until_killed(address: str, schema: TableSchema, num_rows: int, told: Connection) -> None:
+def _write_until_killed(address: str, schema: TableSchema, num_rows: int, progress: Connection) -> None:
     sink = open_sink(address)
     sink.open(schema)
     feed(sink, schema, 0, num_rows)
-    told.send("written")
+    progress.send("written")
     signal.pause()
 
 

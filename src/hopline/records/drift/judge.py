@@ -44,7 +44,7 @@ class Judge:
         )
         self._number = -1
         #: Results of the last evaluation, until the event loop reads them.
-        self._told: dict[tuple[str, ...], tuple[float, int]] = {}
+        self._measured: dict[tuple[str, ...], tuple[float, int]] = {}
         self._raised: list[tuple[str, str, str]] = []
         metrics.before_reading(self._flush_metrics)
 
@@ -69,19 +69,19 @@ class Judge:
             return
         alarms.judged = number
         _, compared = found.compared(ending_with(number))
-        told: dict[tuple[str, ...], tuple[float, int]] = {}
+        measured: dict[tuple[str, ...], tuple[float, int]] = {}
         for each in compared:
             quantity = each.entry.quantity
             alarm = alarms.of(quantity)
             before = alarm.level
             if self._rule.step(alarm, each.comparison, now):
-                _say(model, version, each, before, alarm.level)
+                _log_change(model, version, each, before, alarm.level)
                 if alarm.level == "alert":
                     self._raised.append((model, version, quantity.kind))
-            told[model, version, *quantity] = (each.comparison.excess, LEVELS.index(alarm.level))
+            measured[model, version, *quantity] = (each.comparison.excess, LEVELS.index(alarm.level))
         # Without traffic nothing is compared: a replaced version does not keep its alarms.
-        gone = {labels: (0.0, 0) for labels in self._told if labels[:2] == (model, version)}
-        self._told = {**self._told, **gone, **told}
+        gone = {labels: (0.0, 0) for labels in self._measured if labels[:2] == (model, version)}
+        self._measured = {**self._measured, **gone, **measured}
         write_sealed(folder / ALARMS, alarms)
 
     def _flush_metrics(self) -> None:
@@ -89,12 +89,12 @@ class Judge:
         raised, self._raised = self._raised, []
         for labels in raised:
             self._alerts(*labels).inc()
-        for quantity, (excess, level) in self._told.items():
+        for quantity, (excess, level) in self._measured.items():
             self._psi(*quantity).set(excess)
             self._level(*quantity).set(level)
 
 
-def _say(model: str, version: str, compared: Compared, before: Level, after: Level) -> None:
+def _log_change(model: str, version: str, compared: Compared, before: Level, after: Level) -> None:
     comparison = compared.comparison
     at = compared.entry.sketch.bins.names().index(comparison.bin) if comparison.bin else 0
     log.log(
