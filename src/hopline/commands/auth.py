@@ -36,7 +36,7 @@ def new(
         bool, typer.Option(help="New client: permission to read metadata and metrics.")
     ] = False,
     admin: Annotated[
-        bool, typer.Option(help="New client: permission to load, unload and roll out models.")
+        bool, typer.Option(help="New client: permission to change what the server serves.")
     ] = False,
     rate: Annotated[
         float | None, typer.Option(help="New client: requests per second.", show_default=False)

@@ -54,13 +54,13 @@ def build(
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="Feature column, in order (repeat): COLUMN or TYPE=COLUMN. Default: all numeric columns."
+            help="Feature column, in order (repeatable): COLUMN or TYPE=COLUMN. Default: all numeric ones."
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column of the node files that is not a feature (repeat): COLUMN or TYPE=COLUMN."
+            help="Column of the node files that is not a feature (repeatable): COLUMN or TYPE=COLUMN."
         ),
     ] = None,
     src: Annotated[
@@ -76,7 +76,7 @@ def build(
             help="Column of the destination. Default: dst, or without a header the second column."
         ),
     ] = None,
-    attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeat).")] = None,
+    attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeatable).")] = None,
     time: Annotated[
         list[str] | None,
         typer.Option(help="Column of the edge times: integers, or ISO 8601 dates and times."),
@@ -118,15 +118,15 @@ def build(
     ] = None,
     na: Annotated[
         list[str] | None,
-        typer.Option(help="Cell text that means a missing value (repeat); empty cells always do."),
+        typer.Option(help="Cell text that means a missing value (repeatable); empty cells always do."),
     ] = None,
     fill: Annotated[
         list[str] | None,
-        typer.Option(help="Number that replaces missing values: NUMBER, or COLUMN=NUMBER (repeat)."),
+        typer.Option(help="Number that replaces missing values: NUMBER, or COLUMN=NUMBER (repeatable)."),
     ] = None,
     round_: Annotated[
         list[str] | None,
-        typer.Option("--round", help="Column whose numbers may be rounded to float32 (repeat)."),
+        typer.Option("--round", help="Column whose numbers may be rounded to float32 (repeatable)."),
     ] = None,
     ids_are_rows: Annotated[
         bool, typer.Option("--ids-are-rows", help="Edges contain row numbers of nodes instead of ids.")

@@ -41,7 +41,7 @@ def events(
     file: File,
     batch: Annotated[int, typer.Option(help="Events per request.", min=1, max=100_000)] = 1000,
     retry_s: Annotated[
-        float, typer.Option(help="Retry a batch for this time while the server cannot accept it.", min=0)
+        float, typer.Option(help="Seconds to retry a batch while the server cannot accept it.", min=0)
     ] = 60.0,
     refused: Annotated[
         Path | None, typer.Option(help="Write refused events with the reason to this file.")

@@ -48,7 +48,7 @@ def package(
     fanouts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Neighbours per layer, from the seed outward: 10,5; or SRC__RELATION__DST=10,5 (repeat).",
+            help="Neighbours per layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeatable).",
             show_default=False,
         ),
     ] = None,
@@ -99,7 +99,7 @@ def package(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Argument for the class or function of --model (repeat): JSON, a Python value, or text.",
+            help="Argument of the class or function of --model (repeatable): JSON, Python value or text.",
             show_default=False,
         ),
     ] = None,
@@ -122,12 +122,12 @@ def package(
     ] = None,
     relation: Annotated[
         list[str] | None,
-        typer.Option(help="Edge type key, in the order of the model's relation numbers (repeat)."),
+        typer.Option(help="Edge type key, in the order of the model's relation numbers (repeatable)."),
     ] = None,
     argument: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=ROLE: input of an argument of forward (repeat), one of "
+            help="NAME=ROLE: input of an argument of forward (repeatable), one of "
             f"{', '.join(get_args(Role))}, or none to leave it out.",
             show_default=False,
         ),

@@ -43,7 +43,7 @@ def quantize(
     repository: Annotated[
         str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
     ] = None,
-    to: Annotated[str, typer.Option(help="int8, float16 or bfloat16.")] = "int8",
+    to: Annotated[str, typer.Option(help="Target type: int8, float16 or bfloat16.")] = "int8",
     fallback_dtype: Annotated[
         str, typer.Option(help="Type of layers in which int8 costs too much: float32, float16 or bfloat16.")
     ] = "float32",

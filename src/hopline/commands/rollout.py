@@ -38,7 +38,7 @@ _PAUSE_S = 0.5
 def start(
     model: Model,
     version: Annotated[str, typer.Argument(help="The candidate: a version of the repository.")],
-    kind: Annotated[str, typer.Option(help="canary, blue_green, shadow or ab.")] = "canary",
+    kind: Annotated[str, typer.Option(help="Kind: canary, blue_green, shadow or ab.")] = "canary",
     steps: Annotated[
         str | None,
         typer.Option(help="Percent of requests for each step, such as 5,25,50,100.", show_default=False),

@@ -58,9 +58,7 @@ def stream(
             show_default=False,
         ),
     ] = None,
-    max_batch: Annotated[
-        int, typer.Option(help="Most messages that are applied together.", min=1)
-    ] = 10_000,
+    max_batch: Annotated[int, typer.Option(help="Most messages in one batch.", min=1)] = 10_000,
     max_wait_ms: Annotated[
         float,
         typer.Option(
@@ -70,11 +68,14 @@ def stream(
         ),
     ] = 20.0,
     on_unknown_node: Annotated[
-        UnknownNode, typer.Option(help="Events that name a node that the graph does not have.")
+        UnknownNode,
+        typer.Option(
+            help="Action for events that name an unknown node: reject the event, or add the node."
+        ),
     ] = UnknownNode.reject,
     on_schema_change: Annotated[
         SchemaChange,
-        typer.Option(help="Events with features, attributes or columns that differ from the graph's."),
+        typer.Option(help="Action for events with other features, attributes or columns than the graph."),
     ] = SchemaChange.dead_letter,
     rescore: Annotated[
         str,
