@@ -93,10 +93,10 @@ def _at(url: str | None, api_key: str | None, token: str | None) -> Describe:
     def describe(model: str, version: str | None) -> ModelInfo:
         info = served.get(model)
         if info is None:
-            raise ModelNotFound(f"no model {model!r} at {url}; available: {', '.join(served) or 'none'}")
+            raise ModelNotFound(f"no model {model!r} at {url}; there are: {', '.join(served) or 'none'}")
         if version is not None and version not in info.versions:
             known = ", ".join(info.versions)
-            raise ModelNotFound(f"model {model!r} has no version {version!r} at {url}; available: {known}")
+            raise ModelNotFound(f"model {model!r} has no version {version!r} at {url}; there are: {known}")
         return info
 
     return describe

@@ -70,7 +70,7 @@ def answer(call: Call) -> Answer:
         case ["healthz"]:
             methods, model, version = ("GET", "HEAD"), "", None
         case _:
-            return _sent(plain_error(404, f"no resource at {call.path}"))
+            return _sent(plain_error(404, f"nothing is at {call.path}; see / for what there is"))
     if call.method not in methods:
         text = f"{call.method} is not allowed here; use {', '.join(methods)}"
         return _sent(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))

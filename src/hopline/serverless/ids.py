@@ -82,7 +82,7 @@ class StringIds:
         """See `Ids`."""
         kind, values = typed(external_ids)
         if kind != "string" and len(values):
-            raise BadRequest(f"node ids are strings; got the integer {int(values[0])}")
+            raise BadRequest(f"node ids are strings here; got the integer {int(values[0])}")
         return np.array([self._row(value.encode("utf-8", "surrogatepass")) for value in values], np.int64)
 
     def _row(self, wanted: bytes) -> int:

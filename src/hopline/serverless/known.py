@@ -105,13 +105,13 @@ class KnownModel:
     def _check(self, request: ScoreRequest) -> None:
         if request.columns is not None:
             named = ", ".join(map(repr, request.columns)) or "rows"
-            raise BadRequest(f"unexpected input {named}: model {self.name!r} accepts nodes, not columns")
+            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes nodes, not columns")
         known = output_names(self._spec.task)
         for name in request.outputs:
             if name not in known:
                 raise BadRequest(f"output {name!r} is unknown; model {self.name!r} has {', '.join(known)}")
         if request.pairs is not None:
-            raise BadRequest(f"model {self.name!r} scores nodes; send nodes or inline, not pairs")
+            raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
         count = len(request.nodes) + len(request.inline)
         if count == 0:
             raise BadRequest("the request names no nodes; at least one is needed")

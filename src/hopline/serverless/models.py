@@ -57,9 +57,9 @@ class Models:
             name = next(iter(self._known))
         found = self._known.get(name or "")
         if found is None:
-            raise ModelNotFound(f"no model {name!r}; available: {', '.join(self._known)}")
+            raise ModelNotFound(f"no model {name!r}; there are: {', '.join(self._known)}")
         if version is not None and version != found.version:
-            raise ModelNotFound(f"model {name!r} has no version {version!r}; available: {found.version}")
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there are: {found.version}")
         return found
 
     def _follow(self) -> None:

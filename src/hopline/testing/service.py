@@ -149,9 +149,9 @@ class FakeService:
         """The interface of one version."""
         info = self._models.get(name)
         if info is None:
-            raise ModelNotFound(f"no model {name!r}; available: {', '.join(self._models)}")
+            raise ModelNotFound(f"no model {name!r}; there are {', '.join(self._models)}")
         if version is not None and version not in info.versions:
-            raise ModelNotFound(f"model {name!r} has no version {version!r}; available: 1, 2")
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there are 1, 2")
         return info if version is None else dataclasses.replace(info, version=version)
 
     def unavailable(self) -> dict[str, str]:
@@ -264,7 +264,7 @@ class FakeService:
             return values, values < 0
         if request.columns is not None:
             named = next(iter(request.columns), "rows")
-            raise BadRequest(f"unexpected input {named!r}: model {info.name!r} has no columns")
+            raise BadRequest(f"unexpected input {named!r}: model {info.name!r} takes no columns")
         if info.kind == "link":
             if request.pairs is None or len(request.pairs[0]) == 0:
                 raise BadRequest("model 'link' takes pairs of node ids, at least one")
