@@ -150,12 +150,8 @@ class GraphConfig:
 class FeaturesConfig:
     """Features in a feature store outside the graph."""
 
-    store: str = setting(
-        "", "URL of the feature store, such as redis://host:6379/0; empty: read from the graph"
-    )
-    cache: str = setting(
-        "", "URL of a faster store in front of features.store (L2 cache), written by Hopline"
-    )
+    store: str = setting("", "URL of the feature store, such as redis://host:6379/0; empty: the graph")
+    cache: str = setting("", "URL of a faster store in front of it (L2 cache), written by Hopline")
     groups: tuple[str, ...] = setting(
         (), 'feature groups as "<node type>=<group>"; default: the group with the name of the node type'
     )
@@ -165,9 +161,7 @@ class FeaturesConfig:
     breaker_failure_share: float = setting(
         0.5, "share of failed calls at which the circuit breaker of a store opens", minimum=0.01, maximum=1
     )
-    breaker_pause_ms: float = setting(
-        250.0, "how long an open breaker waits before it probes the store", minimum=1
-    )
+    breaker_pause_ms: float = setting(250.0, "time until an open breaker probes the store", minimum=1)
     retry_share: float = setting(
         0.1, "retries allowed, as a share of all calls of the last 10 s", minimum=0, maximum=1
     )
@@ -311,12 +305,10 @@ class PredictionLogConfig:
     format: Literal["jsonl", "jsonl.gz", "parquet"] = setting(
         "jsonl", "format of finished files; the file that is being written is always JSON Lines"
     )
-    rotate_bytes: int = setting(
-        64 * 2**20, "about the size at which a worker's file is finished", minimum=4096
-    )
-    rotate_s: float = setting(3600.0, "age at which a worker's file is finished", minimum=0.01)
+    rotate_bytes: int = setting(64 * 2**20, "size of a worker's file at which it is finished", minimum=4096)
+    rotate_s: float = setting(3600.0, "age of a worker's file at which it is finished", minimum=0.01)
     keep_bytes: int = setting(
-        4 * 2**30, "total size beyond which the oldest finished files are deleted", minimum=8192
+        4 * 2**30, "total size; the oldest finished files beyond are deleted", minimum=8192
     )
     inputs: Literal["all", "sample", "none"] = setting(
         "all", "requests whose inputs are logged; an answer without inputs cannot be replayed"
@@ -340,9 +332,7 @@ class DriftConfig:
     """Drift of requests, answers and neighbourhoods from a reference."""
 
     enabled: bool = setting(False, "measure drift and raise alerts")
-    path: Path | None = setting(
-        None, "folder for references, windows and hourly scores, shared by all workers"
-    )
+    path: Path | None = setting(None, "folder for references, windows and hourly scores of all workers")
     sample_per_s: float = setting(
         200.0, "requests of each version that each worker examines in a second", minimum=0.1
     )
@@ -352,10 +342,8 @@ class DriftConfig:
     reference_size: int = setting(
         10_000, "examined rows that form a version's reference if none was given", minimum=50
     )
-    watch: float = setting(
-        0.1, "stability index above its value by chance at which a quantity is at watch", minimum=0
-    )
-    alert: float = setting(0.25, "that index at which an alert is raised", minimum=0)
+    watch: float = setting(0.1, "stability index, minus its value by chance, for level watch", minimum=0)
+    alert: float = setting(0.25, "the same index for level alert, which raises an alert", minimum=0)
     consecutive_windows: int = setting(
         3, "windows in a row above a threshold that raise an alert, and below it that clear it", minimum=1
     )
@@ -445,9 +433,7 @@ class WorkerConfig:
     model_factory: str = setting(
         "", '"module:attribute" that opens models in separate processes; empty: the default', hidden=True
     )
-    isolated: bool = setting(
-        False, "whether this process runs one model for another process", internal=True
-    )
+    isolated: bool = setting(False, "whether this process runs a model for another one", internal=True)
 
 
 @dataclass(frozen=True, slots=True)
