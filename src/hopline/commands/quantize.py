@@ -50,7 +50,7 @@ def quantize(
     weight_bits: Annotated[
         int | None,
         typer.Option(
-            help="Bits of int8 weights: 8, or 7, which is also exact on CPUs without VNNI. "
+            help="Bits of int8 weights: 8, or 7, which is also correct on CPUs without VNNI. "
             "Default: 8 if this CPU has VNNI.",
             min=7,
             max=8,

@@ -28,7 +28,7 @@ class AccessLog:
     """A `Recorder` that writes the access log; one for each worker.
 
     Args:
-        metrics: count dropped lines.
+        metrics: counts dropped lines.
         out: destination of lines; None is stderr, like other log lines.
     """
 

@@ -50,7 +50,7 @@ class PredictionLog:
 
     Args:
         config: sections `prediction_log` (its `path` is set) and `worker`.
-        metrics: count written and dropped entries.
+        metrics: counts written and dropped entries.
         clock: time.time.
     """
 

@@ -42,7 +42,7 @@ class TraceRecorder:
 
     Args:
         config: section `tracing` (its `endpoint` is set) and the worker's index.
-        metrics: count sent and dropped traces.
+        metrics: counts sent and dropped traces.
         exporter: exporter of spans; None creates the one for the endpoint.
         draw: returns a random number in [0, 1).
 

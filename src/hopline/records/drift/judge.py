@@ -26,7 +26,7 @@ class Judge:
     Args:
         root: folder of drift files.
         settings: thresholds.
-        metrics: receive indices, levels and alerts.
+        metrics: updated with indices, levels and alerts.
         grace_s: time after the end of a slice until all workers have written it.
     """
 

@@ -45,7 +45,7 @@ class DriftMonitor:
 
     Args:
         config: section `drift`, and the worker's index.
-        metrics: receive the results.
+        metrics: updated with the results.
         clock: time.time; slices and hours follow it.
         seed: of the sample; None draws a random seed.
         rest: called between pieces of work, so that the event loop gets the GIL.
@@ -63,7 +63,9 @@ class DriftMonitor:
     ) -> None:
         settings = config.drift
         if settings.alert < settings.watch:
-            raise ConfigError(f"drift.alert: {settings.alert} is below drift.watch, {settings.watch}")
+            raise ConfigError(
+                f"drift.alert: {settings.alert} is below drift.watch, {settings.watch}; raise it"
+            )
         self._root = _writable(settings.path)
         self._settings = settings
         self._worker = config.worker.index
