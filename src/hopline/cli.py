@@ -85,7 +85,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, attribute, text) in COMMANDS.items():
         if name != wanted:
-            app.command(name, help=text)(_elsewhere)
+            app.command(name, help=text)(_placeholder)
             continue
         _add(app, name, getattr(importlib.import_module(module), attribute))
     if wanted not in COMMANDS:  # listing installed packages is slow
@@ -108,7 +108,7 @@ def _add_installed(app: typer.Typer, wanted: str) -> None:
     for name, point in found.items():
         if name != wanted:
             summary = point.dist.metadata["Summary"] if point.dist is not None else ""
-            app.command(name, help=summary)(_elsewhere)
+            app.command(name, help=summary)(_placeholder)
             continue
         _add(app, name, point.load())
 
@@ -124,7 +124,7 @@ def _add(app: typer.Typer, name: str, found: Any) -> None:
         app.command(name, cls=NumbersAreValues)(found)
 
 
-def _elsewhere() -> None:
+def _placeholder() -> None:
     """Placeholder of a command that was not requested."""
 
 
@@ -136,7 +136,7 @@ def main() -> None:
         return
     try:
         if arguments[:1] == ["serve"]:
-            _serve_at_once(arguments[1:])
+            _serve_directly(arguments[1:])
         build_app(_completed() if _COMPLETE in os.environ else arguments)(prog_name="hopline")
     except HoplineError as error:
         _fail(_with_flags(str(error), arguments))
@@ -169,7 +169,7 @@ def _with_flags(text: str, arguments: Sequence[str]) -> str:
     return as_flags(text, flags_of([each.opts for each in command.params]))
 
 
-def _serve_at_once(arguments: Sequence[str]) -> None:
+def _serve_directly(arguments: Sequence[str]) -> None:
     """Serve without Typer, and exit, where `serve_flags` can parse the arguments."""
     from hopline.commands.serve_flags import config_of
 

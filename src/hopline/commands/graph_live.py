@@ -63,7 +63,7 @@ def events(
             size = 0 if file == "-" else Path(file).stat().st_size
             with _bar(size) as advance:
                 for part in parts(source, batch, name):
-                    outcome = _sent(client, part, retry_s)
+                    outcome = _send_events(client, part, retry_s)
                     for each in outcome.refused:
                         if out is not None:
                             index = sums.sent + each.index
@@ -133,7 +133,7 @@ class _Sums:
             typer.echo(f"  and {self.refused - _SHOWN:,} more", err=True)
 
 
-def _sent(client: Client, part: Part, retry_s: float) -> EventsOutcome:
+def _send_events(client: Client, part: Part, retry_s: float) -> EventsOutcome:
     """Send events, with retries while the server does not accept them.
 
     Raises: Unavailable: after `retry_s`, or if events without ids may have been applied.

@@ -70,12 +70,12 @@ def answer(call: Call) -> Answer:
         case ["healthz"]:
             methods, model, version = ("GET", "HEAD"), "", None
         case _:
-            return _sent(plain_error(404, f"nothing is at {call.path}; see / for what there is"))
+            return _as_answer(plain_error(404, f"nothing is at {call.path}; see / for what there is"))
     if call.method not in methods:
         text = f"{call.method} is not allowed here; use {', '.join(methods)}"
-        return _sent(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
+        return _as_answer(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
     if not model:
-        return _sent(Response(b'{"live":true}'))
+        return _as_answer(Response(b'{"live":true}'))
     return score(model, version, call)
 
 
@@ -88,13 +88,13 @@ def score(model: str | None, version: str | None, call: Call) -> Answer:
     request_id = call.headers.get("x-request-id") or secrets.token_hex(8)
     line = b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
     try:
-        return _sent(Response(_scored(model, version, call, request_id), headers=line))
+        return _as_answer(Response(_scored(model, version, call, request_id), headers=line))
     except HoplineError as error:
-        return _sent(error_response(error, line))
+        return _as_answer(error_response(error, line))
     except Exception:
         log.exception("request %s failed", request_id)
         text = f"internal error; the function's log has the details under request id {request_id}"
-        return _sent(error_response(HoplineError(text), line))
+        return _as_answer(error_response(HoplineError(text), line))
 
 
 def _scored(model: str | None, version: str | None, call: Call, request_id: str) -> bytes:
@@ -115,7 +115,7 @@ def _scored(model: str | None, version: str | None, call: Call, request_id: str)
     return encode_result(known.of(model, request.version).answer(request), request)
 
 
-def _sent(response: Response) -> Answer:
+def _as_answer(response: Response) -> Answer:
     headers = {"content-type": response.content_type.decode("latin-1")}
     for line in response.headers.decode("latin-1").split("\r\n"):
         name, colon, value = line.partition(":")

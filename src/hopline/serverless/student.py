@@ -53,7 +53,7 @@ class Student:
             ArtifactCorrupted: student.onnx is missing or changed; raised at the first call.
         """
         if self._session is None:
-            self._session = self._opened()
+            self._session = self._open_session()
         found: FloatArray = self._session.run(["logits"], {"features": np.ascontiguousarray(rows)})[0]
         return found
 
@@ -79,7 +79,7 @@ class Student:
             rows[i] = row
         return rows
 
-    def _opened(self) -> Any:
+    def _open_session(self) -> Any:
         if not self._model.is_file():
             raise ArtifactCorrupted(
                 f"{self._model}: student.json exists but student.onnx is missing; distil again"
