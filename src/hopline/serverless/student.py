@@ -47,7 +47,7 @@ class Student:
         self._session: Any = None
 
     def logits(self, rows: FloatArray) -> FloatArray:
-        """float32 [n, feature_dim] to float32 [n, c].
+        """Logits of feature rows: float32 [n, feature_dim] to float32 [n, c].
 
         Raises:
             ArtifactCorrupted: student.onnx is missing or changed; raised at the first call.
