@@ -183,7 +183,7 @@ def test_a_checkpoint_is_packaged_and_its_part_is_told(classes):
     assert "note: no --state-dict: the weights are those of" in done.stderr
     for option in (("--state-dict-key", "model"), ("--unsafe-pickle",)):
         done = run(*about, *init, *place, "--version", "3", *option)
-        assert f"{option[0]} goes with --state-dict" in str(done.exception)
+        assert f"{option[0]} needs --state-dict" in str(done.exception)
 
 
 def test_fanouts_are_one_list_or_one_for_each_edge_type():
