@@ -118,8 +118,8 @@ def test_every_node_type_with_features_is_copied_or_the_one_that_is_named(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--store", "{url}"], "name one source"),
-        (["--store", "{url}", "--graph", "{graph}", "--parquet", "x"], "name one source"),
+        (["--store", "{url}"], "pass one source"),
+        (["--store", "{url}", "--graph", "{graph}", "--parquet", "x"], "pass one source"),
         (["--store", "{url}", "--graph", "{graph}", "--group", "nodes"], "those with features: node"),
         (["--store", "{url}", "--graph", "{graph}/nowhere"], "nowhere"),
         (["--store", "{url}", "--parquet", "{graph}/nowhere"], "cannot be read as Parquet"),
