@@ -229,7 +229,7 @@ def serve_and_ask(graph: Path, repository: Path, test: IdArray) -> dict[str, tup
     """Logits of the test nodes by model: (over HTTP, over gRPC)."""
     command = (sys.executable, "-m", "examples.torch_free")
     with serving(graph, repository, command=command) as served:
-        if torch_free.PROOF not in served.said:
+        if torch_free.PROOF not in served.output:
             raise RuntimeError("the server did not prove that torch is blocked")
         return {name: _both(served, name, test) for name in (FULL, SAMPLED)}
 

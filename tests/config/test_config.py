@@ -68,8 +68,8 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("server.host", 5, "not a string"),
         ("graph.path", 5, "not a path"),
         ("server", 5, "unknown setting"),
-        ("worker.count", 2, "worker.count: is no setting.*did you mean 'server.workers'"),
-        ("worker.state_cache_fd", 5, "is no setting, but what a server tells its processes .flag."),
+        ("worker.count", 2, "worker.count: internal setting.*did you mean 'server.workers'"),
+        ("worker.state_cache_fd", 5, "internal setting, set by a server for its own processes .flag."),
     ],
 )
 def test_bad_settings_name_the_path_and_what_would_be_right(path: str, value: Any, text: str) -> None:
@@ -82,9 +82,9 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         load_config(toml(tmp_path, "[server]\nhttp_port = 'x'\n"))
     with pytest.raises(ConfigError, match=r"HOPLINE__SERVER__HTTP_PORT\) is not an integer"):
         load_config(env={"HOPLINE__SERVER__HTTP_PORT": "x"})
-    with pytest.raises(ConfigError, match=r"worker.index: is no setting.*HOPLINE__WORKER__INDEX"):
+    with pytest.raises(ConfigError, match=r"worker.index: internal setting.*HOPLINE__WORKER__INDEX"):
         load_config(env={"HOPLINE__WORKER__INDEX": "1"})
-    with pytest.raises(ConfigError, match=r"worker.count: is no setting.*hopline.toml"):
+    with pytest.raises(ConfigError, match=r"worker.count: internal setting.*hopline.toml"):
         load_config(toml(tmp_path, "[worker]\ncount = 2\n"))
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(toml(tmp_path, "[server"))

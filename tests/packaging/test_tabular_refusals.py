@@ -231,10 +231,10 @@ def test_the_command_packages_an_estimator(files, reference, sample):
     [
         (["--sklearn", "x.joblib"], "needs --sample"),
         (["--sklearn", "x.joblib", "--sample", "s.csv", "--graph", "g"], "--graph is for graph models"),
-        (["--sample", "s.csv"], "goes with --sklearn"),
+        (["--sample", "s.csv"], "needs --sklearn"),
         (["--model", "m.py:M"], "--graph, --fanouts, --task missing"),
         (["--sklearn", "x.joblib", "--sample", "s.csv"], "x.joblib: no such file"),
-        (["--sklearn", "x", "--sample", "s.csv"], "neither FILE.py:NAME"),
+        (["--sklearn", "x", "--sample", "s.csv"], "is not FILE.py:NAME"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(arguments, text):

@@ -193,7 +193,7 @@ def test_a_row_that_is_absent_or_too_old_takes_a_server(function):
     ):
         status, headers, said = ask({"nodes": nodes})
         assert (status, said["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
-        assert "have no row here" in said["error"]["message"]
+        assert "have no valid row here" in said["error"]["message"]
 
 
 def test_the_student_answers_for_rows_that_are_absent_and_for_new_nodes(function, places, student):

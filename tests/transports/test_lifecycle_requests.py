@@ -95,7 +95,7 @@ def test_load_and_unload_through_every_door(server: RunningServer, client: Clien
     with pytest.raises(ModelNotFound):
         client.score("sage", ["n1"])
     code, told = command(server, "models", "load", "sage", "--version", "1")
-    assert (code, told) == (0, "sage: 1 serves; loaded are 1\n")
+    assert (code, told) == (0, "sage: serving 1; loaded: 1\n")
     assert versions(server) == {"1"}
     code, told = command(server, "models", "list")
     assert code == 0

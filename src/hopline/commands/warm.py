@@ -1,4 +1,4 @@
-"""`hopline warm`: compile all kernels now, so that no server's first start has to."""
+"""`hopline warm`: compile all kernels now, for a fast first start."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def warm(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Compile all kernels into Numba's cache, for images and hosts whose first start shall be quick.
+    """Compile all kernels into Numba's cache, for images and hosts that must start fast.
 
-    The cache lies in NUMBA_CACHE_DIR; else beside the installed package, where that can be written; else in
-    the user's cache folder. It holds for this processor type and these versions of Hopline and Numba.
+    The cache folder is NUMBA_CACHE_DIR; else next to the installed package if writable; else the user's
+    cache folder. The cache is valid for this CPU type and these versions of Hopline and Numba.
     """
     from hopline.jobs.kernels import signatures
 
@@ -29,7 +29,7 @@ def warm(
 
 
 def compile_kernels(wanted: Sequence[Signature], *, as_json: bool) -> None:
-    """Compile what the cache does not have, and report it.
+    """Compile kernels that are not in the cache, and report them.
 
     Args:
         as_json: print one JSON object, and no progress.
@@ -52,5 +52,5 @@ def compile_kernels(wanted: Sequence[Signature], *, as_json: bool) -> None:
         names = ("compiled", "there", "gone")
         print(json.dumps({**{name: counts[name] for name in names}, "seconds": round(seconds, 3)}))
         return
-    there = f"; {counts['there']} were there" if counts["there"] else ""
+    there = f"; {counts['there']} were cached" if counts["there"] else ""
     print(f"{counts['compiled']} kernels compiled in {seconds:.1f} s{there}")

@@ -1,4 +1,4 @@
-"""Reads a server's settings from their sources.
+"""Reads a server's settings from all sources.
 
 Later sources win: the defaults of `schema.py` < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
 command-line flags.
@@ -23,14 +23,14 @@ ENV_PREFIX = "HOPLINE__"
 
 @dataclass(frozen=True, slots=True)
 class ConfigRow:
-    """One line of the settings table.
+    """One row of the settings table.
 
     Attributes:
         path: "section.key" as in hopline.toml.
-        type: in words.
-        default: as it would be written.
+        type: name of the type.
+        default: the default value.
         env: the environment variable.
-        help: one line.
+        help: one line of text.
     """
 
     path: str
@@ -58,24 +58,24 @@ def load_config(
 
     Args:
         file: a hopline.toml; None reads none.
-        env: environment variables; None takes none (pass `os.environ` to take the process's own).
-        overrides: "section.key" -> value, from flags; None values are left out.
+        env: environment variables; None reads none (pass `os.environ` to take the process's own).
+        overrides: "section.key" -> value, from flags; None values are ignored.
 
     Raises:
         ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
     """
     config = Config()
     if file is not None:
-        config = apply(config, _for_people(flatten(_read_toml(Path(file)), str(file))))
+        config = apply(config, _check_public(flatten(_read_toml(Path(file)), str(file))))
     if env is not None:
         values = {
             name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
             for name, value in env.items()
             if name.startswith(ENV_PREFIX)
         }
-        config = apply(config, _for_people(values))
+        config = apply(config, _check_public(values))
     if overrides is not None:
-        config = apply(config, _for_people(flags(overrides)))
+        config = apply(config, _check_public(flags(overrides)))
     check_tls(config)
     return config
 
@@ -107,14 +107,14 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _for_people(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
-    """The same values.
+def _check_public(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
+    """Return the values unchanged.
 
-    Raises: ConfigError: Hopline alone may set one of them.
+    Raises: ConfigError: a setting is internal to Hopline.
     """
     known = fields(Config)
     for path, (_, source) in values.items():
         if path in known and known[path][0].metadata["internal"]:
-            told = f"{path}: is no setting, but what a server tells its processes ({source})"
-            raise ConfigError(told + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
+            text = f"{path}: internal setting, set by a server for its own processes ({source})"
+            raise ConfigError(text + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
     return values

@@ -1,6 +1,6 @@
-"""The settings of a function: those of the server that it needs, from the same environment variables.
+"""The settings of a function: a part of the server's, from the same environment variables.
 
-Read here and not by `hopline.config`, which knows a hundred others and takes a tenth of a cold start.
+Read here and not by `hopline.config`, which has a hundred other settings and takes a tenth of a cold start.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _STALE = ("refuse", "compute", "serve")
 
 @dataclass(frozen=True)
 class Settings:
-    """Each is the server's setting of this section and key.
+    """Settings of a function, each with the server's section and key.
 
     Attributes:
         repository: models.repository, a folder of <model>/<version>.
         names: models.names; empty for all.
-        graph: graph.path; None where there is none: ids are then told by the tables.
+        graph: graph.path; None without a graph: ids are then looked up in the precomputed files.
         tables: precomputed.file.
         stale: precomputed.stale; under "compute" the student answers.
         ttl_s: precomputed.ttl_s.
@@ -44,13 +44,13 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     """Read `HOPLINE__SECTION__KEY` variables.
 
     Raises:
-        ConfigError: one is wrong, or models.repository is not a folder.
+        ConfigError: a variable is invalid, or models.repository is not a folder.
     """
     repository = Path(env.get("HOPLINE__MODELS__REPOSITORY", "")).expanduser()
     if not env.get("HOPLINE__MODELS__REPOSITORY") or not repository.is_dir():
         raise ConfigError(
             f"models.repository: {str(repository)!r} is not a folder; set HOPLINE__MODELS__REPOSITORY to a "
-            "local one of <model>/<version>"
+            "local folder of <model>/<version>"
         )
     graph = env.get("HOPLINE__GRAPH__PATH")
     stale = env.get("HOPLINE__PRECOMPUTED__STALE", "refuse")

@@ -210,7 +210,7 @@ async def test_it_stops_with_3_at_an_event_that_it_is_told_to_stop_at(folder):
     [
         (["--rescore", "often"], "request, immediate and schedule:SECONDS"),
         (["--rescore", "immediate"], "needs --model, --results"),
-        (["--results", "redis://h/0?stream=r"], "nothing is scored"),
+        (["--results", "redis://h/0?stream=r"], "scores nothing"),
         (["--from", "amqp://h/q"], "not the address of a broker"),
         (["--dead-letters", "/no/such/folder/letters"], "cannot be written"),
     ],
