@@ -161,7 +161,7 @@ def line(case: Case, found: Measured) -> str:
 
 
 def main() -> int:
-    """Returns: 0, or 1 if some case does not hold."""
+    """Run the command. Returns 0, or 1 if some case does not hold."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="each case once")

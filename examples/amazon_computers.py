@@ -125,7 +125,7 @@ def _dense(data: Any) -> FloatArray:
 
 
 def train(products: Products, graph: Graph, epochs: int, seed: int, console: Console) -> Sage:
-    """Train on the whole graph at once, each epoch over other sampled neighbours.
+    """Train on the whole graph in one batch, each epoch over other sampled neighbours.
 
     A model that has only ever seen complete neighbourhoods is worse on sampled ones. So each epoch keeps a
     few in-neighbours of every node, as GraphSAGE itself was trained; that is also faster. Measured here,

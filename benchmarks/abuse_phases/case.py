@@ -11,7 +11,7 @@ from benchmarks.abuse_phases.target import PLAIN, Setup, Target
 
 #: Sends, and returns how often each status came; a status may also be words of a check.
 Attack: TypeAlias = Callable[[], Mapping[str, int]]
-#: Answers of gRPC that stand for no fault of the server.
+#: Answers of gRPC that are not faults of the server.
 _GRPC_REFUSALS = frozenset(
     {
         "INVALID_ARGUMENT",
@@ -35,7 +35,7 @@ class Case:
     Attributes:
         name: a word for the JSON line.
         prepare: makes the bytes, which is not measured; returns what sends them.
-        allowed: statuses that are right beside refusals (4xx, 503 and gRPC's).
+        allowed: statuses that are right, in addition to refusals (4xx, 503 and gRPC's).
         required: statuses that must be among them.
         setup: of the server.
         bar_ms: the longest that others may be blocked.

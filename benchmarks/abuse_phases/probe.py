@@ -2,7 +2,7 @@
 
     python probe.py PORT PID [PID…]
 
-A process of its own, so that the attack's work does not count as the server's. It measures from its start
+A separate process, so that the attack's work does not count as the server's. It measures from its start
 to the end of its standard input, and prints one JSON object. Imports nothing but the standard library.
 """
 
@@ -33,7 +33,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Let the kernel's peak of a process begin anew."""
+    """Reset the kernel's peak of a process."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 

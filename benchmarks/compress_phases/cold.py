@@ -6,9 +6,9 @@ with a graph and a two-layer model; a client asks for one node as soon as the po
 looking every millisecond. The function is a process that imports `hopline.serverless`, maps a table and
 answers one Lambda event; it has answered when the answer's last byte has come through a pipe.
 
-Beside them, in turns in the same run, what no server of this kind can go below: an interpreter that does
+In the same run, in turns, the lower limits of any such server are measured: an interpreter that does
 nothing, one that imports NumPy, and one that imports NumPy and ONNX Runtime. Wall-clock seconds say little
-on a busy machine, so processor seconds stand beside each.
+on a busy machine, so each figure also has its processor seconds.
 """
 
 from __future__ import annotations

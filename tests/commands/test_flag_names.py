@@ -18,7 +18,7 @@ PACKAGE = flags_of(
     ("said", "typed"),
     [
         ("it exists; pass overwrite=True", "it exists; pass --overwrite"),
-        ("say output='logits' or output='probabilities'", "say --output logits or --output probabilities"),
+        ("set output='logits' or output='probabilities'", "set --output logits or --output probabilities"),
         ("use fanouts=[-1, -1]", "use --fanouts -1,-1"),
         ("with check_nodes=64", "with --check-nodes 64"),
         ("say arguments={'w': 'edge_attr'}", "say --argument w=edge_attr"),

@@ -233,7 +233,7 @@ def test_a_folder_of_something_else_is_named(store, tmp_path):
     [
         ("mlflow:/absent/1", "MLflow: .*absent"),
         ("mlflow:/risk-of-nothing@champion", "MLflow: .*risk-of-nothing"),
-        ("mlflow:/risk/champion", "'champion' is no number. An alias is written mlflow:/risk@champion"),
+        ("mlflow:/risk/champion", "'champion' is not a number. Write an alias as mlflow:/risk@champion"),
     ],
 )
 def test_what_mlflow_does_not_have_is_told(store, tmp_path, reference, told):

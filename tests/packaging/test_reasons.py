@@ -117,8 +117,8 @@ def counted(h):
         (lambda h: h * np.random.rand(), "they depend on np.random"),
         (lambda h: h * (np.random.rand() < 0.5), "they depend on np.random"),
         (lambda h: h * random.random(), "they depend on Python's random"),
-        (lambda h: h * (time.perf_counter_ns() % 1000), "of its own or the time"),
-        (counted, "keeps from call to call"),
+        (lambda h: h * (time.perf_counter_ns() % 1000), "its own generator, or the time"),
+        (counted, "keeps between calls"),
         (OwnDropout(), r"it draws \(dropout at test_reasons\.py"),
         (Always(), "it draws .*dropout"),
     ],
@@ -235,4 +235,4 @@ def test_what_unusual_names_were_taken_for_is_noted(tmp_path):
             return super().forward(feats, adj)
 
     report = package(Named(), tmp_path, homogeneous(attr_dim=2), arguments={"edge_attr": None})
-    assert any("takes feats as features, adj as edge_index" in note for note in report.notes)
+    assert any("is called with feats as features, adj as edge_index" in note for note in report.notes)

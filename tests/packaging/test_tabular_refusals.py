@@ -57,7 +57,7 @@ def renamed(**names: str) -> pd.DataFrame:
             NUMBERS,
             "holds no Python code",
         ),
-        (fitted(LogisticRegression()), NUMBERS.mask(NUMBERS.age > 80), "does not answer its own sample"),
+        (fitted(LogisticRegression()), NUMBERS.mask(NUMBERS.age > 80), "fails on the sample"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Liblinear failed to converge", "ignore:lbfgs failed")
@@ -164,7 +164,7 @@ def test_columns_say_what_they_may_hold(tmp_path):
     [
         ([Column("colour", "string")], "has no column 'colour'"),
         ([Column("amount", "float", nullable=True)], "refuses NaN"),
-        ([Column("category", "float")], "said to be float"),
+        ([Column("category", "float")], "declared as float"),
         ([Column("category", "string", default="toys")], "not one of its values"),
     ],
 )

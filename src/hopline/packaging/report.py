@@ -1,4 +1,4 @@
-"""What packaging says when it is done."""
+"""The report of packaging."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PackageReport:
         path: the artifact folder `<repository>/<name>/<version>`.
         spec: as written to model.json.
         stages: figures of each stage, empty for a whole model.
-        notes: what the user should know (activations left to the server, why a model stays whole).
+        notes: for the user (activations left to the server, why a model is served whole).
         seconds: how long packaging took.
     """
 
