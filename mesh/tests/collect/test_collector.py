@@ -274,7 +274,7 @@ async def test_half_of_all_series_gone_is_missing_data_and_no_outage():
 async def test_what_is_held_is_let_go_after_its_time():
     fake = Fake(**SOME)
     steady = Ticking()
-    one = collector_of(fake, steady=steady, hold_s=100)
+    one = collector_of(fake, steady=steady, keep_missing_s=100)
     await one.collect(NOW)
     fake.answers = {}
     for elapsed, left in ((90.0, 3), (101.0, 0)):

@@ -132,8 +132,8 @@ class SnapshotBuilder:
         self._roster = roster
         self._places = places
         self._options = options
-        self._nodes = Presence(options.hold_s, options.lost_share)
-        self._edges = Presence(options.hold_s, options.lost_share)
+        self._nodes = Presence(options.keep_missing_s, options.lost_share)
+        self._edges = Presence(options.keep_missing_s, options.lost_share)
         self._usual: dict[str, float] = {}
         self._lacking: dict[str, int] = {}
 

@@ -23,9 +23,9 @@ class CollectOptions:
         max_services: in one snapshot. Those that were there before stay, then those that were seen first.
         max_edges: the same of call paths.
         parallel: questions under way at once; Prometheus answers 20 by default.
-        hold_s: how long services stay in the snapshot, as not measured, when too many to believe are gone
-            at once or not all questions were answered. Longer than the detector's window.
-        lost_share: what is too many to believe, as a share of all (3 at least).
+        keep_missing_s: how long missing services stay in the snapshot, as not measured, if an implausible
+            number disappears at the same time or a query failed. Longer than the detector's window.
+        lost_share: the implausible number, as a share of all services (3 at least).
         stale_s: a value that holds for a moment further back is left out.
 
     Raises:
@@ -39,7 +39,7 @@ class CollectOptions:
     max_services: int = 20_000
     max_edges: int = 200_000
     parallel: int = 8
-    hold_s: float = 3600.0
+    keep_missing_s: float = 3600.0
     lost_share: float = 0.3
     stale_s: float = 60.0
 
@@ -50,7 +50,7 @@ class CollectOptions:
             ("max_services", 1),
             ("max_edges", 1),
             ("parallel", 1),
-            ("hold_s", 0.0),
+            ("keep_missing_s", 0.0),
             ("stale_s", 0.001),
         ):
             value = getattr(self, name)

@@ -16,13 +16,13 @@ class Presence:
     once that a part of the answers must be missing: then it stays for a while.
 
     Args:
-        hold_s: for how long.
+        keep_missing_s: for how long.
         lost_share: how many are too many, as a share of all.
         least: and in number.
     """
 
-    def __init__(self, hold_s: float, lost_share: float, least: int = 3) -> None:
-        self._hold_s = hold_s
+    def __init__(self, keep_missing_s: float, lost_share: float, least: int = 3) -> None:
+        self._keep_missing_s = keep_missing_s
         self._lost_share = lost_share
         self._least = least
         self._ids: IdArray = _NONE
@@ -49,7 +49,7 @@ class Presence:
             len(lost) >= self._least and len(lost) >= self._lost_share * max(1, len(self._ids))
         ):
             lost, last_s = _NONE, last_s[:0]
-        kept = time_s - last_s <= self._hold_s
+        kept = time_s - last_s <= self._keep_missing_s
         lost, last_s = lost[kept], last_s[kept]
         ids = np.concatenate([seen, lost])
         order = np.argsort(ids, kind="stable")

@@ -9,7 +9,7 @@ from typing import TypeVar, get_args
 import msgspec
 import numpy as np
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
 from hopline_mesh.evaluate.problems import Problems
 from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.evaluate.table import Table, find, has_columns, read
@@ -20,7 +20,7 @@ KEPT_S = 600.0
 _LABEL_COLUMNS = ("start", "end", "service", "source", "destination", "kind")
 _ITEM_COLUMNS = ("start", "end", "service", "kind", "detail")
 _CHANGE_COLUMNS = (*_ITEM_COLUMNS, "before", "after")
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 def read_events(folder: Path, services: Collection[str], problems: Problems) -> list[Event]:
@@ -76,13 +76,13 @@ def read_changes(folder: Path, problems: Problems) -> list[Change]:
     return _items(folder, "changes", Change, get_args(ChangeKind), problems)
 
 
-def read_troubles(folder: Path, problems: Problems) -> list[Trouble]:
+def read_troubles(folder: Path, problems: Problems) -> list[KubernetesTrouble]:
     """`troubles.csv`; a service may be one that was never measured."""
-    return _items(folder, "troubles", Trouble, get_args(TroubleKind), problems)
+    return _items(folder, "troubles", KubernetesTrouble, get_args(TroubleKind), problems)
 
 
 def contexts_at(
-    times: Sequence[float], changes: Sequence[Change], troubles: Sequence[Trouble]
+    times: Sequence[float], changes: Sequence[Change], troubles: Sequence[KubernetesTrouble]
 ) -> list[Context]:
     """What was known at each time: what had begun by then, without its end where that was still to come.
 

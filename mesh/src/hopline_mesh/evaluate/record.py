@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar
 
 from hopline.errors import ConfigError
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import manifest
 from hopline_mesh.evaluate.recording import Event, Recording
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Recorder:
@@ -42,7 +42,7 @@ class Recorder:
         self._schema = schema
         self._events: list[Event] = []
         self._changes: dict[tuple[str, str, float], Change] = {}
-        self._troubles: dict[tuple[str, str, float], Trouble] = {}
+        self._troubles: dict[tuple[str, str, float], KubernetesTrouble] = {}
         self._files: list[TextIO] = []
         self._nodes = self._open("nodes", ["time", "service", *schema.node_features])
         self._edges = self._open("edges", ["time", "source", "destination", *schema.edge_features])
@@ -106,7 +106,7 @@ class Recorder:
         if not all(file.closed for file in self._files):
             self.close()
 
-    def _items(self, stem: str, items: Iterable[Change | Trouble]) -> None:
+    def _items(self, stem: str, items: Iterable[Change | KubernetesTrouble]) -> None:
         more = ["before", "after"] if stem == "changes" else []
         writer = self._open(stem, ["start", "end", "service", "kind", "detail", *more])
         for item in sorted(items, key=lambda item: item.start_s):

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.snapshot import Snapshot
 
 _DAY_S = 86_400.0
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Period(msgspec.Struct, frozen=True):

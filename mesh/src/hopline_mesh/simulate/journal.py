@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
 
 #: What ended is kept this long.
 KEEP_S = 900.0
@@ -15,9 +15,9 @@ class Journal:
 
     def __init__(self) -> None:
         self._changes: dict[tuple[ChangeKind, str], Change] = {}
-        self._troubles: dict[tuple[TroubleKind, str], Trouble] = {}
+        self._troubles: dict[tuple[TroubleKind, str], KubernetesTrouble] = {}
         self._past_changes: list[Change] = []
-        self._past_troubles: list[Trouble] = []
+        self._past_troubles: list[KubernetesTrouble] = []
         self._context: Context | None = Context()
 
     def begin(
@@ -54,14 +54,14 @@ class Journal:
         """Something is wrong, or still is."""
         known = self._troubles.get((kind, service))
         start_s = now_s if known is None else known.start_s
-        self._troubles[kind, service] = Trouble(kind, service, start_s, None, detail)
+        self._troubles[kind, service] = KubernetesTrouble(kind, service, start_s, None, detail)
         self._context = None
 
     def over(self, kind: TroubleKind, service: str, now_s: float) -> None:
         """It is well again; nothing happens where nothing was wrong."""
         known = self._troubles.pop((kind, service), None)
         if known is not None:
-            self._past_troubles.append(Trouble(kind, service, known.start_s, now_s, known.detail))
+            self._past_troubles.append(KubernetesTrouble(kind, service, known.start_s, now_s, known.detail))
             self._context = None
 
     def under_way(self, kind: ChangeKind, service: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
 from hopline_mesh.roster import Roster
 from hopline_mesh.tagae import kernels
 from hopline_mesh.tagae.roles import Role
@@ -89,7 +89,7 @@ def under_way(context: Context, time_s: float, interval_s: float) -> list[Change
     ]
 
 
-def troubles(context: Context, time_s: float, interval_s: float) -> list[Trouble]:
+def troubles(context: Context, time_s: float, interval_s: float) -> list[KubernetesTrouble]:
     """Troubles at that time; one that began and ended within an interval counts in that one."""
     return [
         trouble

@@ -36,12 +36,14 @@ class Bounded(ABC):
 
     Args:
         name: of the baseline.
-        hold_s: how long a series must be out of bounds, in all snapshots of that time.
+        min_duration_s: how long a series must be out of bounds, in all snapshots of that time.
         columns: that are watched, by name; default: those of `watched`.
     """
 
-    def __init__(self, name: str, *, hold_s: float = 120.0, columns: Sequence[str] | None = None) -> None:
-        self._hold_s = hold_s
+    def __init__(
+        self, name: str, *, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+    ) -> None:
+        self._min_duration_s = min_duration_s
         self._columns = None if columns is None else frozenset(columns)
         self._alarm = Alarm(name)
         self._rows = Rows()
@@ -154,7 +156,7 @@ class Bounded(ABC):
         before = np.zeros_like(fresh)
         before[: len(streaks)] = streaks
         fresh[rows] = np.where(scores > 1, before[rows] + 1, 0)
-        needed = max(1, round(self._hold_s / self._interval_s)) if self._interval_s else 1
+        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
         return fresh, scores, fresh[rows] >= needed
 
     def _watches(self, column: str) -> bool:

@@ -15,13 +15,13 @@ class IsolationForest(Whole):
     """Args:
     trees: of the forest.
     seed: of the trees.
-    percent, hold_s: see `Whole`.
+    percent, min_duration_s: see `Whole`.
     """
 
     def __init__(
-        self, *, trees: int = 100, seed: int = 0, percent: float = 99.0, hold_s: float = 120.0
+        self, *, trees: int = 100, seed: int = 0, percent: float = 99.0, min_duration_s: float = 120.0
     ) -> None:
-        super().__init__("isolation_forest", percent=percent, hold_s=hold_s)
+        super().__init__("isolation_forest", percent=percent, min_duration_s=min_duration_s)
         self._trees = trees
         self._seed = seed
         self._forest: Any = None

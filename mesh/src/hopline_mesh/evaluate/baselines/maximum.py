@@ -14,13 +14,13 @@ from hopline_mesh.evaluate.recording import Recording
 class Maximum(Bounded):
     """Args:
     times: the largest normal value times this may not be exceeded.
-    hold_s, columns: see `Bounded`.
+    min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, times: float = 1.2, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, times: float = 1.2, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("maximum", hold_s=hold_s, columns=columns)
+        super().__init__("maximum", min_duration_s=min_duration_s, columns=columns)
         self._times = times
 
     def bounds(self, values: Values) -> tuple[Values, Values]:

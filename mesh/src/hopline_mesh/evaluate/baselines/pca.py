@@ -14,11 +14,13 @@ from hopline_mesh.evaluate.recording import Recording
 class Pca(Whole):
     """Args:
     variance: share of the normal variance that the components kept explain.
-    percent, hold_s: see `Whole`.
+    percent, min_duration_s: see `Whole`.
     """
 
-    def __init__(self, *, variance: float = 0.9, percent: float = 99.0, hold_s: float = 120.0) -> None:
-        super().__init__("pca", percent=percent, hold_s=hold_s)
+    def __init__(
+        self, *, variance: float = 0.9, percent: float = 99.0, min_duration_s: float = 120.0
+    ) -> None:
+        super().__init__("pca", percent=percent, min_duration_s=min_duration_s)
         self._variance = variance
         self._pca: Any = None
 

@@ -14,13 +14,13 @@ from hopline_mesh.evaluate.recording import Recording
 class Percentile(Bounded):
     """Args:
     percent: of its own normal values that a series may not exceed.
-    hold_s, columns: see `Bounded`.
+    min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, percent: float = 99.0, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, percent: float = 99.0, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("percentile", hold_s=hold_s, columns=columns)
+        super().__init__("percentile", min_duration_s=min_duration_s, columns=columns)
         self._percent = percent
 
     def bounds(self, values: Values) -> tuple[Values, Values]:

@@ -14,13 +14,13 @@ from hopline_mesh.evaluate.recording import Recording
 class Sigma(Bounded):
     """Args:
     sigmas: standard deviations that a series may be away from its mean.
-    hold_s, columns: see `Bounded`.
+    min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, sigmas: float = 6.0, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, sigmas: float = 6.0, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("sigma", hold_s=hold_s, columns=columns)
+        super().__init__("sigma", min_duration_s=min_duration_s, columns=columns)
         self._sigmas = sigmas
 
     def bounds(self, values: Values) -> tuple[Values, Values]:

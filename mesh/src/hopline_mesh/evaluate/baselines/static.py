@@ -20,7 +20,7 @@ class Static(Bounded):
     error_share: share of its requests that may fail; None: not looked at.
     cpu_limits: cores of each service; where one is not known, its processor time is not looked at, unless
         the recording has it as a share (column `cpu_share`).
-    hold_s: see `Bounded`.
+    min_duration_s: see `Bounded`.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Static(Bounded):
         p99_ms: float = 1000.0,
         error_share: float | None = None,
         cpu_limits: Mapping[str, float] | None = None,
-        hold_s: float = 120.0,
+        min_duration_s: float = 120.0,
     ) -> None:
         reach = {"cpu_share": cpu_share, "p99_ms": p99_ms}
         if error_share is not None:
             reach["error_share"] = error_share
-        super().__init__("static", hold_s=hold_s, columns=[*reach, "cpu_cores"])
+        super().__init__("static", min_duration_s=min_duration_s, columns=[*reach, "cpu_cores"])
         self._reach = reach
         self._cpu_share = cpu_share
         self._cpu_limits = cpu_limits or {}

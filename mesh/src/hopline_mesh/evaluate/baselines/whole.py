@@ -19,12 +19,12 @@ class Whole(ABC):
     """Args:
     name: of the baseline.
     percent: of normal scores that are under the threshold.
-    hold_s: how long the score must be over it.
+    min_duration_s: how long the score must be over it.
     """
 
-    def __init__(self, name: str, *, percent: float = 99.0, hold_s: float = 120.0) -> None:
+    def __init__(self, name: str, *, percent: float = 99.0, min_duration_s: float = 120.0) -> None:
         self._percent = percent
-        self._hold_s = hold_s
+        self._min_duration_s = min_duration_s
         self._alarm = Alarm(name)
         self._vector: Vector | None = None
         self._threshold = 1.0
@@ -59,7 +59,7 @@ class Whole(ABC):
         vector = self._vector.of(snapshot)
         score = float(self.scores(vector[None])[0]) / self._threshold
         self._streak = self._streak + 1 if score > 1 else 0
-        needed = max(1, round(self._hold_s / self._interval_s)) if self._interval_s else 1
+        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
         evidence = []
         if self._streak >= needed:
             errors = self.errors(vector)
