@@ -150,7 +150,10 @@ def test_all_detectors_run(folder, monkeypatch):
         (["--grace", "-1"], "--grace -1: must be at least 0"),
         (["--train", "noon"], r"--train noon: must be A\.\.B"),
         (["--train", "1700000600..1700000000"], "must be A..B, two times"),
-        (["--train", "1800000000..1800000600"], "no snapshot is in this period; the recording is from 2023-11-14"),
+        (
+            ["--train", "1800000000..1800000600"],
+            "no snapshot is in this period; the recording is from 2023-",
+        ),
         (["--train", "1600000000..1800000600"], "no snapshot is left for the test"),
     ],
 )

@@ -96,7 +96,7 @@ async def test_one_that_hangs_holds_up_neither_the_watch_nor_another(
         warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert len(warned) == 2, "told once, not at every try"
         assert any("did not respond within 0.2 s" in each for each in warned)
-        assert any("answered 400: why?" in each for each in warned)
+        assert any("returned status 400: why?" in each for each in warned)
         await alerts.close()
 
 

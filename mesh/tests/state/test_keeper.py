@@ -66,7 +66,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
     for i in range(40):
         keeper.keep(snapshot(float(i)), Context())
     assert keeper.failures == 16
-    assert "does not keep up" in keeper.gaps[0].reason
+    assert "is too slow" in keeper.gaps[0].reason
     folder.free.set()
     keeper.close()
 

@@ -181,7 +181,7 @@ def test_people_get_a_table_with_a_line_for_each_column(recorded, tmp_path):
         *(f"node.{name}" for name in schema.node_features),
         *(f"edge.{name}" for name in (*schema.edge_features, "calls_per_request")),
     ]
-    assert rest[-1].startswith(f"kept in {tmp_path / 'state'}: ")
+    assert rest[-1].startswith(f"saved in {tmp_path / 'state'}: ")
 
 
 def test_later_trainings_go_on_from_what_was_learned_of(recorded, tmp_path):
@@ -229,7 +229,7 @@ def test_an_incident_among_what_is_learned_from_is_left_out_and_said(tmp_path):
     assert learned.intervals == sum(not out.since_s <= time_s <= out.until_s for time_s in times)
     console = Console(record=True, width=200)
     show(learned, console)
-    assert f"not learned from, since it was no normal time: {out.told()}" in console.export_text()
+    assert f"left out as abnormal: {out.text()}" in console.export_text()
 
 
 async def test_the_past_is_what_a_collector_would_have_collected(url, now_s):
@@ -287,7 +287,7 @@ def test_a_prometheus_without_the_mesh_or_away_is_refused(url, tmp_path):
     asked = ("--from-prometheus", "7m", "--state-dir", tmp_path, *WINDOW)
     with pytest.raises(MeshError, match="no service was found in 7 minutes"):
         train(*asked, "--prometheus", url, "--mesh", "linkerd")
-    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"):
+    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
         train(*asked, "--prometheus", "http://127.0.0.1:1")
     assert not list(tmp_path.iterdir())
 

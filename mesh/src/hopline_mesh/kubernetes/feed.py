@@ -1,8 +1,8 @@
 """Turns objects of the API server into planned changes and troubles of services.
 
 A state machine: objects and the time are its input, and it makes no requests. Most of its state follows
-from the present objects, so a missed event does no harm. Transitions (a new number of pods, a new pod template,
-a pod that begins to end) are recorded when they are seen.
+from the present objects, so a missed event does no harm. Transitions (a new number of pods, a new pod
+template, a pod that begins to end) are recorded when they are seen.
 """
 
 from __future__ import annotations

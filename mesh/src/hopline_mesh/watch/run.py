@@ -161,7 +161,7 @@ async def _measured(
     """Return a source of snapshots from Prometheus, and one of planned changes from Kubernetes."""
     client = parts.prometheus_of(settings)
     stack.push_async_callback(client.close)
-    collector = parts.collector_of(settings, client, queries, roster, told=metrics.collected)
+    collector = parts.collector_of(settings, client, queries, roster, on_report=metrics.collected)
     collector.answered = answered
     cluster = await stack.enter_async_context(kubernetes_watch(settings))
     await cluster.wait_listed(_LISTED_S)
