@@ -106,11 +106,11 @@ def test_the_report_has_a_drawing_of_each(folder, tmp_path):
     assert [one["detector"] for one in told["detectors"]] == ["maximum", "static"]
     drawing = ElementTree.parse(tmp_path / "report" / "maximum.svg")
     titles = [title.text for title in drawing.iter("{http://www.w3.org/2000/svg}title")]
-    assert any("slow a" in title and "found after 2.0 min" in title for title in titles)
+    assert any("slow a" in title and "detected after 2.0 min" in title for title in titles)
     fills = [rect.get("fill") for rect in drawing.iter("{http://www.w3.org/2000/svg}rect")]
     assert fills.count("#ee6677") == 2  # the legend, and one false incident
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert "1 of 1 events found, 1 false episodes in 0.5 h" in texts
+    assert "1 of 1 events detected, 1 false incidents in 0.5 h" in texts
 
 
 def test_hostile_names_do_no_harm(tmp_path):

@@ -225,7 +225,7 @@ def test_a_recorder_writes_as_it_goes_and_notes_the_newest_of_a_change(tmp_path,
 
 
 def test_a_recording_is_not_written_over(folder):
-    with pytest.raises(ConfigError, match=r"has a recording \(.*csv\); name a new folder"):
+    with pytest.raises(ConfigError, match=r"has a recording \(.*csv\); choose a new folder"):
         Recorder(folder, Schema())
 
 

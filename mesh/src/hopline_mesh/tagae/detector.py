@@ -26,7 +26,7 @@ from hopline_mesh.model.weights import Weights
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.tagae import calibrate, expect, expected, kernels
-from hopline_mesh.tagae.abnormal import MOST, Stretch, stretches
+from hopline_mesh.tagae.abnormal import MAX_ABNORMAL_SHARE, Stretch, stretches
 from hopline_mesh.tagae.calls import CallsPerRequest
 from hopline_mesh.tagae.clues import Clue, Key, together
 from hopline_mesh.tagae.cut import Cut
@@ -150,7 +150,7 @@ class Tagae:
         """
         scout = Tagae(replace(self.settings, model="none"))
         scout._prepare(snapshots)
-        scout._learn_scales(snapshots, MOST)
+        scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
         for table in scout._tables:
             table.threshold[:] = calibrate.HIGHEST
         beyond: list[list[Clue]] = []

@@ -129,7 +129,7 @@ def usual_now(
     if excuse.is_new:
         return was_free
     load = float(table.slow[slot, table.load]) if table.load >= 0 else 0.0
-    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MOST else 0.0)
+    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MAX_DEVIATION else 0.0)
     is_amount = np.array([role == "resource" for role in roles]) & (table.kinds == kernels.AMOUNT)
     kept = is_amount & (own * table.spread[slot] > excuse.room)
     if is_troubled:

@@ -12,10 +12,12 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class IsolationForest(Whole):
-    """Args:
-    trees: of the forest.
-    seed: of the trees.
-    percent, min_duration_s: see `Whole`.
+    """An isolation forest over the series of the mesh.
+
+    Args:
+        trees: number of trees.
+        seed: of the trees.
+        percent, min_duration_s: see `Whole`.
     """
 
     def __init__(
@@ -37,10 +39,10 @@ class IsolationForest(Whole):
         return -np.asarray(self._forest.score_samples(vectors), dtype=np.float64)
 
     def errors(self, vector: Values) -> Values:
-        """A forest does not say which series it is; the one farthest from its median is first."""
+        """See `Whole.errors`: a forest does not name series; the farthest from its median is first."""
         return np.abs(vector)
 
 
 def make(recording: Recording) -> IsolationForest:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return IsolationForest()

@@ -1,4 +1,4 @@
-"""Each series against the largest of its own normal values, and a margin."""
+"""Compares each series with the largest of its normal values, plus a margin."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Maximum(Bounded):
-    """Args:
-    times: the largest normal value times this may not be exceeded.
-    min_duration_s, columns: see `Bounded`.
+    """A bound at a multiple of the largest normal value.
+
+    Args:
+        times: factor on the largest normal value.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
@@ -30,5 +32,5 @@ class Maximum(Bounded):
 
 
 def make(recording: Recording) -> Maximum:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Maximum()

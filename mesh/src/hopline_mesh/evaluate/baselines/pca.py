@@ -1,4 +1,4 @@
-"""What the principal components of normal time cannot rebuild (scikit-learn's PCA)."""
+"""The reconstruction error of the principal components of normal time (scikit-learn's PCA)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Pca(Whole):
-    """Args:
-    variance: share of the normal variance that the components kept explain.
-    percent, min_duration_s: see `Whole`.
+    """The reconstruction error of principal components.
+
+    Args:
+        variance: share of the normal variance that the components explain.
+        percent, min_duration_s: see `Whole`.
     """
 
     def __init__(
@@ -46,5 +48,5 @@ class Pca(Whole):
 
 
 def make(recording: Recording) -> Pca:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Pca()

@@ -1,4 +1,4 @@
-"""Each series against the 99th percentile of its own normal values."""
+"""Compares each series with the 99th percentile of its normal values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Percentile(Bounded):
-    """Args:
-    percent: of its own normal values that a series may not exceed.
-    min_duration_s, columns: see `Bounded`.
+    """A bound at a percentile of the normal values.
+
+    Args:
+        percent: percentile of the series' normal values.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
@@ -30,5 +32,5 @@ class Percentile(Bounded):
 
 
 def make(recording: Recording) -> Percentile:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Percentile()

@@ -1,4 +1,4 @@
-"""Each series against the mean and standard deviation of its own normal values, on both sides."""
+"""Compares each series with the mean and standard deviation of its normal values, on both sides."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Sigma(Bounded):
-    """Args:
-    sigmas: standard deviations that a series may be away from its mean.
-    min_duration_s, columns: see `Bounded`.
+    """A bound at a number of standard deviations.
+
+    Args:
+        sigmas: maximum distance from the mean, in standard deviations.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
@@ -29,5 +31,5 @@ class Sigma(Bounded):
 
 
 def make(recording: Recording) -> Sigma:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Sigma()
