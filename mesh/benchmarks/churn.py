@@ -149,8 +149,13 @@ def _tuned(
     Returns: the setting; its scores; recall and false alarms of each setting that no other beats in both.
     """
     tried = []
-    for cpu_share, p99_ms, error_share, hold_s in itertools.product(*_GRID):
-        setting = {"cpu_share": cpu_share, "p99_ms": p99_ms, "error_share": error_share, "hold_s": hold_s}
+    for cpu_share, p99_ms, error_share, min_duration_s in itertools.product(*_GRID):
+        setting = {
+            "cpu_share": cpu_share,
+            "p99_ms": p99_ms,
+            "error_share": error_share,
+            "min_duration_s": min_duration_s,
+        }
         tried.append((setting, _tally([_static(recording, **setting) for recording in recordings])))
     pairs = {(one.found, one.false) for _, one in tried}
     best = sorted(

@@ -65,7 +65,7 @@ class StandPlan:
             "interval_s": self.interval_s,
             "rate_window_s": 60 / self.speed,
             "timeout_s": 0.8 * self.interval_s,
-            "hold_s": 80 / self.speed,
+            "min_duration_s": 80 / self.speed,
             "clean_s": 90 / self.speed,
             "trouble_calm_s": 300 / self.speed,
             "train_at": self.train_at,

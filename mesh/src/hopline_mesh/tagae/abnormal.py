@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hopline_mesh.tagae.clues import Clue, Key
 
 #: Share of the time that is learned from, of which more cannot be abnormal: it is how the mesh is.
-MOST = 0.1
+MAX_ABNORMAL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +68,4 @@ def stretches(
         if len(one.series) > 1 and not any(one.series & other.series for other in told if other is not one)
     ]
     outside = sum(any(time_s in one for one in once) for time_s in times_s)
-    return once if outside <= MOST * len(times_s) else []
+    return once if outside <= MAX_ABNORMAL_SHARE * len(times_s) else []

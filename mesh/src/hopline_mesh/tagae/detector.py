@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import ModelNotReady
-from hopline_mesh.changes import Change, Context
-from hopline_mesh.changes import Trouble as Reported
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.model.partition import WHOLE_UP_TO, part_scores
@@ -27,7 +26,7 @@ from hopline_mesh.model.weights import Weights
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.tagae import calibrate, expect, expected, kernels
-from hopline_mesh.tagae.abnormal import MOST, Stretch, stretches
+from hopline_mesh.tagae.abnormal import MAX_ABNORMAL_SHARE, Stretch, stretches
 from hopline_mesh.tagae.calls import CallsPerRequest
 from hopline_mesh.tagae.clues import Clue, Key, together
 from hopline_mesh.tagae.cut import Cut
@@ -38,7 +37,7 @@ from hopline_mesh.tagae.roles import role_of
 from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep import Order, Sweep, Taken
 from hopline_mesh.tagae.telling import told
-from hopline_mesh.tagae.tracker import Tracker, Trouble
+from hopline_mesh.tagae.tracker import TrackedIncident, Tracker
 from hopline_mesh.tagae.witness import Place, Witness
 
 
@@ -51,7 +50,7 @@ class TagaeSettings:
         anomaly_percentile: of the deviations of normal time, from where on their tail is fitted.
         false_alarms_per_day: that the thresholds are calibrated to.
         warm_up: intervals before the first verdict, and before a new service's first.
-        hold_s: seconds that a deviation must last, and at least two intervals.
+        min_duration_s: seconds that a deviation must last, and at least two intervals.
         model: "none" leaves the graph model out, "untrained" leaves it as it begins: for comparisons.
         clean_s: seconds without one after which an incident is over, and at least two intervals.
         threads: of the graph model; more than two are for parts.
@@ -63,7 +62,7 @@ class TagaeSettings:
     anomaly_percentile: float = 99.0
     false_alarms_per_day: float = 1.0
     warm_up: int = 10
-    hold_s: float = 80.0
+    min_duration_s: float = 80.0
     clean_s: float = 90.0
     model: Literal["trained", "untrained", "none"] = "trained"
     threads: int = 2
@@ -151,7 +150,7 @@ class Tagae:
         """
         scout = Tagae(replace(self.settings, model="none"))
         scout._prepare(snapshots)
-        scout._learn_scales(snapshots, MOST)
+        scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
         for table in scout._tables:
             table.threshold[:] = calibrate.HIGHEST
         beyond: list[list[Clue]] = []
@@ -463,7 +462,7 @@ class Tagae:
         weights = self._expectation.weights
         return LiveState(weights, snapshot, paths, self._nodes, self._edges, self.interval_s)
 
-    def _mind_the_clock(self, time_s: float) -> list[Trouble]:
+    def _mind_the_clock(self, time_s: float) -> list[TrackedIncident]:
         """Learn the interval, and begin a new window where time has jumped. Returns: incidents that end."""
         if not self.steps:
             return []
@@ -551,7 +550,7 @@ class Tagae:
     def _hold(self) -> int:
         if self.interval_s <= 0:
             return 2
-        return min(max(2, math.ceil(self.settings.hold_s / self.interval_s)), kernels.HOLD)
+        return min(max(2, math.ceil(self.settings.min_duration_s / self.interval_s)), kernels.HOLD)
 
     @property
     def _patience(self) -> int:
@@ -591,7 +590,9 @@ class Tagae:
             if found is not None:
                 self._excused[found] = self._excused[found].also(change)
 
-    def _direct(self, snapshot: Snapshot, troubles: Sequence[Reported], context: Context) -> list[Clue]:
+    def _direct(
+        self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
+    ) -> list[Clue]:
         """Clues that need no measurement: what Kubernetes reports, and services that are gone."""
         self._reported = {}
         for trouble in troubles:
@@ -627,7 +628,7 @@ class Tagae:
 
     def _follow(
         self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
-    ) -> list[Trouble]:
+    ) -> list[TrackedIncident]:
         clues = [*direct, *self._witness.firm(snapshot, found)]
         if not clues and not self._tracker.open:
             return []

@@ -34,7 +34,7 @@ from hopline_mesh.tagae import arrivals, rows
 from hopline_mesh.tagae.pairs import Lineup
 from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep import Expected, Rows
-from hopline_mesh.tagae.sweep_kernels import MOST
+from hopline_mesh.tagae.sweep_kernels import MAX_INPUT
 
 if TYPE_CHECKING:
     from hopline_mesh.model.training import Progress
@@ -200,7 +200,7 @@ def empty(table: SeriesTable, n: int) -> Rows:
 def inputs(table: SeriesTable, slots: SlotArray, room: Rows | None = None) -> Rows:
     """Inputs of now [n, 2 F], and of the window [n, F]."""
     x, h = room or empty(table, len(slots))
-    rows.gather(table.slow, table.near, table.slope, table.load, slots, MOST, x, h)
+    rows.gather(table.slow, table.near, table.slope, table.load, slots, MAX_INPUT, x, h)
     return x, h
 
 
@@ -274,11 +274,11 @@ def trust(
             width = values.shape[1] // 2
             row, column = int(rng.integers(len(values))), int(rng.integers(width))
             moved = values.copy()
-            moved[row, column] += MOST
+            moved[row, column] += MAX_INPUT
             args = (moved, item.h, item.e) if part == 0 else (item.x, item.h, moved)
             said = expectation.encoder.reconstruct(graph, *args, item.g)
             now = (said.nodes, said.edges)[part][row, column]
-            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / MOST
+            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / MAX_INPUT
             returned[part][1, column] += 1
     for part, table in enumerate((nodes, edges)):
         yp, pp, yy = sums[part]

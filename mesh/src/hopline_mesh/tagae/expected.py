@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
 from hopline_mesh.roster import Roster
 from hopline_mesh.tagae import kernels
 from hopline_mesh.tagae.roles import Role
@@ -89,7 +89,7 @@ def under_way(context: Context, time_s: float, interval_s: float) -> list[Change
     ]
 
 
-def troubles(context: Context, time_s: float, interval_s: float) -> list[Trouble]:
+def troubles(context: Context, time_s: float, interval_s: float) -> list[KubernetesTrouble]:
     """Troubles at that time; one that began and ended within an interval counts in that one."""
     return [
         trouble
@@ -129,7 +129,7 @@ def usual_now(
     if excuse.is_new:
         return was_free
     load = float(table.slow[slot, table.load]) if table.load >= 0 else 0.0
-    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MOST else 0.0)
+    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MAX_DEVIATION else 0.0)
     is_amount = np.array([role == "resource" for role in roles]) & (table.kinds == kernels.AMOUNT)
     kept = is_amount & (own * table.spread[slot] > excuse.room)
     if is_troubled:

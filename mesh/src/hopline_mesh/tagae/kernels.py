@@ -27,7 +27,7 @@ ABSENT = np.int16(-32768)
 #: Longest debounce, in intervals.
 HOLD = 16
 #: Deviations are kept in quarters of a spread, up to this.
-MOST = 31.75
+MAX_DEVIATION = 31.75
 #: Bins of the histogram of debounced deviations, four to a unit.
 BINS = 128
 
@@ -269,7 +269,7 @@ def observe_others(
         near[i, f] = (u - base) * per
         kept = u
         if clip[f] == 0:
-            moved[i, f] = MOST
+            moved[i, f] = MAX_DEVIATION
             before = ring[(pos - ago) % window, i, f]
             lately = ring[(pos - recent) % window, i, f]
             if before != ABSENT and lately != ABSENT:
@@ -353,13 +353,13 @@ def judge(
                 d = nearer(d, nearer(a, b - slope[i, f] * load_near))
             if gain[i, f] > 0.0 and d != 0.0 and len(expected):
                 d = nearer(d, a - gain[i, f] * within(expected[rows[i], f], most))
-            if still[f] and abs(moved[i, f]) < MOST and moved[i, f] * (1 if d > 0 else -1) < MOVING:
+            if still[f] and abs(moved[i, f]) < MAX_DEVIATION and moved[i, f] * (1 if d > 0 else -1) < MOVING:
                 d = 0.0
             weight = polarity[f, 0] if d > 0 else polarity[f, 1]
             d *= weight * sharp[i, f] * quiet[i, f]
             if seen[i, f] <= warm_up and not fitted[i, f]:
                 d = 0.0
-            d = min(max(d, -MOST), MOST)
+            d = min(max(d, -MAX_DEVIATION), MAX_DEVIATION)
             dev[i, f] = d
             score[i, f] = abs(d) / (threshold[f] * factor[i, f])
             whole = int(d * 4.0)

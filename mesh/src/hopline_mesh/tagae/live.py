@@ -23,7 +23,7 @@ from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae import arrivals, kernels, rows
 from hopline_mesh.tagae.series import SeriesTable
-from hopline_mesh.tagae.sweep_kernels import MOST
+from hopline_mesh.tagae.sweep_kernels import MAX_INPUT
 
 if TYPE_CHECKING:
     Values = Mapping[str, float | None]
@@ -181,7 +181,7 @@ class _Side:
             np.empty((len(slots), width), np.float32),
         )
         everything = np.arange(len(slots), dtype=np.int32)
-        rows.gather(self._slow, self._near, self._slope, self._load, everything, MOST, self.x, self.h)
+        rows.gather(self._slow, self._near, self._slope, self._load, everything, MAX_INPUT, self.x, self.h)
         #: of a series without a past
         self._fresh = np.full((1, width), np.nan, np.float32)
         self._flat = np.zeros((1, width), np.float32)
@@ -226,7 +226,7 @@ class _Side:
         return slow, self._read(slow, self._flat)
 
     def _read(self, slow: NDArray[np.float32], slope: NDArray[np.float32]) -> FloatArray:
-        rows.gather(slow, self._fresh, slope, self._load, _FIRST, MOST, self._x, self._h)
+        rows.gather(slow, self._fresh, slope, self._load, _FIRST, MAX_INPUT, self._x, self._h)
         found: FloatArray = self._x[0]
         return found
 

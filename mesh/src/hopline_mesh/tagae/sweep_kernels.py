@@ -43,7 +43,7 @@ Scratch = tuple[Floats, Floats, Floats, NDArray[np.int8], NDArray[np.int32]]
 Outcome = tuple[int, int, int, int, float]
 
 #: Deviations beyond are as good as this to a model of normal time.
-MOST = np.float32(4.0)
+MAX_INPUT = np.float32(4.0)
 
 
 @njit(nogil=True, cache=True)
@@ -211,7 +211,7 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     for i in range(first, last):
         row = np.int64(rows[i])
         if row >= 0:
-            gather_row(slow, near, slope, load, i, MOST, x, h, row)
+            gather_row(slow, near, slope, load, i, MAX_INPUT, x, h, row)
             column = 0
             while column < width and count[i, column] < MIN_WINDOW:
                 column += 1
@@ -238,7 +238,7 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
         first, last, marks_of(plan), floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
         carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
         floats(plan, at.SLOPE), floats(plan, at.SHARP), expected_of(plan),
-        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MOST, floats(plan, at.GAIN),
+        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MAX_INPUT, floats(plan, at.GAIN),
         carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
         floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),
         plan[at.WARM_UP],

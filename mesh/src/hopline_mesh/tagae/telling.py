@@ -5,13 +5,13 @@ from __future__ import annotations
 from hopline_mesh.incident import Evidence, Incident, Suspect
 from hopline_mesh.roster import Roster
 from hopline_mesh.tagae.clues import Clue
-from hopline_mesh.tagae.tracker import Trouble
+from hopline_mesh.tagae.tracker import TrackedIncident
 
 #: Of one suspect.
 _MOST_EVIDENCE = 8
 
 
-def told(trouble: Trouble, roster: Roster) -> Incident:
+def told(trouble: TrackedIncident, roster: Roster) -> Incident:
     """The incident as it is now."""
     name = roster.name
 

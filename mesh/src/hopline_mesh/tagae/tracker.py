@@ -18,7 +18,7 @@ _OVER = 0.8
 
 
 @dataclass(slots=True)
-class Trouble:
+class TrackedIncident:
     """One incident while it is followed.
 
     Attributes:
@@ -61,7 +61,7 @@ class Tracker:
     def __init__(self, salt: str = "") -> None:
         self.salt = salt
         self.number = 0
-        self.open: list[Trouble] = []
+        self.open: list[TrackedIncident] = []
 
     def update(
         self,
@@ -71,7 +71,7 @@ class Tracker:
         calls: Sequence[tuple[int, int]],
         present: Callable[[Key], float | None],
         patience: int,
-    ) -> list[Trouble]:
+    ) -> list[TrackedIncident]:
         """Take in one interval.
 
         Args:
@@ -107,7 +107,7 @@ class Tracker:
             if mine is None:
                 self.number += 1
                 name = f"{self.salt}:{self.number}:{first_s:.3f}"
-                mine = Trouble(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
+                mine = TrackedIncident(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
                 self.open.append(mine)
                 alive[mine.id] = True
             for clue in group:
@@ -130,7 +130,7 @@ class Tracker:
         firm: Sequence[Clue],
         calls: Sequence[tuple[int, int]],
         alive: dict[str, bool],
-    ) -> Trouble | None:
+    ) -> TrackedIncident | None:
         """The incident that these clues are more of, if any.
 
         One of which nothing is out of bounds at present goes on only by what it was seen by before: another
@@ -155,7 +155,7 @@ class Tracker:
                 best, best_shared = trouble, shared
         return best
 
-    def close_all(self) -> list[Trouble]:
+    def close_all(self) -> list[TrackedIncident]:
         """End all incidents, as of when they were last out of bounds."""
         ended, self.open = self.open, []
         for trouble in ended:
@@ -195,7 +195,7 @@ class Tracker:
         tracker = cls(meta["salt"])
         tracker.number = meta["number"]
         for item in meta["open"]:
-            trouble = Trouble(item["id"], item["start_s"], item["last_s"], item["peak"])
+            trouble = TrackedIncident(item["id"], item["start_s"], item["last_s"], item["peak"])
             trouble.clean, trouble.blind = item["clean"], item["blind"]
             for row in item["clues"]:
                 clue = Clue(*row)

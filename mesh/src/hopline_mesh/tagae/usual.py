@@ -29,7 +29,7 @@ _ABSURD = 1e30
 _LEAST_AMOUNT = float(np.float32(1e-37))
 _LEAST_SHARE, _LARGEST_SHARE = float(np.float32(-0.001)), float(np.float32(1.001))
 _MIN_WINDOW = 8
-_SLOWEST, _MOST = 5.0, 31.75
+_SLOWEST, _MAX_DEVIATION = 5.0, 31.75
 _MANY = 1_000_000
 #: What an interval brought of a series: a value that is fine, one that is to be judged, or none.
 FINE, DOUBTFUL, UNMEASURED = 0, 1, 2
@@ -118,7 +118,7 @@ def _one_turn(row: Turn, at: dict[str, Any], counts: tuple[Any, ...]) -> list[An
         size = where(abs(a) < abs(b), abs(a), abs(b))
         size = where(a * b > 0.0, size, 0.0)
         moved = where(a > 0.0, size, -size)
-        moved = where((before != _ABSENT) & (lately != _ABSENT), moved, _MOST)
+        moved = where((before != _ABSENT) & (lately != _ABSENT), moved, _MAX_DEVIATION)
         row.store(moved, at["moved"], is_measured & (row.load(at["still"]) != 0))
 
     # What is not known for long is kept as it is.

@@ -171,7 +171,7 @@ class Witness:
         counted = float(table.polarity[column, 0 if dev > 0 else 1] * table.quiet[slot, column])
         counted *= float(table.sharp[slot, column])
         dev = dev / counted if counted else 0.0
-        if abs(dev) > 0.9 * kernels.MOST:  # it ends there
+        if abs(dev) > 0.9 * kernels.MAX_DEVIATION:  # it ends there
             dev = kernels.nearer(float(table.slow[slot, column]), float(table.near[slot, column]))
         u = float(table.level[slot, column]) + width * float(table.slow[slot, column])
 
