@@ -192,7 +192,7 @@ class Server:
 
     async def _open_http(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.http import HttpApp
-        from hopline.transports.http_endpoint import HttpEndpoint
+        from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)
@@ -201,8 +201,7 @@ class Server:
             self._http_app,
             self._http_app.refuse,
             max_body_bytes=settings.max_body_bytes,
-            keep_alive_timeout_s=settings.keep_alive_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
+            timeouts=Timeouts(settings.keep_alive_timeout_s, settings.read_timeout_s),
             screen=None if self._gate is None else self._http_app.screen,
             spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
             is_pressed=getattr(self._service, "is_pressed", lambda: False),

@@ -13,7 +13,7 @@ from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp
-from hopline.transports.http_endpoint import HttpEndpoint
+from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
 
 SCORE = b'{"nodes":[1]}'
 SLOW = b'{"nodes":[1],"as_of":60000}'
@@ -29,8 +29,7 @@ class Host:
             self.app,
             self.app.refuse,
             max_body_bytes=config.server.max_body_bytes,
-            keep_alive_timeout_s=10,
-            read_timeout_s=5,
+            timeouts=Timeouts(keep_alive_s=10, read_s=5),
         )
         self.port = 0
         self.clients: list[Connection] = []

@@ -57,6 +57,7 @@ class ClientLimits:
         max_negative_rows: absent rows that are remembered.
         max_call_rows: rows that callers of one loop turn share a call for; a single caller may have more.
         max_write_back_rows: rows that may wait to be copied to L2.
+        recheck_s: seconds between comparisons of schemas.
     """
 
     linger: float = 5.0
@@ -65,6 +66,19 @@ class ClientLimits:
     max_negative_rows: int = 65_536
     max_call_rows: int = 65_536
     max_write_back_rows: int = 65_536
+    recheck_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallPolicy:
+    """How calls to a store are repeated and stopped.
+
+    Attributes:
+        breaker, retry: see there; None takes the defaults.
+    """
+
+    breaker: BreakerPolicy | None = None
+    retry: RetryPolicy | None = None
 
 
 class FeatureClient:
@@ -76,16 +90,15 @@ class FeatureClient:
             clients: there should be one for each store.
         l2: a faster store in front of it.
         timeout_s: the longest that a caller waits.
-        breaker, retry: of each store that does not come as a `Tier`, which brings its own, and its own
+        calls: breaker and retries of each store that is not a `Tier`; a `Tier` has its own, and its own
             metrics of calls.
         limits: see there.
-        recheck_s: seconds between comparisons of schemas.
-        on_rows: called with rows when they come, before the callers; also with rows that come late.
         metrics: counts calls and rows.
         clock: seconds, monotonic.
 
     Attributes:
-        on_rows: as above; may be set at any time.
+        on_rows: called with rows when they come, before the callers; also with rows that come late. May be
+            set at any time.
         group, timeout_s: as above.
     """
 
@@ -96,27 +109,26 @@ class FeatureClient:
         l2: FeatureStore | Tier | None = None,
         *,
         timeout_s: float = 0.02,
-        breaker: BreakerPolicy | None = None,
-        retry: RetryPolicy | None = None,
+        calls: CallPolicy | None = None,
         limits: ClientLimits | None = None,
-        recheck_s: float = 30.0,
-        on_rows: OnRows | None = None,
         metrics: ClientMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         def tier(name: str, store: FeatureStore | Tier) -> Tier:
             if isinstance(store, Tier):
                 return store
-            return Tier(name, store, breaker=breaker, retry=retry, metrics=metrics, clock=clock)
+            policy = calls or CallPolicy()
+            return Tier(
+                name, store, breaker=policy.breaker, retry=policy.retry, metrics=metrics, clock=clock
+            )
 
         self.group = group
         self.timeout_s = timeout_s
-        self.on_rows = on_rows
+        self.on_rows: OnRows | None = None
         self._dim = group.dim
         self._origin = tier("origin", origin)
         self._l2 = None if l2 is None else tier("l2", l2)
         self._limits = limits or ClientLimits()
-        self._recheck_s = recheck_s
         self._metrics = metrics or NoMetrics()
         self._clock = clock
         self._write_back = (
@@ -166,7 +178,7 @@ class FeatureClient:
         if self._watch is not None:
             await self._watch.close()
         l2 = None if self._l2 is None else self._l2.store
-        self._watch = SchemaWatch(expected, self._origin.store, l2, self._recheck_s)
+        self._watch = SchemaWatch(expected, self._origin.store, l2, self._limits.recheck_s)
         await self._watch.start()
 
     async def fetch(

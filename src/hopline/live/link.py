@@ -16,7 +16,7 @@ from hopline.errors import WriterUnavailable
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.live import wire
-from hopline.process.link import Link
+from hopline.process.link import Handshake, Link, LinkLog
 
 MessageT = TypeVar("MessageT")
 log = logging.getLogger(__name__)
@@ -51,15 +51,10 @@ class WriterLink:
         self._link = Link(
             path,
             wire.WIRE,
-            wire.from_writer,
-            wire.Hello(wire.PROTOCOL, name),
-            wire.Welcome,
+            Handshake(wire.Hello(wire.PROTOCOL, name), wire.Welcome, wire.from_writer, timeout_s=2.0),
             self,
-            log=log,
-            peer="the live graph's writer",
-            level=logging.DEBUG if quiet else logging.WARNING,
+            LinkLog(log, "the live graph's writer", level=logging.DEBUG if quiet else logging.WARNING),
             first_pause_s=0.02,
-            handshake_s=2.0,
         )
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._writer: asyncio.StreamWriter | None = None

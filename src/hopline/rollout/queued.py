@@ -18,7 +18,7 @@ from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
 from hopline.scheduling.rate import TokenBucket
-from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.turnstile import SHARES, Turnstile
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
@@ -88,8 +88,7 @@ class QueuedVersion(CountedVersion):
             executor,
             self,
             clock,
-            turnstile=turnstile,
-            share_lane=LANES[limits.priority],
+            turn=None if turnstile is None else turnstile.enter(SHARES[LANES[limits.priority]]),
             rows_of=computer.rows_of,
         )
         self.admission.retry_after_s = self.queue.retry_after_s

@@ -138,8 +138,9 @@ class Sources:
                 origin,
                 l2,
                 timeout_s=settings.fetch_timeout_ms / 1e3,
-                limits=ClientLimits(negative_ttl_s=settings.negative_ttl_ms / 1e3),
-                recheck_s=settings.schema_recheck_s,
+                limits=ClientLimits(
+                    negative_ttl_s=settings.negative_ttl_ms / 1e3, recheck_s=settings.schema_recheck_s
+                ),
                 metrics=self.metrics,
             )
             found[name] = L1Rows(

@@ -35,8 +35,8 @@ from typing import Any
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure
 from hopline.scheduling.lanes import Lanes, came_first, displaced_by, first_of, next_lane
-from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
-from hopline.scheduling.turnstile import SHARES, Turnstile
+from hopline.scheduling.policy import LOW, BatchPolicy, CostModel
+from hopline.scheduling.turnstile import Turn
 from hopline.scheduling.work import (
     LargerThanPredicted,
     Observer,
@@ -66,9 +66,8 @@ class Batcher:
         executor: runs dear batches.
         observer: for metrics.
         clock: seconds, monotonic.
-        turnstile: shared by the batchers of one event loop; None for a batcher that is alone there.
+        turn: of the turnstile that the batchers of one event loop share; None for a batcher that is alone.
         rows_of: rows that the batch read which has just run; by default those that were predicted.
-        share_lane: of the model's own priority: how much of a shared loop it gets.
 
     Attributes:
         cpu_s: processor seconds of the threads that ran batches: every batch of the executor's, and one in
@@ -83,8 +82,7 @@ class Batcher:
         executor: Executor,
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
-        turnstile: Turnstile | None = None,
-        share_lane: int = NORMAL,
+        turn: Turn | None = None,
         rows_of: Callable[[list[Work]], int] = predicted_rows,
     ) -> None:
         self._run = run
@@ -99,7 +97,7 @@ class Batcher:
         self._clock = clock
         #: By lane: request -> the predicted microseconds that it holds of the queue, in order of arrival.
         self._lanes: Lanes = (OrderedDict(), OrderedDict(), OrderedDict())
-        self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
+        self._turn = turn
         self._running: list[Work] = []
         self._queued_rows = self._queued_us = 0
         #: Requests whose rows were counted, not predicted.

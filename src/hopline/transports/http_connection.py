@@ -634,9 +634,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.write(_CONTINUE)
         elif not self._between or self._held is not None:
             self._slow_since = self._slow_since or now
-            if now - self._slow_since > self._endpoint.read_timeout_s:
-                self._refuse(408, f"the request did not arrive within {self._endpoint.read_timeout_s} s")
-        elif now - self._since > self._endpoint.keep_alive_timeout_s:
+            if now - self._slow_since > self._endpoint.timeouts.read_s:
+                self._refuse(408, f"the request did not arrive within {self._endpoint.timeouts.read_s} s")
+        elif now - self._since > self._endpoint.timeouts.keep_alive_s:
             self._close()
 
     def close_if_idle(self) -> None:
