@@ -30,7 +30,7 @@ from hopline.transports.budget import Budget
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
-from hopline.transports.turns import TURN_S
+from hopline.transports.turns import LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint
@@ -48,8 +48,6 @@ _MAX_STARTED = 16
 #: Bytes that the parser gets at a time, unless it reads a body of known length: some 70 of the shortest
 #: requests.
 _PIECE_BYTES = 2048
-#: A read that fills most of the event loop's buffer: more is there.
-_LONG_READ_BYTES = 128 * 1024
 #: A chunked body's framing may be as long as the body and this: chunks of one byte are six bytes each.
 _MAX_FRAMING_BYTES = 1 << 20
 #: Below this, copying head and body into one buffer is cheaper than two writes.
@@ -203,10 +201,10 @@ class HttpConnection(asyncio.Protocol):
             end = position + max(_PIECE_BYTES, min(self._missing_bytes, size - position))
             self._parse(data[position:end])
             position = end
-        if size >= _LONG_READ_BYTES and not self._unread and not self._closed:
-            # The event loop would read on for megabytes before it looks at other connections.
+        is_large = self._body_bytes + self._missing_bytes > _SMALL_BYTES
+        if (size >= LONG_READ_BYTES or (size and is_large)) and not self._unread and not self._closed:
             self.pause_reading()
-            self._endpoint.turns.wait(self)
+            self._endpoint.turns.wait(self, to_be_read=True)
         if whole and self._between and self._last is not None:
             self._endpoint.learn(data, self._last)
 
