@@ -389,6 +389,14 @@ def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
     assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
 
 
+def test_a_bad_row_beside_lists_of_nulls_can_be_put_aside():
+    rows = {"op": ["none", "none"], "features": [[None, None], None]}
+    payload = arrow(rows)
+    assert codes(decode(payload, schema=PLAIN)) == [(0, 0, "malformed"), (0, 1, "malformed")]
+    again = [pa.ipc.open_stream(originals(payload, [at])[0]).read_all().to_pylist() for at in (0, 1)]
+    assert again == [[{"op": "none", "features": each}] for each in rows["features"]]
+
+
 def test_a_pretty_printed_list_is_a_list_and_so_is_one_with_a_bad_event():
     assert decode(json.dumps([KNOW, KNOW], indent=2).encode()).changes.num_events == 2
     assert codes(decode(json.dumps([KNOW, {}], indent=2).encode())) == [(0, 1, "malformed")]

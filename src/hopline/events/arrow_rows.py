@@ -99,8 +99,10 @@ def _chosen(payload: bytes, rows: Sequence[int]) -> Any:
     with pa.ipc.open_stream(payload) as reader:
         table = _with_wide_indices(reader.read_all()).combine_chunks()
     table = table.take(pa.array(rows, pa.int64()))
-    plain = [field.type.value_type if _is_dictionary(field.type) else field.type for field in table.schema]
-    return table.cast(pa.schema(list(zip(table.schema.names, plain, strict=True))))
+    for at, field in enumerate(table.schema):
+        if _is_dictionary(field.type):  # others stay: a cast of lists of nulls to their own type fails
+            table = table.set_column(at, field.name, table.column(at).cast(field.type.value_type))
+    return table
 
 
 def _stream(table: Any) -> bytes:

@@ -29,14 +29,14 @@ class Clock:
 
     Attributes:
         version: an integer; nothing of later versions is seen.
-        told: what is known of it, as the live graph's memory has it.
+        fields: its row in the ring of the live graph's memory.
     """
 
-    __slots__ = ("told", "version")
+    __slots__ = ("fields", "version")
 
     def __init__(self) -> None:
         self.version = 0
-        self.told: list[int] = []
+        self.fields: list[int] = []
 
 
 #: Of a snapshot: it has one version.

@@ -36,6 +36,8 @@ from hopline.ingress.permissions import Permissions, globs_of
 
 #: The end of what has none, in seconds since the epoch.
 NEVER = math.inf
+#: Before the `sub` of tokens in the names of clients; no client of the file has such a name.
+TOKEN_PREFIX = "token:"
 #: Bounds within which nanoseconds fit into 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -132,6 +134,8 @@ def _entry(name: str, values: Any, source: str) -> ClientEntry:
     place = f"{source}: client {name!r}"
     if not name or not name.isprintable():
         raise ConfigError(f"{place}: a name is printable text")
+    if name.startswith(TOKEN_PREFIX):
+        raise ConfigError(f"{place}: names with {TOKEN_PREFIX!r} before them are of tokens; choose another")
     try:
         entry = msgspec.convert(values, ClientEntry)
     except msgspec.ValidationError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from hopline.errors import BadRequest
+from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacking
@@ -138,7 +139,7 @@ class Call:
         if method.max_bytes is not None and method.max_bytes < self._max_bytes:
             self._max_bytes = method.max_bytes
         #: What came and was not begun with, where it is not a whole message of a call that has one.
-        self._kept = bytearray()
+        self._kept = Arriving()
         #: The one message of a call that has one, and whether it is compressed, until its client's end.
         self._message: tuple[int, bytes] | None = None
         #: One whole message of a client that streams, before it is stored.
@@ -280,7 +281,7 @@ class Call:
     def _forget(self) -> None:
         """Drop the message and all callbacks: a reference cycle would wait for the garbage collector."""
         self.on_gone = self.listener = self._message = self._next = None
-        self._kept = bytearray()
+        self._kept = Arriving()
         if self._unpacking is not None:
             self._unpacking.cancel()
             self._unpacking = None
@@ -325,23 +326,31 @@ class Call:
             self.is_heard = is_last
             self._take_more(data)
             return
-        was_kept = bool(self._kept)
-        if was_kept:
-            if data:
-                self._keep(data)
-            data = self._whole_of_kept()
         if data:
-            size = self._size(data) or PREFIX_BYTES
-            if self._message is not None or len(data) > size:
-                raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
-            if len(data) < size:
-                self._keep(data)
-            elif was_kept or self._stream.keep(size):
-                self._message = data[0], data[PREFIX_BYTES:]
-            else:
-                raise self._no_room()
+            self._take_one(data)
         if is_last:
             self._begin()
+
+    def _take_one(self, data: bytes) -> None:
+        """Of a client that sends one message."""
+        kept = self._kept
+        if kept:
+            self._keep(data)
+            data = kept.head(PREFIX_BYTES)
+        length = len(kept) or len(data)
+        size = self._size(data) or PREFIX_BYTES
+        if self._message is not None or length > size:
+            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
+        if length < size:
+            if not kept:
+                self._keep(data)
+        elif kept:
+            self._stream.arrived(size)
+            self._message = kept.take(PREFIX_BYTES)[0], kept.take(size - PREFIX_BYTES)
+        elif self._stream.keep(size):
+            self._message = data[0], data[PREFIX_BYTES:]
+        else:
+            raise self._no_room()
 
     def _take_more(self, data: bytes) -> None:
         """Of a client that streams: most send one message at a time, which need not be stored first."""
@@ -355,7 +364,7 @@ class Call:
             data, self._next = self._next, None
             self._keep(data)
 
-    def _size(self, data: bytes | bytearray) -> int | None:
+    def _size(self, data: bytes) -> int | None:
         """Size of the message at the start of data, with its prefix; None where too few bytes have come."""
         if len(data) < PREFIX_BYTES:
             return None
@@ -374,24 +383,13 @@ class Call:
 
     def _has_whole(self) -> bool:
         """Whether what is kept begins with a whole message."""
-        kept = self._kept
-        size = PREFIX_BYTES + int.from_bytes(kept[1:PREFIX_BYTES], "big")
-        return len(kept) >= size
+        head = self._kept.head(PREFIX_BYTES)
+        return len(self._kept) >= PREFIX_BYTES + int.from_bytes(head[1:], "big")
 
     def _keep(self, data: bytes) -> None:
         if not self._stream.keep_arriving(len(data), self._endpoint.max_arriving_bytes):
             raise self._no_room()
-        self._kept += data
-
-    def _whole_of_kept(self) -> bytes:
-        """What was kept, if it is a whole message or more; else it is kept on."""
-        kept = self._kept
-        size = self._size(kept)
-        if size is None or len(kept) < size:
-            return b""
-        self._kept = bytearray()
-        self._stream.arrived(len(kept))
-        return bytes(kept)
+        self._kept.append(data)
 
     def _no_room(self) -> CallError:
         return CallError(
@@ -438,7 +436,7 @@ class Call:
                 raise self._no_room()
             return data[0], data[PREFIX_BYTES:]
         kept = self._kept
-        size = self._size(kept)
+        size = self._size(kept.head(PREFIX_BYTES))
         if size is None or len(kept) < size:
             if kept and self.is_heard:
                 raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
@@ -447,15 +445,14 @@ class Call:
                 raise CallError(StatusCode.DEADLINE_EXCEEDED, text)
             return None
         self._since = self._endpoint.now
-        flag, message = kept[0], bytes(kept[PREFIX_BYTES:size])
-        del kept[:size]
+        flag, message = kept.take(PREFIX_BYTES)[0], kept.take(size - PREFIX_BYTES)
         self._stream.arrived(size)
         return flag, message
 
     def drop(self) -> None:
         """Forget messages that were not taken."""
         size = len(self._kept)
-        self._next, self._kept = None, bytearray()
+        self._next, self._kept = None, Arriving()
         self._stream.arrived(size)
         self._stream.give_back(size)
 

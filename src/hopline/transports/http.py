@@ -127,7 +127,7 @@ class HttpApp:
                 reading = read(request, route.check, self._max_body_bytes)
                 return Reading(reading, functools.partial(self._handle_read, route, request, id_line))
             # As `_handle_read` does, without a call: most requests are small.
-            if b"charset" in headers.get(b"content-type", b""):
+            if b";" in headers.get(b"content-type", b""):  # it has parameters
                 check_charset(headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:
@@ -142,7 +142,7 @@ class HttpApp:
         """Answer a request whose body was read on a thread, or could not be; never raises."""
         try:
             reading.result()
-            if b"charset" in request.headers.get(b"content-type", b""):
+            if b";" in request.headers.get(b"content-type", b""):
                 check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:

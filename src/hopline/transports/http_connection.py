@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from hopline.transports.budget import Budget
+from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
-from hopline.transports.turns import TURN_S
+from hopline.transports.turns import LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint
@@ -48,8 +49,6 @@ _MAX_STARTED = 16
 #: Bytes that the parser gets at a time, unless it reads a body of known length: some 70 of the shortest
 #: requests.
 _PIECE_BYTES = 2048
-#: A read that fills most of the event loop's buffer: more has arrived.
-_LONG_READ_BYTES = 128 * 1024
 #: A chunked body's framing may be as long as the body and this: chunks of one byte are six bytes each.
 _MAX_FRAMING_BYTES = 1 << 20
 #: Below this, copying head and body into one buffer is cheaper than two writes.
@@ -119,6 +118,8 @@ class HttpConnection(asyncio.Protocol):
         self._num_headers = 0
         self._head_bytes: int = 0
         self._body: bytes = b""
+        #: Of a body in chunks.
+        self._chunk: OpenChunk | None = None
         #: A body of several pieces; gives its bytes without copying them.
         self._pieces: io.BytesIO | None = None
         self._body_bytes: int = 0
@@ -203,10 +204,10 @@ class HttpConnection(asyncio.Protocol):
             end = position + max(_PIECE_BYTES, min(self._missing_bytes, size - position))
             self._parse(data[position:end])
             position = end
-        if size >= _LONG_READ_BYTES and not self._unread and not self._closed:
-            # The event loop would read on for megabytes before it looks at other connections.
+        is_large = self._body_bytes + self._missing_bytes > _SMALL_BYTES
+        if (size >= LONG_READ_BYTES or (size and is_large)) and not self._unread and not self._closed:
             self.pause_reading()
-            self._endpoint.turns.wait(self)
+            self._endpoint.turns.wait(self, to_be_read=True)
         if whole and self._between and self._last is not None:
             self._endpoint.learn(data, self._last)
 
@@ -281,6 +282,11 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, f"not valid HTTP/1.1: {error}")
         if self._between:
             self._head_bytes = 0  # empty lines between requests
+        elif (
+            self._chunk is not None
+            and self._body_bytes + self._chunk.missing(data) > self._endpoint.max_body_bytes
+        ):
+            self._refuse_body()
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head("trailers or chunk extensions" if self._headers_done else "the request head")
         elif self._wire_bytes > 2 * self._body_bytes + MAX_HEAD_BYTES + _MAX_FRAMING_BYTES:
@@ -371,6 +377,8 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(*refusal)
             return
+        if b"transfer-encoding" in headers:
+            self._chunk = OpenChunk()
         length = headers.get(b"content-length")
         num_bytes = self._missing_bytes = 0 if length is None else int(length)
         if num_bytes > self._endpoint.max_body_bytes:
@@ -410,6 +418,8 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes -= num_bytes
         self._missing_bytes -= num_bytes
         self._body_bytes += num_bytes
+        if self._chunk is not None:
+            self._chunk.came(num_bytes)
         if self._body_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
         elif self._reserve(self._body_bytes):
@@ -439,6 +449,13 @@ class HttpConnection(asyncio.Protocol):
     def on_chunk_header(self) -> None:
         """A chunk's size and extensions are read."""
         self._head_bytes = 0
+        if self._chunk is not None:
+            self._chunk.begin()
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is whole."""
+        if self._chunk is not None:
+            self._chunk.end()
 
     def on_message_complete(self) -> None:
         """A request is whole."""

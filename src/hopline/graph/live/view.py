@@ -84,7 +84,7 @@ class LiveNodes:
     @property
     def num_nodes(self) -> int:
         """Of the reader's version."""
-        return self._clock.told[self._place]
+        return self._clock.fields[self._place]
 
     def slots(self, ids: IdArray) -> IdArray:
         """Rows of `features.array`: int64 [n] of global ids int64 [n]."""
@@ -235,8 +235,8 @@ class LiveView:
         """Read the newest version until `__exit__`; calls may be nested."""
         self._depth += 1
         if self._depth == 1:
-            self.clock.told = told = self.memory.pin(self._lane)
-            self.clock.version = told[VERSION]
+            self.clock.fields = fields = self.memory.pin(self._lane)
+            self.clock.version = fields[VERSION]
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -262,12 +262,12 @@ class LiveView:
     @property
     def through_ms(self) -> int:
         """Everything that happened until then is in the pinned version, ms since 1970."""
-        return self.clock.told[THROUGH_MS]
+        return self.clock.fields[THROUGH_MS]
 
     @property
     def published_ms(self) -> int:
         """When the pinned version came, ms since 1970."""
-        return self.clock.told[PUBLISHED_MS]
+        return self.clock.fields[PUBLISHED_MS]
 
     @property
     def num_nodes(self) -> int:

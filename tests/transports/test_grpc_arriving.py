@@ -1,0 +1,33 @@
+"""What came of a call is given back in order, whatever it came in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hopline.transports.grpc_arriving import Arriving
+
+pieces = st.one_of(
+    st.binary(max_size=8), st.integers(0, 200_000).map(lambda size: bytes([size % 251]) * size)
+)
+
+
+@given(st.lists(st.tuples(pieces, st.integers(0, 5), st.integers(0, 300_000)), max_size=12))
+def test_what_is_taken_is_what_came(steps: list[tuple[bytes, int, int]]) -> None:
+    arriving, expected = Arriving(), b""
+    for data, head, size in steps:
+        arriving.append(data)
+        expected += data
+        assert arriving.head(head) == expected[:head]
+        size = min(size, len(expected))
+        assert arriving.take(size) == expected[:size]
+        expected = expected[size:]
+        assert len(arriving) == len(expected)
+        assert bool(arriving) == bool(expected)
+
+
+def test_a_byte_at_a_time_makes_few_pieces() -> None:
+    arriving = Arriving()
+    for _ in range(300_000):
+        arriving.append(b"x")
+    assert len(arriving._pieces) < 6
