@@ -8,6 +8,7 @@ import pytest
 
 from hopline.errors import ConfigError
 from hopline.kernels import cpu_level
+from tests.containers import run_confined
 from tests.kernels.test_jit import KERNELS
 
 RUN = """
@@ -91,6 +92,16 @@ def test_a_start_without_any_folder_to_write_works_and_says_what_is_missing(run,
     assert hits == 0
     assert said.count("compiled kernels cannot be cached") == 1
     assert "NUMBA_CACHE_DIR" in said
+
+
+def test_a_cache_that_can_only_be_read_is_read(run, tmp_path):
+    """Such as NUMBA_CACHE_DIR in an image, filled by `hopline warm`."""
+    run()
+    command = [sys.executable, "-c", RUN, tmp_path / "compiled", "-"]
+    folders = {"PYTHONPATH": f"{tmp_path / 'code'}", "NUMBA_CACHE_DIR": f"{tmp_path / 'cache'}"}
+    done = run_confined(command, environment=folders)
+    assert done.stdout.split()[1:] == ["1", "own"], done.stderr
+    assert "compil" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ class LimitsConfig:
         1024 * 2**20,
         "memory for what one request reads, the neighbours of all hops; more is refused before it is read",
         minimum=2**20,
+        memory_share=1 / 4,
     )
     default_timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
     max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may name", minimum=0.001)
@@ -74,7 +75,9 @@ class BatchingConfig:
     """Dynamic batching of waiting requests."""
 
     max_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
-    max_bytes: int = setting(256 * 2**20, "predicted working memory of one batch", minimum=1)
+    max_bytes: int = setting(
+        256 * 2**20, "predicted working memory of one batch", minimum=1, memory_share=1 / 8
+    )
     queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
     max_queue_ms: float = setting(
         2000.0, "predicted processor time waiting before requests are refused", minimum=0.001
@@ -87,7 +90,7 @@ class TableConfig:
     """The embedding table."""
 
     memory_bytes: int = setting(
-        256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0
+        256 * 2**20, "memory for rows kept between requests; 0 turns it off", minimum=0, memory_share=1 / 8
     )
     file: tuple[str, ...] = setting(
         (), "final rows computed by `hopline batch`, looked up instead of computed; one file for each model"
@@ -166,7 +169,7 @@ class FeaturesConfig:
         30.0, "seconds between comparisons of the store's schema with the graph's", minimum=1
     )
     memory_bytes: int = setting(
-        256 * 2**20, "memory for rows kept near (L1), shared by all workers", minimum=1
+        256 * 2**20, "memory for rows kept near (L1), shared by all workers", minimum=1, memory_share=1 / 8
     )
     ttl_s: float = setting(600.0, "age at which a kept row is fetched anew", minimum=0.001)
     ttls: tuple[str, ...] = setting((), 'other ages for some groups, as "<group>=<seconds>"')

@@ -88,11 +88,20 @@ class _TriedOnce:
         return stamp_of(path) if is_module else super().get_source_stamp()  # type: ignore[misc]
 
 
+class _ReadOnly(_TriedOnce):
+    """A locator of Numba that takes a folder which cannot be written, such as one of an image."""
+
+    def ensure_cache_path(self) -> None:
+        """Raises: OSError: there is no folder."""
+        os.listdir(self.get_cache_path())  # type: ignore[attr-defined]
+
+
 class _OwnFiles(CompileResultCacheImpl):  # type: ignore[misc]
-    """The files of a function in the folder where Numba keeps its cache."""
+    """The files of a function where Numba keeps its cache: in a writable folder, else in one to read."""
 
     _locator_classes: ClassVar[list[type]] = [
-        type(locator.__name__, (_TriedOnce, locator), {})
+        type(locator.__name__, (kind, locator), {})
+        for kind in (_TriedOnce, _ReadOnly)
         for locator in CompileResultCacheImpl._locator_classes
     ]
 
@@ -143,13 +152,12 @@ class _KernelCache(_Cache):  # type: ignore[misc]
 
     @functools.cached_property
     def own(self) -> _OwnCache | None:
-        """The cache that is written; None where no folder can be."""
+        """The cache in a folder of this machine; None where there is no folder."""
         if cpu_level.is_writing():
             return self._shipped
         try:
             return _OwnCache(self._function)
         except RuntimeError:  # so Numba says that it found none
-            _compiling.cannot_be_kept()
             return None
 
     @property
@@ -172,8 +180,12 @@ class _KernelCache(_Cache):  # type: ignore[misc]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep what was compiled; called after each kernel."""
-        if self.own is not None:
+        try:
+            if self.own is None:
+                raise PermissionError("there is no folder for it")
             self.own.save_overload(sig, data)
+        except OSError as error:
+            _compiling.not_kept(error)
         _compiling.end()
 
     def enable(self) -> None:
@@ -199,14 +211,14 @@ class _Compiling:
                 "and `hopline warm` does it beforehand"
             )
 
-    def cannot_be_kept(self) -> None:
-        """There is no folder for what is compiled."""
+    def not_kept(self, error: OSError) -> None:
+        """A kernel was compiled, and could not be written."""
         if not self._said_unkept:
             self._said_unkept = True
             log.warning(
-                "compiled kernels cannot be cached: neither the package's folder nor the home folder can "
-                "be written, so every start compiles them again; set NUMBA_CACHE_DIR to a writable folder, "
-                "or run `hopline warm --cpu all` when the image is built"
+                "compiled kernels cannot be cached (%s), so every start compiles them again: set "
+                "NUMBA_CACHE_DIR to a writable folder, or run `hopline warm --cpu all` in an image",
+                error,
             )
 
     def end(self) -> None:
