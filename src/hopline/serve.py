@@ -21,6 +21,7 @@ from typing import Any
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
+from hopline.files import temporary_root
 from hopline.ingress.exposure import check_exposure
 from hopline.live.orders import writer_orders
 from hopline.process.child import Child
@@ -82,7 +83,7 @@ def _run_workers(config: Config, service: str) -> int:
         live = os.memfd_create("hopline-live", os.MFD_CLOEXEC)
         changes["worker__live_memory"] = f"/proc/{os.getpid()}/fd/{live}"
     try:
-        with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hopline-metrics-", dir=temporary_root()) as folder:
             shared = config.replace(
                 **changes,
                 worker__count=settings.workers,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
+from hopline.process.cgroup import usable_cpus
 from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
@@ -203,7 +204,7 @@ class Server:
             max_body_bytes=settings.max_body_bytes,
             timeouts=Timeouts(settings.keep_alive_timeout_s, settings.read_timeout_s),
             screen=None if self._gate is None else self._http_app.screen,
-            spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
+            spin_s=settings.spin_us * 1e-6 if usable_cpus() > 1 else 0.0,
             is_pressed=getattr(self._service, "is_pressed", lambda: False),
             budget=self._budget,
         )

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
+
+from hopline.kernels.cpu_level import features
 
 #: Numbers in a vector.
 LANES = 16
@@ -29,7 +30,7 @@ _I64, _I32, _I1 = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 _FLOAT = ir.FloatType()
 _FLOATS, _INTS, _TRUTHS = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _I32, _I1))
 
-_HAS_MASKS = bool(get_host_cpu_features().get("avx512bw"))
+_HAS_MASKS = "avx512bw" in features()
 
 Value = Any
 

@@ -13,6 +13,7 @@ from typing import Any
 from hopline.config.reader import load_config, process_env
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
+from hopline.process.cgroup import memory_bytes
 
 _DEFAULT_FILE = Path("hopline.toml")
 
@@ -74,4 +75,4 @@ def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Seque
         if not equals:
             raise ConfigError(f"--set {item}: write section.key=value")
         overrides = {**overrides, path.strip(): value}
-    return load_config(file, process_env(), overrides)
+    return load_config(file, process_env(), overrides, memory_bytes())

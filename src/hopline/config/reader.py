@@ -6,7 +6,9 @@ command-line flags.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,10 @@ from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
 
 ENV_PREFIX = "HOPLINE__"
+#: Ends of variables such as HOPLINE_SERVER_SERVICE_HOST and HOPLINE_SERVER_PORT_8700_TCP_ADDR.
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ def load_config(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
 ) -> Config:
     """Resolve all sources into one config.
 
@@ -60,14 +67,16 @@ def load_config(
         file: a hopline.toml; None reads none.
         env: environment variables; None reads none (pass `os.environ` to take the process's own).
         overrides: "section.key" -> value, from flags; None values are ignored.
+        memory_bytes: memory that the process may use, which bounds some defaults; None bounds none.
 
     Raises:
         ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
     """
-    config = Config()
+    config = Config() if memory_bytes is None else apply(Config(), _bounded(memory_bytes))
     if file is not None:
         config = apply(config, _check_public(flatten(_read_toml(Path(file)), str(file))))
     if env is not None:
+        _check_spelling(env)
         values = {
             name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
             for name, value in env.items()
@@ -90,6 +99,48 @@ def show_config(config: Config) -> Iterator[tuple[str, Any]]:
     for row in config_table():
         section, key = row.path.split(".")
         yield row.path, getattr(getattr(config, section), key)
+
+
+def _bounded(memory_bytes: int) -> dict[str, tuple[Any, str]]:
+    """Defaults that the memory of the process makes smaller."""
+    found = {}
+    for path, (item, _) in fields(Config).items():
+        most = int(item.metadata["memory_share"] * memory_bytes)
+        if item.metadata["memory_share"] and most < int(item.default):  # type: ignore[arg-type]
+            found[path] = (max(most, int(item.metadata["minimum"])), "the memory of this process")
+    return found
+
+
+def _check_spelling(env: Mapping[str, str]) -> None:
+    """Refuse variables that are meant for a setting and would be ignored, such as HOPLINE_SERVER_HTTP_PORT.
+
+    Raises: ConfigError: naming the variable that is right, or the closest settings.
+    """
+    known = {_plain(_env_name(path)): _env_name(path) for path in fields(Config)}
+    sections = tuple({f"HOPLINE_{path.partition('.')[0].upper()}_" for path in fields(Config)})
+    for name, value in env.items():
+        plain = _plain(name)
+        if name.startswith(ENV_PREFIX) or not plain.startswith(sections) or _is_service_link(plain, value):
+            continue
+        right = known.get(plain)
+        if right is None:
+            close = difflib.get_close_matches(plain, known, n=1, cutoff=0.8)
+            right = (
+                f"a setting; did you mean {known[close[0]]}?"
+                if close
+                else "a setting (`hopline config show`)"
+            )
+            raise ConfigError(f"{name}: is not {right}")
+        raise ConfigError(f"{name}: write {right}; the parts of a setting are separated by two underscores")
+
+
+def _plain(name: str) -> str:
+    return re.sub("_+", "_", name.upper())
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes set it for a Service, such as one that is named `hopline-server`."""
+    return bool(_SERVICE_LINK.search(name)) and ("_SERVICE_" in name or "://" in value or "_PORT_" in name)
 
 
 def _env_name(path: str) -> str:

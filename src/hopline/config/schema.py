@@ -64,6 +64,7 @@ class LimitsConfig:
         1024 * 2**20,
         "memory for all that one request reads, with the neighbours of all hops; checked before reading",
         minimum=2**20,
+        memory_share=1 / 4,
     )
     default_timeout_ms: float = setting(30_000.0, "deadline of a request that sets none", minimum=0.001)
     max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may set", minimum=0.001)
@@ -74,7 +75,9 @@ class BatchingConfig:
     """Dynamic batching of waiting requests."""
 
     max_rows: int = setting(4096, "most rows of one batch, as predicted", minimum=1)
-    max_bytes: int = setting(256 * 2**20, "most working memory of one batch, as predicted", minimum=1)
+    max_bytes: int = setting(
+        256 * 2**20, "most working memory of one batch, as predicted", minimum=1, memory_share=1 / 8
+    )
     queue_delay_ms: float = setting(
         0.0, "how long a request waits for others to share its batch; 0 batches what is queued", minimum=0
     )
@@ -90,7 +93,9 @@ class BatchingConfig:
 class StateCacheConfig:
     """The state cache: rows of hidden states that later requests read instead of computing them."""
 
-    memory_bytes: int = setting(256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0)
+    memory_bytes: int = setting(
+        256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,7 @@ class FeaturesConfig:
         30.0, "seconds between comparisons of the store's schema with the graph's", minimum=1
     )
     memory_bytes: int = setting(
-        256 * 2**20, "memory of the L1 feature cache, shared by all workers", minimum=1
+        256 * 2**20, "memory of the L1 feature cache, shared by all workers", minimum=1, memory_share=1 / 8
     )
     ttl_s: float = setting(600.0, "age at which a cached row is fetched again", minimum=0.001)
     ttls: tuple[str, ...] = setting((), 'other ages for some groups, as "<group>=<seconds>"')

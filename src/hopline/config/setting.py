@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BOOLS = {
@@ -36,6 +37,7 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    memory_share: float = 0.0,
     hidden: bool = False,
     internal: bool = False,
 ) -> Any:
@@ -48,10 +50,13 @@ def setting(
         default: used where no source sets the value.
         help: one line for `hopline config show` and the docs table.
         minimum, maximum: inclusive bounds of numbers.
+        memory_share: the default is at most this share of the memory that the process may use; 0 is any.
         hidden: left out of tables.
         internal: set only by Hopline, between its processes; hidden, and refused from every other source.
     """
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum}
+    if memory_share:
+        help += f"; the default is at most 1/{1 / memory_share:g} of the memory that the process may use"
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "memory_share": memory_share}
     metadata |= {"hidden": hidden or internal, "internal": internal}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -114,7 +119,7 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
     if annotation is Path:
         if not isinstance(value, str | Path):
             raise wrong("a path")
-        return Path(value).expanduser()
+        return expanded(value, path)
     if not isinstance(value, str):
         raise wrong("a string")
     return value

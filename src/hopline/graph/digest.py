@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from hopline.graph.schema import GraphSchema
+from hopline.process.cgroup import usable_cpus
 from hopline.types import AnyArray, Progress, silent
 
 _LEAF_BYTES = 8 << 20
@@ -34,7 +34,7 @@ def digests(arrays: Mapping[str, AnyArray], progress: Progress = silent) -> dict
         name: hashlib.blake2b(f"{array.dtype.str} {list(array.shape)} ".encode(), digest_size=32)
         for name, array in arrays.items()
     }
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cpus()) as pool:
         hashed = pool.map(lambda leaf: hashlib.blake2b(leaf[1], digest_size=32).digest(), leaves)
         for i, ((name, _), leaf_digest) in enumerate(zip(leaves, hashed, strict=True)):
             roots[name].update(leaf_digest)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numba import types
+from numba.core.errors import TypingError
 
 SIGNATURES = Path(__file__).with_name("signatures.txt")
 
@@ -60,7 +61,7 @@ def compile_all(
         progress: is called before each with how many are done, and with its name.
 
     Returns: how many were "compiled", were "there" already, or are "gone": no kernel of the name, or one
-        that takes other arguments by now.
+        that takes other arguments or types by now.
     """
     counts: Counter[str] = Counter()
     for done, (module, name, arguments) in enumerate(wanted):
@@ -81,14 +82,14 @@ def kernels(package: str = "hopline") -> Iterator[tuple[str, str, Any]]:
         loaded = importlib.import_module(module)
         for name in names:
             dispatcher = getattr(loaded, name)
-            if hasattr(getattr(dispatcher, "_cache", None), "_cache_file"):
+            if getattr(getattr(dispatcher, "_cache", None), "own", None) is not None:
                 yield module, name, dispatcher
 
 
 def recorded(package: str = "hopline") -> Iterator[Signature]:
     """What the cache has of a package's kernels as they are; types that have no name here are left out."""
     for module, name, dispatcher in kernels(package):
-        for key in dispatcher._cache._cache_file._load_index():
+        for key in dispatcher._cache.own._cache_file._load_index():
             arguments = tuple(map(str, key[0]))
             if all(numba_type(each) is not None for each in arguments):
                 yield Signature(module, name, arguments)
@@ -118,7 +119,10 @@ def _compiled(module: str, name: str, arguments: tuple[str, ...]) -> str:
     if dispatcher.py_func.__code__.co_argcount != len(known):
         return "gone"
     hits = sum(dispatcher.stats.cache_hits.values())
-    dispatcher.compile(tuple(known))
+    try:
+        dispatcher.compile(tuple(known))
+    except TypingError:
+        return "gone"
     return "there" if sum(dispatcher.stats.cache_hits.values()) > hits else "compiled"
 
 

@@ -32,6 +32,11 @@ def stamp_of(path: str) -> bytes:
     return digest.digest()
 
 
+def top_folder(folder: str) -> str:
+    """Where the top-level package of a folder lies."""
+    return _top(folder)[0]
+
+
 @functools.cache
 def _read(path: str) -> tuple[bytes, tuple[str, ...]]:
     """The hash of a file, and the files of its package and of Hopline that it imports."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hopline.kernels import cpu_level
 from hopline.kernels.jit import njit
 
 #: Bytes of a cache line on x86-64 and most arm64.
@@ -222,5 +222,5 @@ def nth_one(typingctx: Any, word: Any, n: Any) -> Any:
     return signature, codegen
 
 
-#: `pdep`. Numba compiles for this machine's processor, and keys its cache by it.
-_HAS_DEPOSIT = bool(get_host_cpu_features().get("bmi2"))
+#: `pdep`. Numba keys its cache by the kind of CPU that it compiles for.
+_HAS_DEPOSIT = "bmi2" in cpu_level.features()

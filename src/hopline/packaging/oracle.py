@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec, Stage, StageInput, read_spec
 from hopline.errors import ArtifactError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.schema import check_schema
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
+from hopline.files import expanded
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -371,7 +372,7 @@ class Loader:
     def _table_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
         own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
-        return [Path(name).expanduser() for name in own or self.config.precomputed.file]
+        return [expanded(name, "precomputed.file") for name in own or self.config.precomputed.file]
 
     async def _look_up(
         self, served: QueuedVersion, computer: GraphComputer, folder: Path, files: list[Path]

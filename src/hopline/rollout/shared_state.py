@@ -21,6 +21,7 @@ import msgspec
 
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, RuntimeFailure
+from hopline.files import temporary_root
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import Acknowledgements
 from hopline.rollout.loaded_units import LoadedUnits
@@ -207,5 +208,5 @@ class SharedState:
         )
         if config.worker.metrics_dir:
             return Path(config.worker.metrics_dir) / "state"
-        self._own_folder = tempfile.mkdtemp(prefix="hopline-state-")
+        self._own_folder = tempfile.mkdtemp(prefix="hopline-state-", dir=temporary_root())
         return Path(self._own_folder)

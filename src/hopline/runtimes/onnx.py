@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from hopline.errors import ArtifactError, RuntimeFailure
+from hopline.runtimes.ort import ort
 from hopline.runtimes.pinned import pinned
 from hopline.runtimes.placement import placed
 from hopline.runtimes.providers import check_started, providers

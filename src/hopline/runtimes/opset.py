@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import onnxruntime as ort
-
 from hopline.artifact import ModelSpec, TabularSpec
 from hopline.errors import ArtifactError
+from hopline.runtimes.ort import ort
 
 #: Opset 7 is the oldest that ONNX Runtime promises to run, ai.onnx.ml 1 the first there was.
 _OLDEST = {"ai.onnx": 7, "ai.onnx.ml": 1}

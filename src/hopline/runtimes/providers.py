@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 from hopline.runtimes.placement import Device
 
 Provider: TypeAlias = tuple[str, dict[str, Any]]
@@ -84,7 +85,7 @@ def providers(
         return [_CPU]
     if device == "cuda" or rows is None:
         return [_CUDA, _CPU]
-    folder = cache or Path.home() / ".cache" / "hopline" / "tensorrt"
+    folder = cache or expanded("~/.cache/hopline/tensorrt", "compute.device")
     widths, most = rows
     options = {
         "device_id": "0",

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from hopline.artifact import NULL_STRING, TabularSpec
 from hopline.errors import RuntimeFailure
 from hopline.runtimes.onnx import session
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
 
 #: Column name -> one value for each row: a list, or an array of numbers. None and NaN are absent.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 
 _STALE = ("refuse", "compute", "serve")
 
@@ -46,7 +47,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: a variable is invalid, or models.repository is not a folder.
     """
-    repository = Path(env.get("HOPLINE__MODELS__REPOSITORY", "")).expanduser()
+    repository = expanded(env.get("HOPLINE__MODELS__REPOSITORY", ""), "models.repository")
     if not env.get("HOPLINE__MODELS__REPOSITORY") or not repository.is_dir():
         raise ConfigError(
             f"models.repository: {str(repository)!r} is not a folder; set HOPLINE__MODELS__REPOSITORY to a "
@@ -61,8 +62,10 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     return Settings(
         repository,
         _names(env.get("HOPLINE__MODELS__NAMES", "")),
-        Path(graph).expanduser() if graph else None,
-        tuple(Path(name).expanduser() for name in _names(env.get("HOPLINE__PRECOMPUTED__FILE", ""))),
+        expanded(graph, "graph.path") if graph else None,
+        tuple(
+            expanded(name, "precomputed.file") for name in _names(env.get("HOPLINE__PRECOMPUTED__FILE", ""))
+        ),
         stale,  # type: ignore[arg-type]
         _number(env, "precomputed.ttl_s", Settings.ttl_s, 0.0),
         int(_number(env, "limits.max_nodes_per_request", Settings.max_nodes, 1)),

@@ -90,12 +90,12 @@ class Student:
                 f"{self._model}: sha256 is {actual[:12]}…, student.json says {self._sha256[:12]}…; copy "
                 "both again or distil again"
             )
-        import onnxruntime
+        from hopline.runtimes.ort import ort
 
-        options = onnxruntime.SessionOptions()
+        options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        return onnxruntime.InferenceSession(str(self._model), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(self._model), options, providers=["CPUExecutionProvider"])
 
 
 class _Header(msgspec.Struct):

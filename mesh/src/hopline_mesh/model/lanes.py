@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.extending import intrinsic
 
+from hopline.kernels.cpu_level import features
 from hopline_mesh.model.emit import FLOAT, HALVES, I32, I64, LANES, VECTOR, Emit, Value
 
-HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = "avx512f" in features()
 #: Columns of a block of packed weights: two vectors.
 PANEL = 2 * LANES
 #: Rows and columns of the larger tile of a product: as many as there are registers for their sums.
 TILE_ROWS, TILE_COLUMNS = (12, PANEL) if HAS_AVX512 else (6, LANES)
 #: Whether the processor multiplies bfloat16 numbers: two products in the time of one.
-HAS_BFLOAT16 = bool(get_host_cpu_features().get("avx512bf16"))
+HAS_BFLOAT16 = "avx512bf16" in features()
 #: Entries ahead of which a row is asked for. Lists have so many entries of room at their end.
 AHEAD = 6
 

@@ -353,7 +353,11 @@ def judge(
                 d = nearer(d, nearer(a, b - slope[i, f] * load_near))
             if gain[i, f] > 0.0 and d != 0.0 and len(expected):
                 d = nearer(d, a - gain[i, f] * within(expected[rows[i], f], most))
-            if still[f] and abs(moved[i, f]) < MAX_DEVIATION and moved[i, f] * (1 if d > 0 else -1) < MOVING:
+            if (
+                still[f]
+                and abs(moved[i, f]) < MAX_DEVIATION
+                and moved[i, f] * (1 if d > 0 else -1) < MOVING
+            ):
                 d = 0.0
             weight = polarity[f, 0] if d > 0 else polarity[f, 1]
             d *= weight * sharp[i, f] * quiet[i, f]

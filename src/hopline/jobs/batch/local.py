@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from hopline.graph import Graph
 from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.work import LevelWork, Shaper, Worker
+from hopline.process.cgroup import usable_cpus
 from hopline.types import FloatArray
 
 #: What threads tell: a span that is done and what belongs to it, or how one ended.
@@ -36,7 +36,7 @@ class LocalEngine:
         self._graph = graph
         self._spec = spec
         self.kept: dict[Path, MemoryRows] | None = {}
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cpus()
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
         """As `Engine.run`: the calling thread only listens, so that it can sync meanwhile."""

@@ -35,6 +35,7 @@ from hopline.jobs.batch.ray_task import Order
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
 from hopline.jobs.batch.work import LevelWork, listed
+from hopline.process.cgroup import usable_cpus
 from hopline.types import IdArray
 
 #: Tries of a task whose process or machine dies; rows that end a process each time are not its fault.
@@ -76,7 +77,7 @@ class RayEngine:
         self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
         self._limit = threads
         self.kept = None  # those who compute see files alone
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cpus()
         self._ray = _import_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from onnx import numpy_helper
 
 from hopline.artifact import ModelSpec
 from hopline.errors import PackagingError
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray
 
 #: Weights of an operator below which its scales and its further operators take what narrow weights save.

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto
 from skl2onnx import convert_sklearn
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
@@ -31,6 +30,7 @@ from hopline.packaging.tabular.scaling import (
     simple_imputer,
     standard_scaler,
 )
+from hopline.runtimes.ort import ort
 
 Refs = tuple[Ref, ...]
 
