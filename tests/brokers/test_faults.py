@@ -251,7 +251,7 @@ async def test_a_nats_work_queue_keeps_what_is_not_acknowledged(nats_server):
 async def test_a_subject_that_no_stream_takes_is_refused(nats_server):
     await nats_server.make("taken")
     sink = await opened(open_sink, nats_server.address("taken"))
-    with pytest.raises(BrokerError, match="no stream takes messages of the subject 'nobody'"):
+    with pytest.raises(BrokerError, match="no stream stores messages of the subject 'nobody'"):
         await sink.send([Outgoing(b"1", topic="nobody")])
     await sink.close()
 

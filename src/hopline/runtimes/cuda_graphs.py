@@ -1,13 +1,13 @@
 """CUDA graphs of whole models: ego-graphs padded to a few fixed sizes, each recorded once.
 
-A small program on a GPU spends its time on launching kernels. A CUDA graph launches all of them at once,
-but for fixed shapes and addresses only. So sizes form a *ladder*: a rung of r holds up to r - 1 nodes of
-each type and 2 r edges of each type. An ego-graph is padded up to its rung with nodes that nobody asks for,
-and edges that only connect those. All rungs are recorded while the model is loaded; what fits none runs as
-it is.
+A small program on a GPU spends its time on launching kernels. A CUDA graph launches all of them together,
+but for fixed shapes and addresses only. So there is a list of sizes: size r holds up to r - 1 nodes of each
+type and 2 r edges of each type. An ego-graph is padded up to its size with nodes that no request reads, and
+edges that only connect those. All sizes are recorded while the model is loaded; a larger ego-graph runs
+without a recording.
 
-A model that pools its graph or normalises over it would see the padding: before anything is recorded,
-padded answers are compared with the others, and a model that tells them apart is not padded.
+A model that pools its graph or normalises over it would read the padding. Before anything is recorded,
+padded answers are compared with unpadded ones, and a model whose answers differ is not padded.
 
 The padding is tested on the processor. Recording has not run on a GPU yet.
 """
@@ -23,23 +23,23 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-#: Nodes of each type on each rung, itself included; most ego-graphs have a few hundred.
+#: Nodes of each type for each size, padding included; most ego-graphs have a few hundred.
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _EDGES_PER_NODE = 2
 #: Padded and plain answers may differ by the order of sums.
 _TOLERANCE = 1e-4
-#: Sizes of the made-up graphs on which they are compared.
+#: Sizes of the generated graphs on which they are compared.
 _TRIALS = ((1, 0), (5, 4), (40, 70))
 #: Runs before recording, in which libraries choose their algorithms.
 _WARM_RUNS = 3
 
 Program: TypeAlias = Callable[..., Tensor]
-#: Records a program on fixed inputs; the result runs it again and gives its output.
+#: Records a program on fixed inputs; the result runs it again and returns its output.
 Record: TypeAlias = Callable[[Program, Sequence[Tensor]], Callable[[], Tensor]]
 
 
 def rung_for(slots: Sequence[str], tensors: Sequence[Tensor]) -> int | None:
-    """The lowest rung that holds the tensors; None where the highest one does not."""
+    """The smallest size that holds the tensors; None if the largest one does not."""
     nodes = max(
         (t.shape[0] for n, t in zip(slots, tensors, strict=True) if _role(n) == "features"), default=0
     )
@@ -53,7 +53,7 @@ def rung_for(slots: Sequence[str], tensors: Sequence[Tensor]) -> int | None:
 
 
 def padded_shape(slot: str, example: Tensor, rung: int) -> tuple[int, ...]:
-    """The shape of a slot's tensor on a rung."""
+    """The shape of a slot's tensor for a size."""
     edges = rung * _EDGES_PER_NODE
     match _role(slot):
         case "features":
@@ -67,8 +67,9 @@ def padded_shape(slot: str, example: Tensor, rung: int) -> tuple[int, ...]:
 def pad_into(slot: str, source: Tensor, target: Tensor, rung: int) -> None:
     """Fill a tensor of the padded shape.
 
-    Nodes beyond the real ones are zero. Edges beyond lead from the last node to itself, which is never a
-    real one, with weight one (a degree of zero would be divided by) and attributes and type zero.
+    Nodes beyond the real ones are zero. Edges beyond the real ones lead from the last node, which is never
+    a real one, to itself, with weight one (a degree of zero would be a divisor) and attributes and type
+    zero.
     """
     if _role(slot) == "edge_index":
         count = source.shape[1]
@@ -81,7 +82,7 @@ def pad_into(slot: str, source: Tensor, target: Tensor, rung: int) -> None:
 
 
 def padded(slots: Sequence[str], tensors: Sequence[Tensor], rung: int) -> list[Tensor]:
-    """New tensors of a rung's shapes."""
+    """New tensors of the shapes of a size."""
     out = []
     for name, tensor in zip(slots, tensors, strict=True):
         target = tensor.new_empty(padded_shape(name, tensor, rung))
@@ -91,7 +92,7 @@ def padded(slots: Sequence[str], tensors: Sequence[Tensor], rung: int) -> list[T
 
 
 def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int]) -> bool:
-    """Whether a program's answers change with the padding: it must not be padded then.
+    """Whether a program's answers change with the padding; then it must not be padded.
 
     Args:
         widths: columns of each slot's tensor, 0 for a one-dimensional one (and for edge lists).
@@ -109,7 +110,7 @@ def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int])
 
 
 def made_up(slots: Sequence[str], widths: Sequence[int], num_nodes: int, num_edges: int) -> list[Tensor]:
-    """A graph of so many nodes and edges of each type, the same at every call."""
+    """A graph with these numbers of nodes and edges of each type, the same at every call."""
     generator = torch.Generator().manual_seed(num_nodes)
     out = []
     for name, width in zip(slots, widths, strict=True):
@@ -133,11 +134,11 @@ class LadderProgram:
         program: of seed and tensors, on the device of `record`.
         slots: names of the tensors.
         widths: as for `tells_padding`.
-        record: makes a recording; `None` records nothing.
+        record: creates a recording; `None` records nothing.
         device: where tensors are copied to.
 
     Attributes:
-        recorded: rungs that run from a recording.
+        recorded: sizes that run from a recording.
     """
 
     def __init__(
@@ -162,14 +163,16 @@ class LadderProgram:
             inputs = [t.to(device) for t in padded(slots, made_up(slots, widths, 2, 1), rung)]
             try:
                 self._rungs[rung] = seed, inputs, record(program, [seed, *inputs])
-            except RuntimeError as error:  # an operator that asks the device for a size cannot be recorded
+            except (
+                RuntimeError
+            ) as error:  # an operator that reads a size from the device cannot be recorded
                 log.warning("no CUDA graphs: a recording for %d nodes failed: %s", rung, error)
                 self._rungs.clear()
                 return
 
     @property
     def recorded(self) -> tuple[int, ...]:
-        """Rungs that run from a recording, lowest first."""
+        """Sizes that run from a recording, smallest first."""
         return tuple(self._rungs)
 
     def __call__(self, seed: Tensor, *tensors: Tensor) -> Tensor:
@@ -189,7 +192,7 @@ class LadderProgram:
 
 
 def on_gpu(exported: Any, slots: Sequence[str]) -> LadderProgram:
-    """An exported program on the first GPU, recorded where its answers allow for padding.
+    """An exported program on the first GPU, recorded if its answers do not depend on padding.
 
     Args:
         exported: torch.export.ExportedProgram on the processor.

@@ -1,4 +1,4 @@
-"""Spans on threads of this process: kernels and ONNX Runtime release the interpreter's lock."""
+"""Computes spans on threads of this process: kernels and ONNX Runtime release the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.work import LevelWork, Shaper, Worker
 from hopline.types import FloatArray
 
-#: What threads tell: a span that is done and what belongs to it, or how one ended.
+#: Messages of threads: a finished span with its data, or how a thread ended.
 Told: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
-#: Of rows, for each thread: one is filled while others wait for their turn.
+#: Row buffers for each thread: one is filled while others wait for their turn.
 _BUFFERS = 4
 
 
 class LocalEngine:
-    """See `work.Engine`.
+    """An engine of threads in this process; see `work.Engine`.
 
     Args:
         graph, spec: opened once for all threads.
@@ -39,7 +39,7 @@ class LocalEngine:
         self.threads = threads or len(os.sched_getaffinity(0))
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
-        """As `Engine.run`: the calling thread only listens, so that it can sync meanwhile."""
+        """As `Engine.run`; the calling thread only listens, so that it can sync meanwhile."""
 
         def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
             while (span := take()) is not None:
@@ -57,13 +57,13 @@ class LocalEngine:
         shaper: Shaper,
         done: Callable[[Span, int, Any, bool], None],
     ) -> None:
-        """Do `spans`, which ascend, and hand over what is made of each, in their order.
+        """Compute `spans`, which ascend, and pass on the shaped result of each, in order.
 
-        Rows live in a few buffers that are used again and again: memory that is written for the first time
-        costs more than computing what goes into it.
+        Rows live in a few buffers that are reused: memory that is written for the first time costs more
+        than computing its content.
 
         Args:
-            done: called in the calling thread with a span, its sampled edges, what `shaper` made of it
+            done: called in the calling thread with a span, its sampled edges, the result of `shaper`
                 (valid during the call), and whether its states are in the file.
         """
         buffers: queue.SimpleQueue[FloatArray | None] = queue.SimpleQueue()
@@ -75,7 +75,7 @@ class LocalEngine:
 
         def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
             while True:
-                # Before a span is taken: the earliest one that is not done is then under way.
+                # Before a span is taken, so that the earliest unfinished span is always in progress.
                 buffer = buffers.get()
                 span = None if buffer is None else take()
                 if span is None or buffer is None:
@@ -126,7 +126,7 @@ class LocalEngine:
                     do(worker, take, told)
                 finally:
                     worker.close()
-            except BaseException as error:  # the boundary of a thread: the caller raises it
+            except BaseException as error:  # boundary of a thread: the caller raises the error
                 told.put(error)
             else:
                 told.put(None)
@@ -155,5 +155,5 @@ class LocalEngine:
             raise failure
 
     def close(self) -> None:
-        """Let go of rows in memory."""
+        """Release rows in memory."""
         self.kept = {}
