@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, content, said):
     [
         ("", "is not the address of a broker"),
         ("kafak://h:1/t", "did you mean 'kafka'"),
-        ("kafka://u:secret@h/t", "'h' is not the address of a server; host:port is"),
+        ("kafka://u:secret@h/t", "'h' is not the address of a server; expected host:port"),
         ("kafka://h:0/t", "'h:0' is not the address of a server"),
         ("kafka://h:99999/t", "is not the address of a server"),
         ("kafka:///t", "'' is not the address of a server"),

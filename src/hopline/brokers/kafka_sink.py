@@ -110,7 +110,9 @@ class KafkaSink:
             batch.done(None, None)
 
     def _raise(self, error: KafkaError, topic: str) -> None:
-        told = f"{self._address}: a message to {topic!r} was rejected: {kafka.words(error, self._address)}"
+        reason = (
+            f"{self._address}: a message to {topic!r} was rejected: {kafka.words(error, self._address)}"
+        )
         if error.fatal():
             # The driver's producer cannot be used any more; its outstanding messages fail as well.
             useless = self._producer
@@ -118,9 +120,9 @@ class KafkaSink:
             useless.purge()
             useless.poll(0)
         if error.fatal() or error.retriable() or error.code() in _PASSING:
-            self._condition.bad(told)
-            raise BrokerUnavailable(told)
-        raise BrokerError(told)
+            self._condition.bad(reason)
+            raise BrokerUnavailable(reason)
+        raise BrokerError(reason)
 
     def _on_error(self, error: KafkaError) -> None:
         self._condition.bad(kafka.words(error, self._address))

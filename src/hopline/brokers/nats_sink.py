@@ -106,16 +106,16 @@ class NatsSink:
         error = msgspec.json.decode(raw.data, type=_Ack).error
         if error is None:
             return
-        told = f"{self._address}: a message to {subject!r} was rejected: {error.description}"
-        raise BrokerUnavailable(told) if error.code >= 500 else BrokerError(told)
+        reason = f"{self._address}: a message to {subject!r} was rejected: {error.description}"
+        raise BrokerUnavailable(reason) if error.code >= 500 else BrokerError(reason)
 
     def _failed(self, error: BaseException, subject: str) -> BrokerError:
-        told = f"{self._address}: {nats_stream.words(error, self._address)}"
+        reason = f"{self._address}: {nats_stream.words(error, self._address)}"
         lasting = nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.BadHeaderError
         if isinstance(error, lasting):
-            return BrokerError(f"{told} (a message to {subject!r})")
-        self._condition.bad(told)
-        return BrokerUnavailable(told)
+            return BrokerError(f"{reason} (a message to {subject!r})")
+        self._condition.bad(reason)
+        return BrokerUnavailable(reason)
 
     async def _connect(self) -> None:
         async with self._connecting:

@@ -133,9 +133,9 @@ class NatsSource:
         self._pull = None
         self._open.clear()
         stream = self._client.jetstream(timeout=2)
-        told = await stream.stream_info(self._stream)
-        self._find(told.state.first_seq, told.state.last_seq)
-        self._each = told.config.retention == api.RetentionPolicy.WORK_QUEUE
+        info = await stream.stream_info(self._stream)
+        self._find(info.state.first_seq, info.state.last_seq)
+        self._each = info.config.retention == api.RetentionPolicy.WORK_QUEUE
         with contextlib.suppress(NotFoundError):
             await stream.delete_consumer(self._stream, self._durable)
         config = api.ConsumerConfig(

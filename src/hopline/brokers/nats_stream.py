@@ -76,13 +76,13 @@ async def connect(
     """Connect a client; it closes with its connection, and reports that. Raises: FAILURES, ConfigError."""
 
     async def on_error(error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
 
     async def on_end() -> None:
         on_lost()
-        condition.bad("the connection ended" + (f": {words(told[-1], address)}" if told else ""))
+        condition.bad("the connection ended" + (f": {words(errors[-1], address)}" if errors else ""))
 
-    told: deque[Exception] = deque(maxlen=1)
+    errors: deque[Exception] = deque(maxlen=1)
     login: dict[str, Any] = {}
     if address.text("username"):
         login = {"user": address.text("username"), "password": address.text("password")}
@@ -219,10 +219,10 @@ class Pull:
             self.waiting.append(raw)
         elif status != "100":  # the end of a request
             self._left = 0
-            told = (raw.headers or {}).get("Description") or "the consumer is gone"
+            reason = (raw.headers or {}).get("Description") or "the consumer is gone"
             # No message came in time, or no more fit into the bytes.
-            if status not in ("404", "408") and not told.startswith(_FULL):
-                self.broken = told
+            if status not in ("404", "408") and not reason.startswith(_FULL):
+                self.broken = reason
         self._arrived.set()
 
 

@@ -84,7 +84,7 @@ class RedisQueue:
             self._mine.discard(entry_id)
             self._settled.append(entry_id)
         try:
-            await self._tell_settled()
+            await self._acknowledge_settled()
         except redis_stream.FAILURES as error:
             self._condition.bad(redis_stream.words(error, self._address))
 
@@ -108,7 +108,7 @@ class RedisQueue:
         if self._connection is None:
             return
         try:
-            await self._tell_settled()
+            await self._acknowledge_settled()
             if not self._mine and not self._look_back and self._has_group:
                 # Deleting a consumer would delete its entries as well.
                 await self._call(*self._group_command("DELCONSUMER"), self._name)
@@ -126,7 +126,7 @@ class RedisQueue:
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
         if not self._has_group:
             await self._make_group()
-        await self._tell_settled()
+        await self._acknowledge_settled()
         if self._look_back:
             messages = await self._again(max_messages)
             if messages:
@@ -198,17 +198,17 @@ class RedisQueue:
             taken.append(self._entries.message(entry_id, fields, name, num_deliveries))
         return taken
 
-    async def _tell_settled(self) -> None:
+    async def _acknowledge_settled(self) -> None:
         if not self._settled or self._connection is None:
             return
-        told = self._settled[:]
-        commands: list[tuple[Any, ...]] = [("XACK", self._entries.stream, self._group, *told)]
+        settled = self._settled[:]
+        commands: list[tuple[Any, ...]] = [("XACK", self._entries.stream, self._group, *settled)]
         if self._delete:
-            commands.append(("XDEL", self._entries.stream, *told))
+            commands.append(("XDEL", self._entries.stream, *settled))
         for result in await self._connection.several(commands, atomic=False):
             if isinstance(result, Exception):
                 raise result
-        del self._settled[: len(told)]
+        del self._settled[: len(settled)]
 
     async def _make_group(self) -> None:
         try:

@@ -66,8 +66,8 @@ class RedisSink:
 
     def _failed(self, error: BaseException, stream: str) -> BrokerError:
         what = f"a message to {stream!r} was rejected: " if stream else ""
-        told = f"{self._address}: {what}{redis_stream.words(error, self._address)}"
+        reason = f"{self._address}: {what}{redis_stream.words(error, self._address)}"
         if not isinstance(error, redis_stream.PASSING):
-            return BrokerError(told)
-        self._condition.bad(told)
-        return BrokerUnavailable(told)
+            return BrokerError(reason)
+        self._condition.bad(reason)
+        return BrokerUnavailable(reason)

@@ -137,7 +137,7 @@ class RedisSource:
         stream = self._entries.stream
         if not self._last:
             await self._begin()
-        reply, told = await self._connection.several(
+        reply, answer = await self._connection.several(
             [
                 ("XREAD", "COUNT", max_messages, "STREAMS", stream, self._last),
                 ("XINFO", "STREAM", stream),
@@ -146,9 +146,9 @@ class RedisSource:
         )
         if isinstance(reply, Exception):
             raise reply
-        if isinstance(told, Exception):  # no such stream yet
+        if isinstance(answer, Exception):  # no such stream yet
             return []
-        info = redis_stream.info_of(told)
+        info = redis_stream.info_of(answer)
         self._check(info)
         entries = redis_stream.entries_of(reply)
         messages = []

@@ -121,7 +121,7 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
 
 def _too_many_rows(rows: int, max_rows: int, num_bytes: int) -> str:
     if max_rows == MAX_ROWS:
-        return f"{rows} events in one payload; the limit is {MAX_ROWS}"
+        return f"{rows} events in one payload; at most {MAX_ROWS} are allowed"
     return (
         f"{rows} rows in {num_bytes} bytes; at most one row for {_BYTES_A_ROW} bytes is read ({max_rows} "
         "here); send fewer events in one request, or uncompressed"

@@ -231,7 +231,7 @@ class Table:
         """
         what = f"edge type {schema.key!r}"
         vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
-        vectors.lacking = checks.no_attr(what, schema.attr_dim)
+        vectors.if_missing = checks.no_attr(what, schema.attr_dim)
         adds = self.ops[rows] != OPS.index("remove_edge")
         rows, attr = self._vectors(vectors, rows, first, adds, refusals)
         numbers = rows + first
@@ -253,7 +253,7 @@ class Table:
         """Columns of the events of one node type; as `edge_rows`."""
         what = f"node type {name!r}"
         vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
-        vectors.lacking = checks.no_features(what, schema.feature_dim)
+        vectors.if_missing = checks.no_features(what, schema.feature_dim)
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
         add = self.ops[rows] == OPS.index("add_node")
         return NodeRows(rows + first, self._ids("node", rows), add, features)
@@ -307,7 +307,7 @@ class Table:
                 )
         if not wanted.dim:
             return rows, None
-        refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.lacking)
+        refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.if_missing)
         fits = lengths == wanted.dim
         kept = fits | ~needed
         values = np.zeros((int(kept.sum()), wanted.dim), np.float32)
@@ -346,14 +346,14 @@ class _Vectors:
     """The expected vectors of events of one type.
 
     Attributes:
-        name: of the column. lacking: code and reason for an event whose vector is missing.
+        name: of the column. if_missing: code and reason for an event whose vector is missing.
     """
 
     name: str
     dim: int
     names: tuple[str, ...]
     what: str
-    lacking: tuple[str, str] = ("", "")
+    if_missing: tuple[str, str] = ("", "")
 
 
 def _listed(column: Any, dim: int) -> tuple[IdArray, NDArray[np.float32]]:

@@ -211,11 +211,11 @@ class Decoder:
             row = table.node_rows(rows, first, key, node, refusals)
             nodes[key] = checks.node_changes(row, key, node, refusals)
         times = np.full(len(table), -1, np.int64)
-        told = table.times_ms()
-        if told is not None:
-            bad = ~told.absent() & _bad_times(told.values)
+        given = table.times_ms()
+        if given is not None:
+            bad = ~given.absent() & _bad_times(given.values)
             refusals.add_all(numbers[bad], "malformed", f"at {_BAD_AT}")
-            times = np.where(told.absent(), -1, told.values)
+            times = np.where(given.absent(), -1, given.values)
         return _Segment(
             table.strings("id"),
             times,

@@ -24,9 +24,9 @@ def edge_rows(
     what = f"edge type {schema.key!r}"
     attrs = [None if type(event) is RemoveEdge else event.attr for event in events]
     needed = [type(event) is not RemoveEdge for event in events]
-    lacking = checks.no_attr(what, schema.attr_dim)
+    if_missing = checks.no_attr(what, schema.attr_dim)
     rows, attr = vectors(
-        attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", lacking, refusals
+        attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", if_missing, refusals
     )
     if rows is not None:
         events, numbers = [events[row] for row in rows], numbers[rows]
@@ -98,7 +98,7 @@ def vectors(
     dim: int,
     names: tuple[str, ...],
     what: str,
-    lacking: tuple[str, str],
+    if_missing: tuple[str, str],
     refusals: Refusals,
 ) -> tuple[list[int] | None, Column | None]:
     """Convert to float32 [n, dim] from lists, or of objects with the schema's names.
@@ -108,7 +108,7 @@ def vectors(
     would use as much memory as a vector.
 
     Args:
-        lacking: code and reason for events without a vector.
+        if_missing: code and reason for events without a vector.
     Returns: the remaining rows, None for all; and their vectors, zeros if none is needed.
     """
     rows = None
@@ -122,7 +122,7 @@ def vectors(
         for row, (number, value, must) in enumerate(zip(numbers.tolist(), values, needed, strict=True)):
             found = nothing if value is None else _in_order(value, dim, names, what)
             if value is None and must and dim:
-                refusals.add(number, *lacking)
+                refusals.add(number, *if_missing)
             elif isinstance(found, list):
                 rows.append(row)
                 lists.append(found)

@@ -72,7 +72,7 @@ class TooMany(Exception):
     """A payload with more than `MAX_EVENTS` events."""
 
     def __init__(self) -> None:
-        super().__init__(f"more than {MAX_EVENTS} events in one payload, which is the limit")
+        super().__init__(f"more than {MAX_EVENTS} events in one payload; at most {MAX_EVENTS} are allowed")
 
 
 def read_list(texts: Sequence[bytes]) -> list[Event] | None:

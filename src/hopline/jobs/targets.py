@@ -134,6 +134,6 @@ class ServerTarget:
 
 
 def _options(request: ScoreRequest) -> ScoreOptions:
-    said = {field.name: getattr(request, field.name) for field in LOGGED}
-    options: Any = {name: value for name, value in said.items() if value not in (None, ())}
+    fields = {field.name: getattr(request, field.name) for field in LOGGED}
+    options: Any = {name: value for name, value in fields.items() if value not in (None, ())}
     return cast(ScoreOptions, {"version": request.version, **options})

@@ -196,9 +196,9 @@ async def _started(
     promise yet, and a restart handles half-finished work as after kill -9.
     """
     work = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
-    told = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
     if not work.done():
         log.info("stopped before the graph was ready")
         os._exit(0)

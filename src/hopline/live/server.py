@@ -273,7 +273,7 @@ class WriterServer:
             self._followers += follows
             while True:
                 await self._room.wait()
-                await self._hear(await wire.receive(reader, wire.from_client), writer)
+                await self._handle(await wire.receive(reader, wire.from_client), writer)
         except (EOFError, OSError, TimeoutError):
             pass  # the client disconnected; its batches are applied
         except WireError as error:
@@ -286,7 +286,7 @@ class WriterServer:
                 self._talks.pop(talk, None)
                 writer.close()
 
-    async def _hear(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
+    async def _handle(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, wire.Hello):
             raise WireError("a second hello")
         if isinstance(message, wire.Ask):
@@ -389,9 +389,9 @@ class WriterServer:
         else:
             took = self._clock() - began
             self._count(taken, took)
-            self._tell(taken, outcomes)
+            self._send_outcomes(taken, outcomes)
 
-    def _tell(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
+    def _send_outcomes(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
         begin = 0
         for each in taken:
             own = outcomes[begin : begin + len(each.batches)]

@@ -55,16 +55,16 @@ async def take_over(
         Conflict: the owner did not end in time; the message names it.
         HoplineError: as `attempt`.
     """
-    began, ask_at, said, answer = clock(), clock(), "", ""
+    began, ask_at, logged, answer = clock(), clock(), "", ""
     while not stopping.is_set():
         try:
             return await attempt()
         except Conflict as error:
             conflict = str(error)
         owner = read_owner(folder / LOCK)
-        if not said:
-            said = conflict
-            log.info("standing by: %s", said)
+        if not logged:
+            logged = conflict
+            log.info("standing by: %s", logged)
         if yields:
             if not owner.yields or await _answers(owner):
                 raise Relieved(f"{conflict}; changes are sent to it")
@@ -72,11 +72,11 @@ async def take_over(
         elif not owner.yields:
             answer = "it does not yield; waiting for it"
         elif clock() >= ask_at:
-            answer = await _asked(owner)
+            answer = await _ask_to_yield(owner)
             ask_at = clock() + _ASK_EVERY_S
-        if f"{owner}: {answer}" != said:
-            said = f"{owner}: {answer}"
-            log.info("standing by for %s", said)
+        if f"{owner}: {answer}" != logged:
+            logged = f"{owner}: {answer}"
+            log.info("standing by for %s", logged)
         patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
         if stand_by_s and not yields and clock() - began >= patience_s:
             raise Conflict(
@@ -88,7 +88,7 @@ async def take_over(
     return None
 
 
-async def _asked(owner: Owner) -> str:
+async def _ask_to_yield(owner: Owner) -> str:
     """Ask an owner to give up the folder; return its answer."""
     link = WriterLink(
         Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True

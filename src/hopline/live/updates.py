@@ -102,7 +102,7 @@ class LiveUpdates:
                 raise BadRequest(f"the events cannot be read: {whole.reason}")
             if not refused:
                 raise BadRequest("the body holds no event")
-            return self._told(Applied(self._graph.memory.version, 0), [], refused, num_refused)
+            return self._outcome(Applied(self._graph.memory.version, 0), [], refused, num_refused)
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
@@ -120,7 +120,7 @@ class LiveUpdates:
             for each in heapq.nsmallest(_MAX_LISTED, rejected, key=lambda each: each.order)
         ]
         duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
-        return self._told(applied, duplicates, refused, num_refused)
+        return self._outcome(applied, duplicates, refused, num_refused)
 
     def describe(self) -> dict[str, Any]:
         """The present state: version, counts, age."""
@@ -134,7 +134,7 @@ class LiveUpdates:
                 "writer": "up" if self._link.is_up else "away",
             }
 
-    def _told(
+    def _outcome(
         self,
         applied: Applied,
         duplicates: Sequence[int],

@@ -83,9 +83,9 @@ class CompiledRecord(msgspec.Struct, frozen=True):
             return f"it was compiled by torch {self.torch}, and torch {torch_version} is installed"
         if machine.triple != self.machine.triple:
             return f"it was compiled for {self.machine.triple}, and this is {machine.triple}"
-        lacking = sorted(set(self.machine.features) - set(machine.features))
-        if lacking:
-            return f"it was compiled for a processor with {', '.join(lacking)}, which this processor lacks"
+        missing = sorted(set(self.machine.features) - set(machine.features))
+        if missing:
+            return f"it was compiled for a processor with {', '.join(missing)}, which this processor lacks"
         return ""
 
 

@@ -213,7 +213,7 @@ class Changes:
         for sampler in samplers_of(self._spec, self._graph, level, node_type):
             key = sampler.adjacency.key
             changed |= self._lists[key]
-            changed |= self._draws_anew(sampler)
+            changed |= self._draws_again(sampler)
             marked = below[sampler.adjacency.src]
             if any(e.reduce in ("gcn", "gcn_noself") for e in inputs if e.edge_type == key):
                 marked = marked | self._lists[key]  # the coefficients contain their degrees
@@ -221,7 +221,7 @@ class Changes:
                 self._carry(sampler, marked, changed)
         return changed
 
-    def _draws_anew(self, sampler: Sampler) -> _Mask:
+    def _draws_again(self, sampler: Sampler) -> _Mask:
         """Nodes whose new row number means another choice of neighbours."""
         adjacency = sampler.adjacency
         matched = self.matched[adjacency.dst]

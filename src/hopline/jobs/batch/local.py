@@ -19,7 +19,7 @@ from hopline.jobs.batch.work import LevelWork, Shaper, Worker
 from hopline.types import FloatArray
 
 #: Messages of threads: a finished span with its data, or how a thread ended.
-Told: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
+Messages: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
 #: Row buffers for each thread: one is filled while others wait for their turn.
 _BUFFERS = 4
 
@@ -41,14 +41,14 @@ class LocalEngine:
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
         """As `Engine.run`; the calling thread only listens, so that it can sync meanwhile."""
 
-        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+        def do(worker: Worker, take: Callable[[], Span | None], messages: Messages) -> None:
             while (span := take()) is not None:
-                told.put((span, worker.do(*span)))
+                messages.put((span, worker.do(*span)))
 
-        def hear(item: tuple[Any, ...]) -> None:
+        def handle(item: tuple[Any, ...]) -> None:
             done(*item)
 
-        self._run(work, list(spans), do, hear)
+        self._run(work, list(spans), do, handle)
 
     def run_shaped(
         self,
@@ -73,7 +73,7 @@ class LocalEngine:
         order = iter(wanted := list(spans))
         awaited = next(order, None)
 
-        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+        def do(worker: Worker, take: Callable[[], Span | None], messages: Messages) -> None:
             while True:
                 # Before a span is taken, so that the earliest unfinished span is always in progress.
                 buffer = buffers.get()
@@ -86,30 +86,30 @@ class LocalEngine:
                 saves = shaper.saves()
                 if saves:
                     worker.save(begin, end, buffer[: end - begin])
-                told.put((span, num_edges, shaper.shape(begin, buffer[: end - begin]), saves, buffer))
+                messages.put((span, num_edges, shaper.shape(begin, buffer[: end - begin]), saves, buffer))
 
-        def hear(item: tuple[Any, ...]) -> None:
+        def handle(item: tuple[Any, ...]) -> None:
             nonlocal awaited
             ahead[item[0][0]] = item
             while awaited is not None and awaited[0] in ahead:
-                *told, buffer = ahead.pop(awaited[0])
-                done(*told)
+                *finished, buffer = ahead.pop(awaited[0])
+                done(*finished)
                 buffers.put(buffer)
                 awaited = next(order, None)
 
-        self._run(work, wanted, do, hear, lambda: buffers.put(None))
+        self._run(work, wanted, do, handle, lambda: buffers.put(None))
 
     def _run(
         self,
         work: LevelWork,
         wanted: list[Span],
-        do: Callable[[Worker, Callable[[], Span | None], Told], None],
-        hear: Callable[[tuple[Any, ...]], None],
+        do: Callable[[Worker, Callable[[], Span | None], Messages], None],
+        handle: Callable[[tuple[Any, ...]], None],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         if not wanted:
             return
-        told: Told = queue.SimpleQueue()
+        messages: Messages = queue.SimpleQueue()
         todo = iter(wanted)
         lock = threading.Lock()
         stop = threading.Event()
@@ -123,13 +123,13 @@ class LocalEngine:
             try:
                 worker = Worker(work, self._graph, self._spec, kept=self.kept or {})
                 try:
-                    do(worker, take, told)
+                    do(worker, take, messages)
                 finally:
                     worker.close()
             except BaseException as error:  # boundary of a thread: the caller raises the error
-                told.put(error)
+                messages.put(error)
             else:
-                told.put(None)
+                messages.put(None)
 
         threads = [threading.Thread(target=serve, name=f"batch-{k}", daemon=True) for k in range(count)]
         for thread in threads:
@@ -137,9 +137,9 @@ class LocalEngine:
         failure: BaseException | None = None
         try:
             while count:
-                item = told.get()
+                item = messages.get()
                 if isinstance(item, tuple):
-                    hear(item)
+                    handle(item)
                     continue
                 count -= 1
                 if item is not None:

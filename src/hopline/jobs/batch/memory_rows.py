@@ -55,4 +55,4 @@ class MemoryRows:
             file.write_range(begin, self._rows[begin:end])
 
     def close(self) -> None:
-        """Nothing to close: the memory goes with the last who reads it."""
+        """Do nothing: the memory is released with its last reader."""

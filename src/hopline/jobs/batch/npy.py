@@ -24,7 +24,16 @@ from hopline.types import AnyArray
 TABLE = "table.json"
 #: Rows between two requests to start writing to disk.
 _FLUSH_ROWS = 1 << 16
-_TOLD = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows", "exact", "classes")
+_DESCRIBED = (
+    "model",
+    "version",
+    "model_hash",
+    "graph_version",
+    "node_type",
+    "num_rows",
+    "exact",
+    "classes",
+)
 
 
 class NpyFolder:
@@ -93,9 +102,9 @@ class NpyFolder:
                 np.save(self._draft / "id_offsets.npy", np.concatenate(self._offsets))
                 np.save(self._draft / "id_blob.npy", np.fromfile(blob, np.uint8))
                 blob.unlink()
-            told = {name: getattr(self._schema, name) for name in _TOLD}
-            told["columns"] = [column.name for column in self._schema.columns]
-            (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+            described = {name: getattr(self._schema, name) for name in _DESCRIBED}
+            described["columns"] = [column.name for column in self._schema.columns]
+            (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=1))
             publish_folder(self._draft, self.folder, durable=True)
         except OSError as error:
             raise self._failed(error) from error

@@ -62,7 +62,7 @@ class _Rows:
             if column.width:
                 kind = self._pa.list_(self._pa.field("item", kind, nullable=False), column.width)
             fields.append(self._pa.field(column.name, kind, nullable=False))
-        self.schema = self._pa.schema(fields, metadata=_told(schema))
+        self.schema = self._pa.schema(fields, metadata=_metadata(schema))
 
     def add(self, columns: Columns, first: int, last: int) -> None:
         """Copy rows [first, last) of the sink's columns; the buffer must have room."""
@@ -146,7 +146,7 @@ class ParquetFile:
         try:
             if self._remote is not None:
                 if schema.part:
-                    self._remote = self._remote.beside(quoted(schema.part))
+                    self._remote = self._remote.with_part(quoted(schema.part))
                 self._remote.check()
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
             else:
@@ -243,13 +243,13 @@ class ParquetFolder:
         self._rows = _Rows(schema, group_rows)
         groups = max(1, _PART_BYTES // (group_rows * _row_bytes(schema)))
         self._part_rows, self._num_rows = groups * group_rows, schema.num_rows
-        told = {key.decode(): value.decode() for key, value in _told(schema).items()}
-        told["part_rows"] = str(self._part_rows)
+        metadata = {key.decode(): value.decode() for key, value in _metadata(schema).items()}
+        metadata["part_rows"] = str(self._part_rows)
         try:
-            if _read_told(self._draft) != told:
+            if _read_metadata(self._draft) != metadata:
                 shutil.rmtree(self._draft, ignore_errors=True)
                 self._draft.mkdir(parents=True)
-                body = msgspec.json.format(msgspec.json.encode(told), indent=1)
+                body = msgspec.json.format(msgspec.json.encode(metadata), indent=1)
                 write_atomically(self._draft / TABLE, body, durable=True)
             while self._at < schema.num_rows and self._part(self._at).is_file():
                 self._at = min(self._at + self._part_rows, schema.num_rows)
@@ -326,7 +326,7 @@ class ParquetFolder:
         publish_file(self._open_part, self._part(row), durable=True)
 
 
-def _told(schema: TableSchema) -> dict[bytes, bytes]:
+def _metadata(schema: TableSchema) -> dict[bytes, bytes]:
     """The metadata that a file stores about its content."""
     about = {
         "run_id": schema.run_id,
@@ -342,7 +342,7 @@ def _told(schema: TableSchema) -> dict[bytes, bytes]:
     return {f"hopline.{name}".encode(): value.encode() for name, value in about.items()}
 
 
-def _read_told(draft: Path) -> dict[str, str] | None:
+def _read_metadata(draft: Path) -> dict[str, str] | None:
     try:
         return msgspec.json.decode((draft / TABLE).read_bytes(), type=dict[str, str])
     except (OSError, *UNREADABLE):

@@ -44,7 +44,7 @@ class RemoteFile:
         except ValueError as error:
             raise SinkError(f"{self.shown} cannot be used: {error}") from None
 
-    def beside(self, part: str) -> RemoteFile:
+    def with_part(self, part: str) -> RemoteFile:
         """The file with a part's name before its ending."""
         stem, dot, ending = self._url.rpartition(".")
         return RemoteFile(f"{stem}-{part}{dot}{ending}")
@@ -72,8 +72,8 @@ class RemoteFile:
         try:
             return function(*args)
         except Exception as error:
-            said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            reason = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
             raise SinkError(
-                f"{self.shown} cannot be written: {type(error).__name__}: {said}; computed states are "
+                f"{self.shown} cannot be written: {type(error).__name__}: {reason}; computed states are "
                 "kept: fix this and start the same command again"
             ) from error

@@ -242,5 +242,5 @@ def from_address(address: str) -> StoreSink:
     if not 0 <= keep_s < 1e6:
         raise SinkError(f"--to: keep_s must be seconds, 0 or more; got {options['keep_s']!r}")
     if any(sign in options["name"] for sign in ":#/\0"):
-        raise SinkError(f"--to: name={options['name']} must have none of ':', '#', '/'")
+        raise SinkError(f"--to: name={options['name']} must not contain ':', '#' or '/'")
     return StoreSink(base + mark + urlencode(others), options["name"], keep_s)

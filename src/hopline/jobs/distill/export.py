@@ -218,9 +218,9 @@ def write_student(
         if structure is not None:
             kind = graph.schema.node_types[node_type].id_kind
             num_nodes = graph.nodes[node_type].num_nodes
-            told = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
+            structure_spec = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
             folder = place.folder / stage.structure
-            write_structure(folder, structure.rows, structure.base, told, graph)
+            write_structure(folder, structure.rows, structure.base, structure_spec, graph)
         parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
         write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
     return place.path
@@ -260,12 +260,12 @@ def write_fallback(
             spec = StudentSpec(
                 sha256_of(draft), teacher.head.node_type, width, layers.output_dim, *origin, agreement
             )
-            told = Path(place) / SPEC_FILE
-            told.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+            spec_draft = Path(place) / SPEC_FILE
+            spec_draft.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
             # A server that loads the teacher meanwhile finds no student, never a partial one.
             (folder / SPEC_FILE).unlink(missing_ok=True)
             publish_file(draft, folder / MODEL_FILE, durable=False)
-            publish_file(told, folder / SPEC_FILE, durable=False)
+            publish_file(spec_draft, folder / SPEC_FILE, durable=False)
     except OSError as error:
         raise PackagingError(
             f"{folder}: the student cannot be written next to its teacher: {error.strerror or error}"

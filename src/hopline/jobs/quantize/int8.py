@@ -117,21 +117,21 @@ def _largest(
     model: onnx.ModelProto, calls: list[Feeds], values: list[str]
 ) -> dict[str, NDArray[np.float64]]:
     """The largest absolute value of each column of some values of a file, over all calls."""
-    told = onnx.ModelProto()
-    told.CopyFrom(model)
-    outputs = {entry.name for entry in told.graph.output}
-    inputs = {entry.name for entry in told.graph.input}
+    extended = onnx.ModelProto()
+    extended.CopyFrom(model)
+    outputs = {entry.name for entry in extended.graph.output}
+    inputs = {entry.name for entry in extended.graph.input}
     inner = [name for name in values if name not in inputs]
     for name in inner:
         if name not in outputs:
-            told.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+            extended.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = None
     if inner:
         session = ort.InferenceSession(
-            told.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     found: dict[str, NDArray[np.float64]] = {}
     for feeds in calls:

@@ -114,7 +114,7 @@ def quantize(
     if path.exists() and path.samefile(folder):
         raise PackagingError(f"{path} is the original itself; pass --new-version or --name")
     weight_bits = options.weight_bits or (7 if adds_in_16_bits() else 8)
-    told_bits = weight_bits if options.to == "int8" else None
+    reported_bits = weight_bits if options.to == "int8" else None
     forms = Forms(folder, spec, weight_bits)
     excluded = _excluded(forms, options.exclude)
     labels = None if options.labels is None else read_labels(options.labels, spec, graph)
@@ -147,7 +147,7 @@ def quantize(
         model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
         with version_folder(repository, name, new_version, overwrite=options.overwrite) as place:
             shutil.copytree(final, place.folder, dirs_exist_ok=True)
-            _write(folder, place.folder, spec, name, new_version, options, told_bits, layers, figures)
+            _write(folder, place.folder, spec, name, new_version, options, reported_bits, layers, figures)
     return QuantizeReport(
         model=spec.name,
         version=spec.version,
@@ -165,7 +165,7 @@ def quantize(
         calibration_nodes=sum(ids.shape[0] for ids in seeds.values()),
         judged_nodes=judge.judged.nodes.shape[0],
         labels=labels is not None,
-        weight_bits=told_bits,
+        weight_bits=reported_bits,
         vnni=has_vnni(),
         seconds=clock() - began,
     )

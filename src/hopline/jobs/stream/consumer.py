@@ -259,11 +259,11 @@ class Consumer:
         self, batch: Batch, changes: Changes, outcome: Outcome, error: Unavailable
     ) -> None:
         """Apply events that may have been applied: the writer's answer was lost."""
-        told = [error]
+        reported = [error]
 
         async def again() -> Applied | None:
-            if told:
-                raise told.pop()  # as if it occurred now: it is waited for, and reported
+            if reported:
+                raise reported.pop()  # as if it occurred now: it is waited for, and reported
             standing = await self._writer.standing()
             if Judged(standing.positions).holds(batch.messages):
                 return None
@@ -321,7 +321,7 @@ class Consumer:
             await self._sleep(_FULL_S)
         self._metrics.waiting("room", 0)
         if all(each.code == "node_exists" for each in answer.rejected):
-            upserts.are_there(nodes)
+            upserts.remember(nodes)
 
     async def _apply(self, changes: Changes) -> Applied:
         (answer,) = await self._patience.until_done("writer", lambda: self._writer.apply([changes]))

@@ -16,7 +16,7 @@ from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.dead_letters import DeadLetters, Discard, FileDeadLetters, Refuse, SinkDeadLetters
-from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
+from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.metrics_port import MetricsPort
 from hopline.jobs.stream.progress import Pace, show
@@ -85,7 +85,7 @@ async def follow(stream: Stream) -> None:
                 MetricsPort(registry, stream.metrics_host, stream.metrics_port)
             )
             logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port.port)
-        if not somebody_listens(path):
+        if not writer_listens(path):
             await stack.enter_async_context(OwnWriter(stream.config))
         writer = SocketWriter(path)
         writer.start()

@@ -54,7 +54,7 @@ class Intake:
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._acknowledged_at = self._lag_at = 0.0
-        self._asked, self._hurry = asyncio.Event(), asyncio.Event()
+        self._polled, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = False
         self.lag: Mapping[str, int] = {}
         self._dry_polls = 0
@@ -83,11 +83,11 @@ class Intake:
                 await asyncio.wait_for(self._until_full(), linger_s)
         if self._pause_s and self._has_room() and wait_s > 0.0:
             # Messages that came during the pause are included.
-            self._asked.clear()
+            self._polled.clear()
             self._hurry.set()
             if self._waiting:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), self._pause_s)
+                    await asyncio.wait_for(self._polled.wait(), self._pause_s)
         if not self._waiting and self._failure is None:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
@@ -117,7 +117,7 @@ class Intake:
         await self.stop()
         with contextlib.suppress(asyncio.CancelledError):
             self._acknowledged_at = 0.0
-            await self._tell()
+            await self._report()
         await self._source.close()
 
     async def _until_full(self) -> None:
@@ -129,7 +129,7 @@ class Intake:
     async def _run(self) -> None:
         try:
             while not self._ending:
-                await self._tell()
+                await self._report()
                 if len(self._waiting) >= self._max:
                     self._room.clear()
                     await self._room.wait()
@@ -138,7 +138,7 @@ class Intake:
                 messages = await self._source.poll(
                     room, 0.0 if self._waiting and self._pause_s else _POLL_S
                 )
-                self._asked.set()
+                self._polled.set()
                 self._dry_polls = 0 if messages else self._dry_polls + 1
                 if messages:
                     self._waiting += messages
@@ -159,7 +159,7 @@ class Intake:
     def _has_room(self) -> bool:
         return len(self._waiting) < self._max and self._failure is None
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         now = time.monotonic()
         if self._to_acknowledge and now - self._acknowledged_at >= _ACKNOWLEDGE_EVERY_S:
             self._acknowledged_at = now
@@ -167,7 +167,7 @@ class Intake:
             await self._source.acknowledge(positions)
         for gap in self._source.take_gaps():
             logger.error(
-                "%s: messages from %s on are gone (%s lost): %s",
+                "%s: messages from %s on were lost (%s): %s",
                 gap.partition,
                 gap.position,
                 "?" if gap.lost is None else gap.lost,

@@ -117,7 +117,7 @@ class OwnWriter:
             code = await self._child.wait()
             if code == RELIEVED:
                 logger.info("another process writes the graph; continuing as its client")
-                await self._nobody_writes()
+                await self._until_unwritten()
                 logger.warning(
                     "no process has written the graph for %g s; starting a writer", self._alone_s
                 )
@@ -134,17 +134,17 @@ class OwnWriter:
         except GraphError as error:
             logger.error("%s", error)
 
-    async def _nobody_writes(self) -> None:
+    async def _until_unwritten(self) -> None:
         """Wait until no process has written for some time."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while loop.time() - since < self._alone_s:
             await asyncio.sleep(min(1.0, self._alone_s / 5))
-            if await asyncio.to_thread(somebody_listens, self._socket):
+            if await asyncio.to_thread(writer_listens, self._socket):
                 since = loop.time()
 
 
-def somebody_listens(path: Path) -> bool:
+def writer_listens(path: Path) -> bool:
     """Whether there is a writer at a socket."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(1.0)

@@ -96,7 +96,7 @@ class StreamMetrics:
             self._lag(partition).set(messages)
 
     def gap(self, partition: str, lost: int | None) -> None:
-        """Count messages that are gone."""
+        """Count lost messages."""
         self._gaps(partition).inc()
         self._lost(partition).inc(lost or 0)
 

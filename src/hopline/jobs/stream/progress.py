@@ -42,11 +42,11 @@ class Pace:
         self._at, self._events, self._counts = now, metrics.num_events, list(metrics.freshness.counts)
         lag = self._lag()
         applied, again = metrics.outcome("applied"), metrics.outcome("duplicate")
-        aside = metrics.num_events - applied - again
+        num_letters = metrics.num_events - applied - again
         return (
             f"{rate:,.0f} events/s · lag {f'{sum(lag.values()):,}' if lag else '?'} · "
             f"freshness p99 {_p99(metrics.freshness.bounds, recent)} · {applied:,} applied, "
-            f"{again:,} duplicates, {aside:,} dead letters"
+            f"{again:,} duplicates, {num_letters:,} dead letters"
         )
 
 

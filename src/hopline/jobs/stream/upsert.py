@@ -55,7 +55,7 @@ class Upserts:
                 count += len(wanted)
         return Changes(nodes=nodes, num_events=count)
 
-    def are_there(self, added: Changes) -> None:
+    def remember(self, added: Changes) -> None:
         """Remember nodes that the writer has."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()

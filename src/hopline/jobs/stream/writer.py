@@ -75,7 +75,7 @@ class Patience:
     def __init__(
         self, tell: Callable[[str, int], object] = lambda what, waiting: None, sleep: Sleep = asyncio.sleep
     ) -> None:
-        self._tell = tell
+        self._report = tell
         self._sleep = sleep
 
     async def until_done(
@@ -97,11 +97,11 @@ class Patience:
             except waited_out as error:
                 if not delay:
                     logger.warning("waiting for %s: %s", what, error)
-                    self._tell(what, 1)
+                    self._report(what, 1)
                 delay = min(_LONGEST_S, 2 * delay or _FIRST_S)
                 await self._sleep(delay)
                 continue
             if delay:
                 logger.info("%s: continuing", what)
-                self._tell(what, 0)
+                self._report(what, 0)
             return result
