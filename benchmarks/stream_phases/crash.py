@@ -23,7 +23,7 @@ from benchmarks.server_process import free_port
 from benchmarks.stream_phases.place import Live, Place
 from benchmarks.stream_phases.producers import Producer, ToBroker, ToServer, times_there
 from benchmarks.stream_phases.served import BROKERS, TOPIC, Process, consumer_words, is_writer
-from hopline.jobs.stream.links import somebody_listens
+from hopline.jobs.stream.links import writer_listens
 from hopline.testing.broker_servers import BrokerServer, broker_server
 
 KINDS = ("consumer", "server", "writer", "worker", "broker")
@@ -139,7 +139,7 @@ class Victims:
         if self.server.process.poll() is not None:
             self.server.start()
         gone = not hasattr(self.consumer, "process") or self.consumer.process.poll() is not None
-        if gone and somebody_listens(self._socket):
+        if gone and writer_listens(self._socket):
             self.consumer.start()
 
     def until_back(self) -> None:

@@ -29,7 +29,7 @@ PACKAGE = flags_of(
         ('ask with on_missing "null" to get null', "ask with --on-missing null to get null"),
         ('the graph of "x" has no model "y"', 'the graph of "x" has no model "y"'),
         # what is no flag of the command is somebody else's Python
-        ("take it over the classes, softmax(dim=1)", "take it over the classes, softmax(dim=1)"),
+        ("apply it over the classes, softmax(dim=1)", "apply it over the classes, softmax(dim=1)"),
         ("undirected=True", "undirected=True"),
         ("--argument edge_weight=edge_attr", "--argument edge_weight=edge_attr"),
         ("my_task='x'", "my_task='x'"),

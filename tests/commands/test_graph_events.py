@@ -110,7 +110,7 @@ def test_refused_events_are_told_with_their_place_in_the_file(server: Server, tm
 
 
 def test_a_writer_that_is_away_is_waited_for(server: Server) -> None:
-    lost = WriterUnavailable("the change may have been made or not", 0.01)
+    lost = WriterUnavailable("the change may or may not have been applied", 0.01)
     server.fail = [WriterUnavailable("nothing was sent", 0.01), LogFull("no room", 0.01)]
     assert invoke("-", given=FORMS["lines"](events(2))).exit_code == 0
     assert len(server.bodies) == 3

@@ -258,7 +258,7 @@ def test_arrow_takes_a_column_for_each_name():
 
 BAD_JSON = [
     ("not JSON", b"{nope", "malformed", "JSON is malformed"),
-    ("empty", b"", "malformed", "nothing at all"),
+    ("empty", b"", "malformed", "not an event: empty"),
     ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
     ("nested without end", b"[" * 100_000, "malformed", ""),
     ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features"),
@@ -502,8 +502,8 @@ def test_a_byte_order_mark_is_ignored():
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "JSON is sent as UTF-8"),
-        (b" ", "nothing at all"),
+        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "send JSON as UTF-8"),
+        (b" ", "not an event: empty"),
         (
             b'{"op":"add_edge","source":1,"dst":2}',
             "`source`; fields of edges are id, at, src, dst, edge_type",

@@ -161,7 +161,7 @@ class Edges(Two):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (pyg.GAE(Encoder()), r"give model\.encoder"),
+        (pyg.GAE(Encoder()), r"pass model\.encoder"),
         (pyg.VGAE(Encoder()), r"returns model\.encode"),
         (NoForward(), "forward = NoForward.encode"),
         (Pairs(), "head="),

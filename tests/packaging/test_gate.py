@@ -106,7 +106,7 @@ class BySize(Two):
         (Numbered(), 2, r"(one number of nodes only|depend on how many).*self\.emb\(x\[:, 0\]\.long\(\)\)"),
         (OfAllNodes(), 2, "one number of nodes only"),
         (Reversed(), 2, "outgoing edges.*add the reverse edges"),
-        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "edges that leave the node"),
+        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
         (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Two(pyg.GCNConv(6, 8, improved=True)), 2, "Give 3 fanouts|degrees of its neighbours"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),

@@ -222,7 +222,7 @@ def test_a_folder_of_something_else_is_named(store, tmp_path):
     (tmp_path / "logged").mkdir()
     (tmp_path / "logged" / "weights.bin").write_bytes(b"x")
     version = store.registered("something", tmp_path / "logged")
-    with pytest.raises(PackagingError, match=r"neither an artifact .* there is: weights\.bin"):
+    with pytest.raises(PackagingError, match=r"neither an artifact .* it contains: weights\.bin"):
         import_from_mlflow(
             f"mlflow:/something/{version.version}", tmp_path / "models", tracking_uri=store.uri
         )

@@ -54,7 +54,7 @@ def until_small(h):
 )
 def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
     with pytest.raises(
-        NotServable, match=rf"(?s)of all nodes or edges at once \(test_reasons\.py:.*{line}"
+        NotServable, match=rf"(?s)of all nodes or edges together \(test_reasons\.py:.*{line}"
     ):
         package(Two(middle), tmp_path)
 
@@ -152,7 +152,7 @@ class OfData(Two):
 )
 def test_questions_to_the_whole_graph_are_named(method, tmp_path):
     graph = homogeneous()
-    with pytest.raises(NotServable, match=r"of all nodes or edges at once \(test_reasons\.py"):
+    with pytest.raises(NotServable, match=r"of all nodes or edges together \(test_reasons\.py"):
         package(OfData(lambda data: data.x if getattr(data, method)() else data.x * 2), tmp_path, graph)
 
 

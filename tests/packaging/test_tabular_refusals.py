@@ -40,7 +40,7 @@ def renamed(**names: str) -> pd.DataFrame:
     ("estimator", "sample", "text"),
     [
         (LogisticRegression(), NUMBERS, "LogisticRegression is not fitted"),
-        (StandardScaler(), NUMBERS, "StandardScaler predicts nothing"),
+        (StandardScaler(), NUMBERS, "StandardScaler has no predictions"),
         (fitted(LinearSVC()), NUMBERS, "CalibratedClassifierCV"),
         (fitted(LogisticRegression()), NUMBERS[["age"]], "the sample has no column 'amount'"),
         (fitted(LogisticRegression()), NUMBERS[:0], "no rows"),

@@ -91,7 +91,7 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
         if len(rows) > 1 and np.abs(rows.sum(axis=0) - 1.0).max() < 10 * _SLACK:
             raise PackagingError(
                 "the model ends in a softmax over the nodes: its columns add up to 1, its rows do not; "
-                "take it over the classes, softmax(dim=1)"
+                "apply it over the classes, softmax(dim=1)"
             )
         raise PackagingError(
             "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' "

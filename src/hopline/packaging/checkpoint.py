@@ -71,7 +71,7 @@ def load_weights(
     Args:
         module: receives the weights.
         path: of torch.save, or safetensors; see the module.
-        key: which state dict of the checkpoint; None takes the only one that fits.
+        key: which state dict of the checkpoint; None uses the only one that fits.
         unsafe_pickle: the file may hold any object, such as a whole module: executes code in it.
 
     Returns: notes for the user: which part was used if there are several.

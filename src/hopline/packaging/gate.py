@@ -57,7 +57,7 @@ _MARGIN = 10 * TOLERANCE
 
 @dataclass(slots=True)
 class Answered:
-    """What the module answers on a probe for the requested nodes.
+    """The module's answers on a probe for the requested nodes.
 
     Attributes:
         probe: the graph.
@@ -181,7 +181,7 @@ class _Calls:
         self._answered = answered
         self._judged = judged
         self._expected = answered.expected(spec.task)
-        self._asked = np.flatnonzero(judged)
+        self._requested = np.flatnonzero(judged)
         self.figures: dict[str, float] = {}
 
     def each_way(self) -> None:
@@ -191,7 +191,7 @@ class _Calls:
             self._compare("alone", [np.array([at])])
         if not len(alone):
             return
-        together = alone[:8] if self._spec.runtime == "torch" else self._asked
+        together = alone[:8] if self._spec.runtime == "torch" else self._requested
         self._compare("in one request", [together], self._names)
         # Some are requested twice, in one request and in two.
         again = np.concatenate([together[::-1], together[:5], together[:2]])
@@ -206,8 +206,10 @@ class _Calls:
             for at in alone:
                 self._compare(f"alone, {how}", [np.array([at])])
             if len(alone):
-                self._compare(f"in one request, {how}", [self._asked])
-                self._compare(f"in a batch of requests, {how}", np.array_split(self._asked, 3), self._names)
+                self._compare(f"in one request, {how}", [self._requested])
+                self._compare(
+                    f"in a batch of requests, {how}", np.array_split(self._requested, 3), self._names
+                )
 
     def unseen(self) -> None:
         """As nodes that are not in the graph: each alone, or, if they refer to each other, together."""
@@ -215,13 +217,13 @@ class _Calls:
         for part in (
             [everyone]
             if self._answered.unseen is not None and self._answered.unseen.linked
-            else self._asked[:, None]
+            else self._requested[:, None]
         ):
             self._compare("described by the request", [part], self._names)
 
     def _spread(self, most: int) -> IdArray:
-        count = len(self._asked)
-        return self._asked[np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))]
+        count = len(self._requested)
+        return self._requested[np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))]
 
     def _compare(self, how: str, parts: Sequence[IdArray], outputs: tuple[str, ...] = ()) -> None:
         """Send one batch of requests and compare.

@@ -171,7 +171,9 @@ def _block(item: StageInput, edges: CheckEdges) -> AnyArray:
         weights[mask] = 1.0 if edges.weight is None else edges.weight
         return weights
     if edges.attr is None:
-        raise ArtifactError(f"input {item.name!r} reads attributes of {item.edge_type!r}, which has none")
+        raise ArtifactError(
+            f"input {item.name!r} reads attributes of {item.edge_type!r}, which has no attributes"
+        )
     attr = np.zeros((*mask.shape, edges.attr.shape[1]), dtype=np.float32)
     attr[mask] = edges.attr
     return attr

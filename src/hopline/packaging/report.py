@@ -17,7 +17,7 @@ class StageFigures:
         inputs: what the stage reads, in words.
         state_dim: columns that it produces.
         max_abs_diff: against the PyG module on the check graph.
-        num_bytes: of its ONNX file, 0 where it has none.
+        num_bytes: of its ONNX file, 0 if it has no file.
     """
 
     name: str

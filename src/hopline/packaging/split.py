@@ -332,7 +332,7 @@ class _Builder:
 def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
     value = conv.source if need.value == "source" else conv.destination
     if value is None:
-        raise AssertionError("a dense conv asked for own rows that its call does not give")
+        raise AssertionError("a dense conv needs own rows that its call does not pass")
     return value
 
 

@@ -27,7 +27,7 @@ def test_an_unknown_output_is_named_with_those_there_are(cases, tmp_path):
 
 def test_scores_of_pairs_are_no_output_of_nodes(cases, tmp_path):
     case = cases["link"]
-    with pytest.raises(BadRequest, match="scores of pairs are no rows of nodes"):
+    with pytest.raises(BadRequest, match="scores of pairs are not rows of nodes"):
         score(case.folder, case.graph, tmp_path / "out", outputs=("probabilities",))
 
 
@@ -55,7 +55,7 @@ def test_a_table_model_has_no_nodes(tmp_path, cases):
 
 
 def test_an_engine_that_is_unknown_is_named(cases):
-    with pytest.raises(BadRequest, match=r"'spark' is unknown; there are .*local"):
+    with pytest.raises(BadRequest, match=r"'spark' is unknown; choose one of .*local"):
         open_engine("spark", cases["sage"].graph, None, 1)
 
 
@@ -75,7 +75,7 @@ def test_a_folder_that_is_no_table_is_not_replaced(cases, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     case = cases["sage"]
-    with pytest.raises(SinkError, match="is no table of a batch run"):
+    with pytest.raises(SinkError, match="is not a table of a batch run"):
         score(case.folder, case.graph, tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
 

@@ -122,7 +122,7 @@ def test_other_outputs_are_the_same_run(large, tmp_path):
 def test_two_processes_do_not_work_in_one_folder(large, tmp_path):
     folder, graph = large
     run = BatchRun(folder, graph.path, tmp_path / "w")
-    with pytest.raises(BatchError, match="another process works in"):
+    with pytest.raises(BatchError, match="another process uses"):
         BatchRun(folder, graph.path, tmp_path / "w")
     run.run(lambda: NpyFolder(tmp_path / "out"))
 

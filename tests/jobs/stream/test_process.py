@@ -208,7 +208,7 @@ async def test_it_stops_with_3_at_an_event_that_it_is_told_to_stop_at(folder):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--rescore", "often"], "request, immediate and schedule:SECONDS"),
+        (["--rescore", "often"], "request, immediate or schedule:SECONDS"),
         (["--rescore", "immediate"], "needs --model, --results"),
         (["--results", "redis://h/0?stream=r"], "scores nothing"),
         (["--from", "amqp://h/q"], "not the address of a broker"),

@@ -1,7 +1,7 @@
-"""Scores anew what changes touched, and publishes it: at once or on a schedule, at least once.
+"""Scores changed nodes again, and publishes results: immediately or on a schedule, at least once.
 
-The version up to which results are published is kept with the positions of the stream. What was scored and
-not published when the process died is scored again.
+The version up to which results are published is stored with the positions of the stream. Results that were
+not published when the process died are computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.writer import Patience, Writer
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
 
-#: Scoring is asked for again after these as well.
+#: Scoring is retried after these errors as well.
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
 
 
@@ -35,13 +35,13 @@ class Scorer(Protocol):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What is published of one node.
+    """The published result of one node.
 
     Attributes:
-        node_type, node: whose it is.
+        node_type, node: of the result.
         outputs: output name -> number or numbers.
-        graph_version: that it was computed on; sequence: changes up to this version are in it.
-        event_time_ms: of the newest event in it; 0 if unknown.
+        graph_version: of the computation; sequence: changes up to this version are included.
+        event_time_ms: of the newest included event; 0 if unknown.
         scored_at_ms: when it was computed.
     """
 
@@ -102,7 +102,7 @@ class Rescorer:
         self.scored = 0
 
     async def open(self, positions: Mapping[str, Any], sequence: int) -> None:
-        """Go on where results were published up to; the first time, at the present version."""
+        """Resume after the last published version; the first time, begin at the present version."""
         await self._sink.open()
         self.scored = int(positions.get(self._key, sequence))
         self._latest = sequence
@@ -110,18 +110,18 @@ class Rescorer:
             self._changed.set()
 
     def positions(self) -> Mapping[str, Any]:
-        """What is to be kept: the version up to which results are published."""
+        """The values to store: the version up to which results are published."""
         return {self._key: self.scored}
 
     def changed(self, sequence: int, newest_ms: int) -> None:
-        """There is a new version."""
+        """Handle a new version."""
         self._latest = max(self._latest, sequence)
         self._newest_ms = newest_ms
         self._metrics.unscored.set(self._latest - self.scored)
         self._changed.set()
 
     async def run(self) -> None:
-        """Score whenever something changed; until cancelled."""
+        """Score after changes, until cancelled."""
         while True:
             await self._changed.wait()
             if self._options.every_s:
@@ -142,7 +142,7 @@ class Rescorer:
         self._metrics.unscored.set(max(0, self._latest - sequence))
 
     async def close(self) -> None:
-        """Let go of the sink."""
+        """Close the sink."""
         await self._sink.close()
 
     async def _score(self, ids: Ids, sequence: int, newest_ms: int) -> None:
@@ -183,7 +183,7 @@ class Rescorer:
 def read_mode(text: str) -> tuple[Literal["request", "rescore"], float]:
     """`--rescore`: "request", "immediate" or "schedule:SECONDS".
 
-    Raises: BadRequest: none of them.
+    Raises: BadRequest: the text is not one of them.
     """
     if text == "request":
         return "request", 0.0
@@ -196,6 +196,6 @@ def read_mode(text: str) -> tuple[Literal["request", "rescore"], float]:
         every_s = 0.0
     if not 0 < every_s < 1e7:
         raise BadRequest(
-            f"--rescore {text!r} is none of request, immediate and schedule:SECONDS (schedule:30, say)"
+            f"--rescore {text!r} must be request, immediate or schedule:SECONDS (for example schedule:30)"
         )
     return "rescore", every_s

@@ -289,7 +289,7 @@ def _spread(graph: OnnxGraph, columns: str, owner: Sequence[int], num_columns: i
 
 
 def _gathered(graph: OnnxGraph, codes: str, offsets: Sequence[int], values: AnyArray, dtype: Any) -> str:
-    """`values[codes + offsets]`: the columns' tables lie one behind the other."""
+    """`values[codes + offsets]`: the columns' tables are concatenated."""
     if any(offsets):
         codes = graph.node("Add", [codes, graph.const([list(offsets)], np.int64)])
     return graph.node("Gather", [graph.const(values, dtype), codes], axis=0)

@@ -104,14 +104,14 @@ def package_tabular(
         ParityError: the written file does not give the estimator's answers; nothing is written.
     """
     started = time.perf_counter()
-    with shown(progress, f"packaging {name}") as told:
-        told(_ASK, 0.0)
+    with shown(progress, f"packaging {name}") as report_step:
+        report_step(_ASK, 0.0)
         oracle = Oracle(estimator, task)
         rows = read_sample(sample, oracle.feature_names, columns)
         _check_xgboost(oracle.predictor)
         job = Job(oracle, rows, {column.name for column in columns or ()})
-        told(_ASK, 1.0)
-        told(_WRITE, 0.0)
+        report_step(_ASK, 1.0)
+        report_step(_WRITE, 0.0)
         spec = TabularSpec(
             name=name,
             version=version,
@@ -127,7 +127,7 @@ def package_tabular(
         with new_version(Path(repository), name, version, overwrite=overwrite) as place:
             spec, agreement = job.write(place.folder, spec)
             spec = write_spec(place.folder, spec)
-        told(_WRITE, 1.0)
+        report_step(_WRITE, 1.0)
     return TabularReport(place.path, spec, agreement, tuple(job.notes), time.perf_counter() - started)
 
 

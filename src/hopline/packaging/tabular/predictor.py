@@ -44,7 +44,7 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
         _register_xgboost()
         predictor = _without_names(predictor)
     model = foreign(predictor, width, precision)
-    _tell_missing(model, predictor)
+    _set_missing(model, predictor)
     if precision == "float":
         x = graph.node("Cast", [x], to=TensorProto.FLOAT)
     answer = graph.embed(model, x, len(model.graph.output) - 1)
@@ -57,7 +57,7 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
     return graph.node("Reshape", [answer, graph.const([-1, _num_targets(predictor, width)], np.int64)])
 
 
-def _tell_missing(model: onnx.ModelProto, predictor: Any) -> None:
+def _set_missing(model: onnx.ModelProto, predictor: Any) -> None:
     """Which way absent values go in a forest's splits; skl2onnx 1.20 sends all of them to the right."""
     if isinstance(predictor, BaseDecisionTree):
         trees = [predictor]
