@@ -22,7 +22,10 @@ BAD = {
     "no nodes": ({"nodes": None}, ["no nodes.csv or nodes.parquet; it has a row for each service"]),
     "no edges": ({"edges": None}, ["no edges.csv or edges.parquet"]),
     "no labels": ({"labels": None}, ["no labels.csv or labels.parquet; it has the events that went wrong"]),
-    "empty file": ({"nodes": ""}, ["nodes.csv: is empty; its first line must have the names of the columns"]),
+    "empty file": (
+        {"nodes": ""},
+        ["nodes.csv: is empty; its first line must have the names of the columns"],
+    ),
     "header alone": (
         {
             "nodes": "time,service,p99_ms\n",
