@@ -209,7 +209,7 @@ def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
             ],
         )
         assert (told.accepted, [each.event for each in told.refused]) == (2, [2])
-        assert "it is an amount" in told.refused[0].reason
+        assert "it must be an amount" in told.refused[0].reason
         assert told.touched == len(told.services) > 0
         (after,) = call("GetEmbeddings", services=["front"]).embeddings
         assert list(after.embedding) != list(before["front"].embedding)

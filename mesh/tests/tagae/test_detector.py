@@ -290,7 +290,7 @@ def test_too_little_measured_is_blind_and_says_so(fitted):
 
     verdicts = follow(fitted(), 10, edit)
     assert [verdict.state for verdict in verdicts] == ["normal"] * 5 + ["blind"] + ["normal"] * 4
-    assert "of 43 series" in verdicts[5].gaps[-1].reason
+    assert "of 43 previously measured series" in verdicts[5].gaps[-1].reason
 
 
 def test_absurd_values_are_taken_as_missing(fitted):
@@ -381,5 +381,5 @@ def test_gaps_are_passed_on(fitted):
 
 
 def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(SnapshotInvalid, match="nothing to learn from"):
+    with pytest.raises(SnapshotInvalid, match="at least one snapshot"):
         Tagae().fit([], [])

@@ -1,4 +1,4 @@
-"""Queries for Linkerd's standard metrics, with the labels of its own Prometheus.
+"""Queries for Linkerd's standard metrics, with the labels of the Prometheus that Linkerd installs.
 
 Call paths are read from the caller's proxy (`direction="outbound"`), services from the callee's. The time
 at the server is unknown by call path, because the callee's proxy only has the caller's identity.

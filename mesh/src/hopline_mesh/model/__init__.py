@@ -1,4 +1,4 @@
-"""The temporal-attentive graph autoencoder: what a mesh looks like, given its past.
+"""The temporal-attentive graph autoencoder: computes expected values of a mesh, given its past.
 
 Knows float arrays and edges by position; nothing of services, metrics or scores.
 """

@@ -118,7 +118,7 @@ class Traffic:
     """Both reporters' counters of a world; call `count` after each of its steps.
 
     Args:
-        per_pod: False counts for each service as a whole: a third of the lines, but counters never restart.
+        per_pod: False: one set of counters per service: a third of the lines, but counters never restart.
             Instead of a pod's serial number they have -1 minus the service's number.
 
     Attributes:
