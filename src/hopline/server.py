@@ -178,6 +178,9 @@ class Server:
 
             with self._service.preflight() as examples:
                 await preflight(self._service, self.config, examples)
+        from hopline.transports.body_threads import load_kernels
+
+        await asyncio.wrap_future(load_kernels())
         # Everything loaded lives for ever: a full collection need never look at it again. (One now would
         # stop the loop for 40 ms and find nothing.)
         gc.freeze()

@@ -315,7 +315,7 @@ def test_a_client_above_its_rate_is_refused_by_both_transports_together(door: Do
         f"{INFER}/ModelInfer", infer("sage"), **{"x-api-key": door.keys["slow"]}
     )
     assert status == "RESOURCE_EXHAUSTED"
-    assert "'slow' may ask 0.01 times a second, 2 at once" in text
+    assert "'slow' may send 0.01 requests a second, and 2 in a burst" in text
     assert 90_000 < int(trailers["retry-after-ms"]) <= 100_000
     assert door.score(key="scorer").status_code == 200  # others are not held up
 

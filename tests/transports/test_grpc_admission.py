@@ -75,7 +75,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "code", "text"),
     [
-        ("", Code.UNAUTHENTICATED, "who asks?"),
+        ("", Code.UNAUTHENTICATED, "authentication required"),
         ("hopline_made_up", Code.UNAUTHENTICATED, "not known here"),
         ("reader", Code.PERMISSION_DENIED, "may not score"),
     ],
@@ -112,14 +112,14 @@ async def test_every_method_that_is_not_open_asks_first(door: Door, method: str)
     client = Client(door.served)
     number = door.call(client, f"/{INFERENCE}/{method}", "")
     client.exchange()
-    assert "who asks?" in failed(client.answers[number], Code.UNAUTHENTICATED)
+    assert "authentication required" in failed(client.answers[number], Code.UNAUTHENTICATED)
 
 
 async def test_a_rate_counts_calls_before_their_messages(door: Door) -> None:
     client = Client(door.served)
     first, second = (door.call(client, INFER, "slow") for _ in range(2))
     client.exchange()
-    assert "may ask 0.01 times" in failed(client.answers[second], Code.RESOURCE_EXHAUSTED)
+    assert "may send 0.01 requests" in failed(client.answers[second], Code.RESOURCE_EXHAUSTED)
     assert not client.answers[first].ended
 
 

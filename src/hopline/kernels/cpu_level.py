@@ -51,7 +51,7 @@ def compile_for(level: str) -> None:
 
 
 def check_level(level: str) -> None:
-    """Raises: ConfigError: there is no such level on machines of this kind."""
+    """Check a level's name. Raises: ConfigError: machines of this kind have no such level."""
     if level not in LEVELS:
         raise ConfigError(f"--cpu: {level!r} is not a CPU level here; levels are {', '.join(LEVELS)}")
 

@@ -92,7 +92,7 @@ class _ReadOnly(_TriedOnce):
     """A locator of Numba that takes a folder which cannot be written, such as one of an image."""
 
     def ensure_cache_path(self) -> None:
-        """Raises: OSError: there is no folder."""
+        """Check that the folder exists. Raises: OSError: it does not."""
         os.listdir(self.get_cache_path())  # type: ignore[attr-defined]
 
 

@@ -3,4 +3,4 @@
 Knows float arrays and edges by position; nothing of services, metrics or scores.
 """
 
-import hopline.kernels.jit  # noqa: F401  before anything imports Numba by itself, which would import SciPy
+import hopline.kernels.jit  # noqa: F401  first: importing Numba without it imports SciPy
