@@ -6,9 +6,9 @@ Inputs are deviations from the baseline in spreads, so one model fits every mesh
     h  [n, F]    deviation of the window's mean from the baseline: the temporal term
     e  [e, 2 Fe] as x, for call paths;  g [e, Fe] as h
 
-A service's own `x` is not an input of the service's embedding, so that its expected value does not just repeat
-it. Some of it returns through its neighbours. This share is measured after training; a series with a large
-share gets no expected value.
+A service's own `x` is not an input of the service's embedding, so that its expected value does not just
+repeat it. Some of it returns through its neighbours. This share is measured after training; a series with a
+large share gets no expected value.
 """
 
 from __future__ import annotations
