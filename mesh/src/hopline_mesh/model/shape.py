@@ -33,8 +33,7 @@ class ModelShape:
         shared: whether source and target rows of a layer use the same weights, except for the temporal
             term, as PyG's `share_weights`: half the products of a pass.
         own_inputs: whether a node's own `x` is an input of the node's embedding. False: only its temporal
-        row
-            and its neighbours are (its `x` still influences the attention weights).
+            row and its neighbours are (its `x` still influences the attention weights).
 
     Raises:
         ConfigError: sizes that do not fit each other.
