@@ -26,7 +26,7 @@ from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
-from hopline.transports.turns import Turns
+from hopline.transports.turns import LARGE_BYTES, Turns
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -279,6 +279,8 @@ class Call:
     def _forget(self) -> None:
         """Drop what came, and those who are told: what refers to this call waits for the collector else."""
         self.on_gone = self.listener = self._message = self._next = None
+        if len(self._kept) > LARGE_BYTES:
+            self.turns.drop(self._kept)
         self._kept = Arriving()
         if self._unpacking is not None:
             self._unpacking.cancel()
