@@ -99,6 +99,24 @@ async def test_a_few_of_many_who_send_much_are_read_in_a_turn_and_each_as_often(
     assert {sender.num_reads for sender in senders} == {3}
 
 
+async def test_large_memory_is_given_back_in_turns() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+
+    class Large:
+        def __del__(self) -> None:
+            clock.now += TURN_S
+            gone.append(None)
+
+    gone: list[None] = []
+    for _ in range(3):
+        turns.drop(Large())
+    for number in range(1, 4):
+        assert len(gone) == number - 1
+        await asyncio.sleep(0)
+    assert len(gone) == 3
+
+
 async def test_a_connection_that_sends_a_large_message_is_read_once_in_a_turn() -> None:
     served = Served(turns=Turns(lambda: 0.0), max_message_bytes=1 << 20)
     client, other = Client(served), Client(served)

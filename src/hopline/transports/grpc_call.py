@@ -26,7 +26,7 @@ from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
-from hopline.transports.turns import Turns
+from hopline.transports.turns import LARGE_BYTES, Turns
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -281,6 +281,8 @@ class Call:
     def _forget(self) -> None:
         """Drop the message and all callbacks: a reference cycle would wait for the garbage collector."""
         self.on_gone = self.listener = self._message = self._next = None
+        if len(self._kept) > LARGE_BYTES:
+            self.turns.drop(self._kept)
         self._kept = Arriving()
         if self._unpacking is not None:
             self._unpacking.cancel()

@@ -31,7 +31,7 @@ from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
-from hopline.transports.turns import LONG_READ_BYTES, TURN_S
+from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint
@@ -148,13 +148,12 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.lane.leave(self)
         self._endpoint.turns.leave(self)
         self._unread = b""
-        self._release(self._reserved)
+        self._drop_body()
         for request in (self._held, self._current, *self._waiting):
             if request is not None:
                 self._release(request.reserved_bytes)
         self._waiting.clear()
         self._held = self._current = None
-        self._reserved = 0
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
@@ -446,6 +445,15 @@ class HttpConnection(asyncio.Protocol):
         if num_bytes:
             self._endpoint.budget.give_back(num_bytes)
 
+    def _drop_body(self) -> None:
+        """Forget what came of a body."""
+        if self._reserved > LARGE_BYTES:
+            self._endpoint.turns.drop((self._pieces, self._held_body))
+        self._release(self._reserved)
+        self._reserved = 0
+        self._pieces, self._body = None, b""
+        self._held_body = io.BytesIO()
+
     def on_chunk_header(self) -> None:
         """A chunk's size and extensions are read."""
         self._head_bytes = 0
@@ -604,10 +612,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_with(self, refusal: Response) -> None:
         """The same with a response that is made."""
-        self._release(self._reserved)
-        self._reserved = 0
-        self._pieces, self._body = None, b""
-        self._held, self._held_body = None, io.BytesIO()
+        self._drop_body()
+        self._held = None
         if self._current is not None or self._waiting:
             self._is_deaf = True
             self._owes_continue = False

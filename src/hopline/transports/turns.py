@@ -25,6 +25,8 @@ TURN_S = 1e-3
 LONG_READ_BYTES = 128 * 1024
 #: Connections that may be read again in one turn of the loop: 2 MB, which take about a millisecond.
 MOST_READS = 8
+#: Memory that takes part of a millisecond to be given back to the system.
+LARGE_BYTES = 1 << 20
 
 
 class Waiting(Protocol):
@@ -32,6 +34,16 @@ class Waiting(Protocol):
 
     def go_on(self) -> None:
         """Take a turn; and wait again if that was not enough."""
+
+
+class _Dropped:
+    """Large memory that nobody needs; of all that is dropped at once, some goes in each turn."""
+
+    def __init__(self, memory: object) -> None:
+        self._memory: object = memory
+
+    def go_on(self) -> None:
+        self._memory = None
 
 
 class Turns:
@@ -63,6 +75,10 @@ class Turns:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def drop(self, memory: object) -> None:
+        """Hold something large until its turn comes: giving 64 MiB back takes some milliseconds."""
+        self.wait(_Dropped(memory))
 
     def leave(self, item: Waiting) -> None:
         """Remove an item from the queue."""
