@@ -83,7 +83,7 @@ class Process:
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        """Run it, as the leader of its own process group."""
+        """Run it in a new process group."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
 
