@@ -83,5 +83,5 @@ def test_too_little_memory_is_an_error_that_names_enough():
     try:
         pace(reads(fanout=100_000), 256 * MIB, 2, 128 * MIB)
     except BatchError as error:
-        enough = int(str(error).partition("it takes ")[2].partition("MiB")[0])
+        enough = int(str(error).partition("it needs ")[2].partition("MiB")[0])
         assert pace(reads(fanout=100_000), enough * MIB, 2, 128 * MIB).compact_edges >= 100_000

@@ -188,7 +188,7 @@ async def test_it_says_how_it_goes_and_ends_in_order(folder):
             assert (await client.post(url)).status_code == 405
         code, rest = await process.end(signal.SIGTERM)
         assert code == 0, log + rest
-        assert "2 applied, 1 duplicates, 1 put aside" in rest
+        assert "2 applied, 1 duplicates, 1 dead letters" in rest
         found, _ = edges(folder)
         assert found == [5, 8]
 
