@@ -209,3 +209,26 @@ def test_the_prefetcher_fetches_for_the_server_beside_it(packaged, tmp_path):
             score(url)
             assert fetcher.end() == 0
             assert server.end() == 0
+
+
+def test_a_spot_pod_drains_within_the_notice_and_loses_no_request(packaged, tmp_path):
+    """The notice becomes SIGTERM, and the grace ends in SIGKILL. Callers come until they are refused."""
+    objects = built("spot")
+    env = objects["ConfigMap", "hopline"]["data"]  # with its real drain
+    grace_s = pod_of(objects)["terminationGracePeriodSeconds"]
+    pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], {})
+    with started(pod.command(container_of(objects), env, *FREE)) as (server,):
+        url = server.url()
+        score(url)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for('draining|"message"')
+        num_answered = 0
+        with contextlib.suppress(httpx.ConnectError):  # by then an endpoint list has heard of the end
+            while True:
+                score(url)  # over a connection of its own
+                assert httpx.get(f"{url}/readyz").status_code in (200, 503)
+                num_answered += 1
+        assert server.process.wait(grace_s) == 0
+        assert time.monotonic() - began < grace_s
+        assert num_answered > 0
