@@ -24,11 +24,14 @@ from hopline.errors import HoplineError
 from hopline.files import temporary_root
 from hopline.ingress.exposure import check_exposure
 from hopline.live.orders import writer_orders
+from hopline.process.cgroup import overcommitted
 from hopline.process.child import Child
 from hopline.process.listeners import reserve
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.supervisor import Slot, Supervisor
 from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_gate, ready_line, run_process
+
+log = logging.getLogger(__name__)
 
 _WORKER, _WRITER = "hopline.serve:worker_main", "hopline.live.process:main"
 #: Beyond the drain, until a worker that does not end is killed, in seconds.
@@ -49,6 +52,8 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     configure_logs(config.log)
     check_exposure(config)
+    for problem in overcommitted(config):
+        log.warning("%s", problem)
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
     if service == DEFAULT_SERVICE:  # logged once, here, rather than by every worker

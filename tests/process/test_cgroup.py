@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from hopline.process.cgroup import Cgroup, memory_bytes, usable_cpus
+from hopline.config.schema import Config
+from hopline.process.cgroup import Cgroup, memory_bytes, overcommitted, usable_cpus
 from tests.containers import limited
 
 
@@ -88,6 +89,21 @@ def test_without_control_groups_the_machine_is_the_limit(tmp_path):
     found = Cgroup(tmp_path / "none", tmp_path / "none either")
     assert (found.cpus(), found.memory_limit(), found.memory_left()) == (None, None, None)
     assert usable_cpus(found) == len(os.sched_getaffinity(0))
+
+
+def test_settings_beyond_the_limits_are_named(cgroup):
+    group = cgroup("0::/", {"cpu.max": "150000 100000"} | v2(".", 1 << 30, 0))
+    config = Config().replace(state_cache__memory_bytes=128 << 20)
+    assert overcommitted(config, group) == []
+    (cpus,) = overcommitted(config.replace(server__workers=2), group)
+    assert "is 2, and the quota of this container is 1.5 CPUs" in cpus
+    (memory,) = overcommitted(config.replace(state_cache__memory_bytes=768 << 20), group)
+    assert "768 MiB of the 1024 MiB" in memory
+
+
+def test_without_limits_nothing_is_named(tmp_path):
+    many = Config().replace(server__workers=64, state_cache__memory_bytes=1 << 50)
+    assert overcommitted(many, Cgroup(tmp_path / "none", tmp_path / "none")) == []
 
 
 CHECK = """

@@ -65,7 +65,14 @@ class Connection:
 @contextlib.asynccontextmanager
 async def listening(max_body_bytes: int = 200_000) -> AsyncIterator[Host]:
     """A host that takes connections."""
-    made = Host(load_config(overrides={"server.max_body_bytes": max_body_bytes}))
+    async with hosted(load_config(overrides={"server.max_body_bytes": max_body_bytes})) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def hosted(config: Config) -> AsyncIterator[Host]:
+    """A host with these settings that takes connections."""
+    made = Host(config)
     await made.service.start()
     await asyncio.wrap_future(load_kernels())  # compiled where they never were
     server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)

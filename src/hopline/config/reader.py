@@ -1,7 +1,7 @@
 """Reads a server's settings from all sources.
 
-Later sources win: the defaults of `schema.py` < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
-command-line flags.
+Later sources win: the defaults of `schema.py` < `hopline.toml` < variables of a platform (`platforms.py`) <
+environment `HOPLINE__SECTION__KEY` < command-line flags.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopline.config.platforms import platform_settings
 from hopline.config.schema import Config, check_tls
 from hopline.config.setting import type_name
 from hopline.config.values import apply, fields, flags, flatten
@@ -77,6 +78,7 @@ def load_config(
         config = apply(config, _check_public(flatten(_read_toml(Path(file)), str(file))))
     if env is not None:
         _check_spelling(env)
+        config = apply(config, platform_settings(env))
         values = {
             name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
             for name, value in env.items()

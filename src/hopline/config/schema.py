@@ -52,6 +52,10 @@ class ServerConfig:
         minimum=0.1,
     )
     backlog: int = setting(2048, "connections that may wait to be accepted", minimum=1)
+    health_route: str = setting("", "a further path that answers as /readyz, such as SageMaker's /ping")
+    predict_route: str = setting(
+        "", "a further path that scores the only model, such as SageMaker's /invocations"
+    )
 
 
 @dataclass(frozen=True, slots=True)

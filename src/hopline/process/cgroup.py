@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopline.config.schema import Config
+
 #: Version 1 writes about 2**63 for "no limit".
 _NO_LIMIT = 1 << 60
 #: Pages of files that the kernel can give to others, as `memory.stat` names them.
@@ -118,6 +120,27 @@ def memory_bytes(cgroup: Cgroup | None = None) -> int:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = (cgroup or Cgroup()).memory_limit()
     return machine if limit is None else min(machine, limit)
+
+
+def overcommitted(config: Config, cgroup: Cgroup | None = None) -> list[str]:
+    """What a server's settings ask for beyond the limits of its control group, each in a sentence."""
+    group = cgroup or Cgroup()
+    found = []
+    cpus, threads = group.cpus(), config.server.workers * config.compute.threads
+    if cpus is not None and threads > max(1.0, cpus):
+        found.append(
+            f"server.workers x compute.threads is {threads}, and the quota of this container is {cpus:g} "
+            "CPUs: they will be stopped for a part of each period"
+        )
+    limit = group.memory_limit()
+    rows = config.features.memory_bytes if config.features.store else 0
+    caches = config.state_cache.memory_bytes + rows
+    if limit is not None and 2 * caches > limit:
+        found.append(
+            f"caches may take {caches >> 20} MiB of the {limit >> 20} MiB that this container is limited "
+            "to (state_cache.memory_bytes, features.memory_bytes): it may be killed for lack of memory"
+        )
+    return found
 
 
 def _number(*files: Path, missing: int = 0) -> int:

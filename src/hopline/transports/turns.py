@@ -25,7 +25,7 @@ TURN_S = 1e-3
 LONG_READ_BYTES = 128 * 1024
 #: Connections that may be read again in one turn of the loop: 2 MB, which take about a millisecond.
 MOST_READS = 8
-#: Memory that takes part of a millisecond to be given back to the system.
+#: Releasing this much memory to the system costs a fraction of a millisecond.
 LARGE_BYTES = 1 << 20
 
 
@@ -37,7 +37,7 @@ class Waiting(Protocol):
 
 
 class _Dropped:
-    """Large memory that nobody needs; of all that is dropped at once, some goes in each turn."""
+    """Large memory that is no longer needed; a part of it is released in each turn."""
 
     def __init__(self, memory: object) -> None:
         self._memory: object = memory
