@@ -144,7 +144,7 @@ class Worker:
         def dead(*_: Any, **__: Any) -> Any:
             raise RuntimeFailure("this process is dead")
 
-        state._file.update = state._acks.say = dead  # type: ignore[method-assign]
+        state.store.update = state.store.acknowledge = dead  # type: ignore[method-assign]
         tasks = self._host.tasks_of(self)
         for _ in range(3):  # what one of them awaits in its end is cut off as well
             for task in tasks:
@@ -153,7 +153,8 @@ class Worker:
             tasks = self._host.tasks_of(self)
         await asyncio.gather(*tasks, return_exceptions=True)
         state._thread.shutdown()
-        self.lifecycle._rollouts.close()  # a dead process has no locks
+        self.lifecycle._rollouts.close()
+        state.store.close()  # a dead process has no locks
         (self._host.folder / f"lifecycle-{self.index}.ack").unlink(missing_ok=True)
         for key in list(self._host.held):
             if key[0] == self.index:
@@ -182,7 +183,7 @@ class Worker:
     def has_read_newest(self) -> bool:
         """Whether the state file has not changed since this worker read it."""
         state = self.lifecycle._state
-        return state._followed == state._file.identity()
+        return state._followed == state.store.read()[1]
 
     def ready(self) -> frozenset[str]:
         return frozenset(self.lifecycle.fleet.units.get(MODEL, {}))
