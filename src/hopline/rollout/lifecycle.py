@@ -32,6 +32,7 @@ from hopline.errors import (
     ModelNotFound,
     ModelNotReady,
     RepositoryUnavailable,
+    StoreUnavailable,
     quoted,
 )
 from hopline.observe.metrics import Metrics
@@ -278,6 +279,8 @@ class Lifecycle:
                 await self._state.follow()
                 if self._rollouts.is_busy:
                     await self._judge()
+            except StoreUnavailable as error:
+                log.info("nothing is followed or decided now: %s", error)
             except Exception:  # the boundary: what fails now is tried again at the next look
                 log.exception("the lifecycle's state could not be followed")
                 await asyncio.sleep(1.0)

@@ -102,7 +102,8 @@ class SharedState:
         """Become a member that others wait for, at the newest state."""
         self._joined = True
         self.acknowledge()
-        await self._take_newest()
+        await self._on_thread(self.store.flush)
+        await self._take_newest()  # after it joined: who changed the state before did not wait for it
 
     async def close(self) -> None:
         """Read and write no more."""

@@ -121,6 +121,10 @@ class StateStore(ABC):
         """The acknowledgements of the other members that live, by member."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """Wait until the other members can read what this one acknowledged. Raises: StoreUnavailable."""
+
+    @abstractmethod
     def gone(self, members: Collection[str]) -> set[str]:
         """Those of `members` that do not live any more."""
 

@@ -61,6 +61,7 @@ class FolderStore(StateStore):
         if self._leadership is not None:
             self._leadership.close()
             self._leadership = None
+        self._ack_file(self.member).unlink(missing_ok=True)
 
     def read(self) -> tuple[LifecycleState, Identity]:
         """As `StateStore.read`."""
@@ -98,6 +99,9 @@ class FolderStore(StateStore):
             if _lives(file.pid):
                 found[str(index)] = file.ack
         return found
+
+    def flush(self) -> None:
+        """As `StateStore.flush`: files are there at once."""
 
     def gone(self, members: Collection[str]) -> set[str]:
         """Workers that the server does not have any more."""

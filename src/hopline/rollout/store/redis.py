@@ -85,6 +85,7 @@ class RedisStore(StateStore):
         self._newest = _Stored()
         self._decoded: tuple[str, LifecycleState] = ("", LifecycleState())
         self._lock = threading.Lock()  # of `_newest`
+        self._beating = threading.Lock()
         self._heard = Heard(None, float("-inf"))
         self._offset_s = 0.0
         self._leader = ""
@@ -189,6 +190,10 @@ class RedisStore(StateStore):
             if member != self.member.encode()
         }
 
+    def flush(self) -> None:
+        """As `StateStore.flush`."""
+        self._asked(self._beat)
+
     def gone(self, members: Collection[str]) -> set[str]:
         """As `StateStore.gone`."""
         there = self._asked(lambda: self._client.zrange(self._keys.members, 0, -1))
@@ -275,18 +280,23 @@ class RedisStore(StateStore):
 
     def _beat(self) -> None:
         """One exchange. Raises: RedisError, OSError."""
-        keys, began = self._keys, time.monotonic()
+        with self._beating:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        keys, began, newest = self._keys, time.monotonic(), self._newest
         places = [keys.state, keys.members, keys.acks, keys.leader, keys.pulse]
-        wants_to_lead = int(self._counts.in_use)
-        lifetime_ms = int(_LIFETIME_S * 1e3)
+        lead_ms = int(LEASE_S * 1e3) if self._counts.in_use else 0
         generation, nonce, now_ms, leader, num = self._beat_script(
-            places, [self.member, self._ack, lifetime_ms, wants_to_lead]
+            places, [self.member, self._ack, int(_LIFETIME_S * 1e3), lead_ms]
         )
         self._offset_s = int(now_ms) / 1e3 - (began + time.monotonic()) / 2
         stored = _Stored(int(generation), nonce.decode())
-        newest = self._newest
         if stored.generation < newest.generation:
             stored = self._restore(newest)
+        elif stored.generation == newest.generation and stored.nonce != newest.nonce:
+            self._renumber()  # heard of at the next beat
+            return
         self._heard = Heard(stored.identity, began)
         self._leader, self._num_members = leader.decode(), int(num)
         self._counts.exchange(self._client, began, leads=self._leader == self.member)
@@ -306,8 +316,8 @@ class RedisStore(StateStore):
                 return _Stored()
             return _Stored(int(found[0]), found[1].decode(), found[2])
 
-        stored = self._asked(load)
         newest = self._newest
+        stored = self._asked(load)
         if stored.generation < newest.generation:
             self._asked(lambda: self._restore(newest))
             stored = self._asked(load)
@@ -320,12 +330,19 @@ class RedisStore(StateStore):
         generation, nonce = self._restore_script([self._keys.state], list(newest))
         return _Stored(int(generation), nonce.decode())
 
+    def _renumber(self) -> None:
+        """After a loss of data, two states came to have one generation; make what is stored the newest."""
+        stored = self._load()
+        state = self._decode(stored)
+        state = msgspec.structs.replace(state, generation=state.generation + 1)
+        self._replace(stored, _Stored(state.generation, secrets.token_hex(8), encode_state(state)))
+
     def _replace(self, stored: _Stored, wanted: _Stored) -> bool:
         """Put `wanted` in the place of `stored`; whether that was the newest.
 
         Raises: StoreUnavailable: it cannot be told, or the server refused it.
         """
-        latest_ms = int((self.now() + 2 * _REPLY_S) * 1e3)
+        latest_ms = int((self.now() + _REPLY_S) * 1e3)
         words = [stored.generation, stored.nonce, *wanted, latest_ms]
         try:
             nonce = self._replace_script([self._keys.state], words).decode()

@@ -14,7 +14,7 @@ local function text(number) return string.format('%.0f', number) end
 """
 
 #: KEYS: state, members, acks, leader, pulse. ARGV: member, its acknowledgement ('' before it has one),
-#: lifetime of members in ms, whether it wants to lead.
+#: lifetime of members in ms, time for which it wants to lead in ms, or 0.
 #: Returns: generation, nonce, time, leader, number of members.
 #: Where nobody was heard for a while, the store was away, not the members: they get a lifetime to report.
 BEAT = (
@@ -36,9 +36,9 @@ if now - since > lifetime then
   end
 end
 local leader = redis.call('GET', KEYS[4])
-if ARGV[4] == '1' and (not leader or leader == ARGV[1]) then
+if ARGV[4] ~= '0' and (not leader or leader == ARGV[1]) then
   leader = ARGV[1]
-  redis.call('SET', KEYS[4], leader, 'PX', ARGV[3])
+  redis.call('SET', KEYS[4], leader, 'PX', ARGV[4])
 end
 local state = redis.call('HMGET', KEYS[1], 'generation', 'nonce')
 return {state[1] or '0', state[2] or '', text(now), leader or '', redis.call('ZCARD', KEYS[2])}
