@@ -160,7 +160,6 @@ def test_two_states_of_one_generation_become_one_that_is_newer(server, join):
     first.update(serving("2"))
     # The server goes back to generation 1, and another change is made there.
     body = other._newest.body
-    server.call("DEL", "t:{fleet}:state")
     server.call(
         "HSET",
         "t:{fleet}:state",

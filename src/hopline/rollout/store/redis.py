@@ -292,11 +292,8 @@ class RedisStore(StateStore):
         )
         self._offset_s = int(now_ms) / 1e3 - (began + time.monotonic()) / 2
         stored = _Stored(int(generation), nonce.decode())
-        if stored.generation < newest.generation:
-            stored = self._restore(newest)
-        elif stored.generation == newest.generation and stored.nonce != newest.nonce:
-            self._renumber()  # heard of at the next beat
-            return
+        if _is_older(stored, newest):
+            stored = self._load()
         self._heard = Heard(stored.identity, began)
         self._leader, self._num_members = leader.decode(), int(num)
         self._counts.exchange(self._client, began, leads=self._leader == self.member)
@@ -319,23 +316,19 @@ class RedisStore(StateStore):
         newest = self._newest
         stored = self._asked(load)
         if stored.generation < newest.generation:
-            self._asked(lambda: self._restore(newest))
+            log.warning(
+                "%s lost the state of generation %d; giving it back", self.address, newest.generation
+            )
+            self._asked(lambda: self._restore_script([self._keys.state], list(newest)))
             stored = self._asked(load)
+        if _is_older(stored, newest):
+            # After such a loss two states may come to have one generation; what is stored is the newest.
+            state = self._decode(stored)
+            state = msgspec.structs.replace(state, generation=state.generation + 1)
+            renumbered = _Stored(state.generation, secrets.token_hex(8), encode_state(state))
+            stored = renumbered if self._replace(stored, renumbered) else self._asked(load)
         self._remember(stored)
         return stored
-
-    def _restore(self, newest: _Stored) -> _Stored:
-        """Give the server back what it lost; what it has then."""
-        log.warning("%s lost the state of generation %d; giving it back", self.address, newest.generation)
-        generation, nonce = self._restore_script([self._keys.state], list(newest))
-        return _Stored(int(generation), nonce.decode())
-
-    def _renumber(self) -> None:
-        """After a loss of data, two states came to have one generation; make what is stored the newest."""
-        stored = self._load()
-        state = self._decode(stored)
-        state = msgspec.structs.replace(state, generation=state.generation + 1)
-        self._replace(stored, _Stored(state.generation, secrets.token_hex(8), encode_state(state)))
 
     def _replace(self, stored: _Stored, wanted: _Stored) -> bool:
         """Put `wanted` in the place of `stored`; whether that was the newest.
@@ -389,6 +382,13 @@ class RedisStore(StateStore):
                 raise StoreUnavailable(
                     f"the fleet's state cannot be read: {self.address}: {_words(error)}"
                 ) from None
+
+
+def _is_older(stored: _Stored, newest: _Stored) -> bool:
+    """Whether a server has another state than one that it had before, and no newer one."""
+    if stored.generation == newest.generation:
+        return stored.nonce != newest.nonce
+    return stored.generation < newest.generation
 
 
 def _connect(url: RedisUrl) -> tuple[Any, tuple[type[Exception], ...]]:
