@@ -166,7 +166,7 @@ class StateStoreSuite:
         assert first.gone({first.member, other.member, "nobody"}) == {"nobody"}
 
     def test_one_member_leads_and_another_one_when_it_leaves(self, join: Join) -> None:
-        """Never two at once."""
+        """Never two at the same time."""
         members = [join() for _ in range(3)]
         for member in members:
             member.publish_counts(_STEP, b"0")

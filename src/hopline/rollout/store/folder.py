@@ -101,7 +101,7 @@ class FolderStore(StateStore):
         return found
 
     def flush(self) -> None:
-        """As `StateStore.flush`: files are there at once."""
+        """As `StateStore.flush`: a file can be read immediately."""
 
     def gone(self, members: Collection[str]) -> set[str]:
         """Workers that the server does not have any more."""

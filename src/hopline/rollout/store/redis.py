@@ -2,7 +2,7 @@
 
 A thread exchanges a *beat* with the server ten times a second, in one round trip: this member's
 acknowledgement, which generation is the newest, who leads, what time it is. What never blocks (`heard`,
-`leads`, `counts`) is what the last beats brought. The state is one hash; a change is a compare-and-set on
+`leads`, `counts`) is what the last beats reported. The state is one hash; a change is a compare-and-set on
 its generation and nonce. What a server loses that restarts without its data, its members give it back.
 """
 
@@ -35,7 +35,7 @@ _SETTING = "models.state"
 _BEAT_S, _LIFETIME_S = 0.1, 2.0
 #: Seconds for one round trip, and for a change that others overtake.
 _REPLY_S, _UPDATE_S = 0.5, 3.0
-#: Seconds that a start tries to reach the store, and between the lines that say so.
+#: Seconds that a start tries to reach the store, and between the log lines about that.
 _START_S, _SAY_S = 30.0, 5.0
 #: Seconds in which the members of a store that lost its data have given it back.
 _RESTORE_S = 1.0
@@ -273,7 +273,7 @@ class RedisStore(StateStore):
                 self._beat()
             except self._failures as error:
                 self._why_down = _words(error)
-            except HoplineError as error:  # a state of a newer Hopline: reading it says so too
+            except HoplineError as error:  # such as a state of a newer Hopline
                 self._why_down = str(error)
             self._wake.wait(_BEAT_S)
             self._wake.clear()
@@ -333,7 +333,7 @@ class RedisStore(StateStore):
     def _replace(self, stored: _Stored, wanted: _Stored) -> bool:
         """Put `wanted` in the place of `stored`; whether that was the newest.
 
-        Raises: StoreUnavailable: it cannot be told, or the server refused it.
+        Raises: StoreUnavailable: the server refused it, or did not confirm it.
         """
         latest_ms = int((self.now() + _REPLY_S) * 1e3)
         words = [stored.generation, stored.nonce, *wanted, latest_ms]

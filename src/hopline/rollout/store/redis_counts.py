@@ -22,7 +22,9 @@ _DOUBTED = b"doubted"
 
 @dataclass(slots=True)
 class _Step:
-    """Attributes:
+    """What is known of one step.
+
+    Attributes:
     unsent: this member's counts, not sent yet. others: of other members, as last read.
     doubted: latency counts of the first doubt. doubt_unsent: whether this member noted it.
     """

@@ -16,7 +16,7 @@ local function text(number) return string.format('%.0f', number) end
 #: KEYS: state, members, acks, leader, pulse. ARGV: member, its acknowledgement ('' before it has one),
 #: lifetime of members in ms, time for which it wants to lead in ms, or 0.
 #: Returns: generation, nonce, time, leader, number of members.
-#: Where nobody was heard for a while, the store was away, not the members: they get a lifetime to report.
+#: If no member was heard for a while, the store was away, not the members: they get a lifetime to report.
 BEAT = (
     _NOW
     + """
