@@ -206,3 +206,15 @@ def test_a_server_that_is_not_there_is_an_error_after_a_while(server, monkeypatc
 def test_an_address_that_makes_no_sense_is_refused(url, text):
     with pytest.raises(ConfigError, match=text):
         RedisStore(url)
+
+
+def test_a_wrong_password_is_an_error_immediately_and_a_right_one_is_not_shown():
+    with redis_process("--requirepass", "sesame") as server:
+        address = f"127.0.0.1:{server.port}/0"
+        store = RedisStore(f"redis://:sesame@{address}")
+        store.open()
+        assert "sesame" not in store.address
+        store.close()
+        for login in ("", ":wrong@"):
+            with pytest.raises(ConfigError, match="refuses this client"):
+                RedisStore(f"redis://{login}{address}").open()

@@ -61,7 +61,8 @@ class FolderStore(StateStore):
         if self._leadership is not None:
             self._leadership.close()
             self._leadership = None
-        self._ack_file(self.member).unlink(missing_ok=True)
+        if self.has_others:
+            self._ack_file(self.member).unlink(missing_ok=True)
 
     def read(self) -> tuple[LifecycleState, Identity]:
         """As `StateStore.read`."""

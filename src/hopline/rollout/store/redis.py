@@ -74,7 +74,7 @@ class RedisStore(StateStore):
         self.member = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.has_others = True
         self._names = names
-        self._client, self._failures = _connect(parsed)
+        self._client, self._failures, self._refusals = _connect(parsed)
         self._keys = keys = Keys(parsed.prefix)
         self._beat_script = self._client.register_script(BEAT)
         self._replace_script = self._client.register_script(REPLACE)
@@ -102,12 +102,15 @@ class RedisStore(StateStore):
         began = said = time.monotonic()
         while True:
             try:
+                self._client.ping()  # an unknown client gets no clear answer to a long command
                 self._beat()
                 if self._newest_generation() == 0:
                     # An empty store may have been a full one a moment ago.
                     time.sleep(_RESTORE_S)
                     self._beat()
                 break
+            except self._refusals as error:
+                raise ConfigError(f"{_SETTING}: {self.address} refuses this client: {error}") from None
             except self._failures as error:
                 now = time.monotonic()
                 if now - began > _START_S:
@@ -391,8 +394,11 @@ def _is_older(stored: _Stored, newest: _Stored) -> bool:
     return stored.generation < newest.generation
 
 
-def _connect(url: RedisUrl) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A client, and the errors by which it says that the server cannot be asked now."""
+_Errors = tuple[type[Exception], ...]
+
+
+def _connect(url: RedisUrl) -> tuple[Any, _Errors, _Errors]:
+    """A client, its errors by which the server cannot be asked now, and those that another try repeats."""
     try:
         import redis
         from redis.backoff import NoBackoff
@@ -423,7 +429,8 @@ def _connect(url: RedisUrl) -> tuple[Any, tuple[type[Exception], ...]]:
         protocol=2,
         **tls,
     )
-    return client, (redis.exceptions.RedisError, OSError)
+    refusals = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
+    return client, (redis.exceptions.RedisError, OSError), refusals
 
 
 def _words(error: BaseException) -> str:
