@@ -14,6 +14,7 @@
     ├── Conflict                           a change that conflicts with another one (a second rollout)
     ├── Unavailable                        draining or shutting down; carries `retry_after_s`
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
+    │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state cannot be asked now
     │   ├── LogFull                    no room for a live graph's log; the change was not made
     │   ├── LogFailed                  the disk did not take a live graph's log; the change was not made
     │   └── WriterUnavailable (ConnectionError)  a live graph's writer cannot be asked now
@@ -207,6 +208,12 @@ class RepositoryUnavailable(Unavailable, ConnectionError):
     """A model repository at a URL cannot be asked now; the message says what its driver said."""
 
     code = "repository_unavailable"
+
+
+class StoreUnavailable(Unavailable, ConnectionError):
+    """The store of a fleet's state cannot be asked now; the message says what became of the change."""
+
+    code = "store_unavailable"
 
 
 class LogFull(Unavailable):

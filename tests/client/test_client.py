@@ -314,7 +314,7 @@ def test_every_code_has_its_class() -> None:
 @pytest.mark.parametrize("outputs", [{"a": [1, [2.0, 3.0]]}, {"label": [2**70]}, {"a": [{"b": 1}]}])
 def test_an_answer_whose_outputs_are_no_arrays_is_told(outputs: Any) -> None:
     answer = {"model": "m", "version": "1", "graph_version": "g", "outputs": outputs, "degraded": []}
-    with pytest.raises(errors.HoplineError, match="no arrays"):
+    with pytest.raises(errors.HoplineError, match="not arrays"):
         read_result(json.dumps(answer).encode())
 
 

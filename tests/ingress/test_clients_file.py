@@ -138,7 +138,7 @@ def test_adding_and_removing_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
     ("client", "grant", "message"),
     [
         ("new", None, "there is no client 'new': say what a new one may do"),
-        ("payments", Grant(("x",)), "'payments' is there: change what it may do in the file"),
+        ("payments", Grant(("x",)), "'payments' exists already: change its permissions in the file"),
         ("a\nb", Grant(("x",)), "by hand"),
     ],
 )

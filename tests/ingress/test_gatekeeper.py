@@ -82,7 +82,7 @@ def test_a_key_is_its_client_however_it_is_presented(door: Door) -> None:
 @pytest.mark.parametrize(
     ("authorization", "api_key", "message"),
     [
-        (None, None, "who asks"),
+        (None, None, "authentication required"),
         (None, "", "not known here"),
         (None, "hopline_0_x", "not known here"),
         ("Bearer hopline_0_x", None, "not known here"),
@@ -161,7 +161,7 @@ def test_clients_that_say_nothing_have_the_default_rate(tmp_path: Path) -> None:
         door.gate.identify(f"Bearer {door.token()}", None),
     ):
         client.admit()
-        with pytest.raises(RateLimited, match="2 times a second, 1 at once"):
+        with pytest.raises(RateLimited, match="2 requests a second, and 1 in a burst"):
             client.admit()
     fast = door.gate.identify(None, door.key("fast", Grant(("*",), rate_per_s=1000)))
     for _ in range(1000):

@@ -120,7 +120,7 @@ async def test_what_is_no_request_ends_a_stream_with_the_reason() -> None:
             answers = [message("inference.ModelStreamInferResponse").FromString(await stream.read())]
             assert answers[0].infer_response.id == "1"
             assert await stream.code() is StatusCode.INVALID_ARGUMENT
-            assert "no ModelInferRequest" in await stream.details()
+            assert "not a valid ModelInferRequest" in await stream.details()
 
 
 @pytest.mark.parametrize("num_connections", [1, 8])

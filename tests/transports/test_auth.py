@@ -218,7 +218,7 @@ def test_lists_show_what_the_client_may_read(door: Door) -> None:
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ({}, "who asks"),
+        ({}, "authentication required"),
         ({"x-api-key": "hopline_made_up"}, "not known here"),
         ({"authorization": "Basic YTpi"}, "has to be Bearer"),
         ({"authorization": f"Bearer {token(ttl_s=-60)}"}, "the token has expired"),

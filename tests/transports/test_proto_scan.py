@@ -95,5 +95,5 @@ def test_a_message_that_was_not_compressed_has_the_share_of_a_mebibyte(kind: str
 
 def test_what_is_no_message_is_refused_as_such() -> None:
     for data in (b"\xff", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0a\x05a"):
-        with pytest.raises(BadRequest, match="no ModelInferRequest"):
+        with pytest.raises(BadRequest, match="not a valid ModelInferRequest"):
             RequestReader().read(decompress("gzip", gzip.compress(data), 1000))

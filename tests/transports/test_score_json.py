@@ -68,7 +68,7 @@ def test_an_edge_type_without_a_name_stands_alone(field: str) -> None:
     """It is the node type's only edge type, whose name may not stand beside it with another list."""
     values = {"neighbors": "[4]", "edge_weight": "[1]", "edge_attr": "[[1]]"}[field]
     body = f'{{"inline":[{{"features":[1],"{field}":{{"":{values},"a__r__b":{values}}}}}]}}'
-    with pytest.raises(BadRequest, match="edges of the type '' beside others"):
+    with pytest.raises(BadRequest, match="edges of type '' and of other types"):
         score_request("m", None, decode_score(body.encode()), None, "")
 
 

@@ -179,6 +179,15 @@ def _panel(found: dict[str, Any]) -> Group:
             f"[bold]{found['model']}[/bold]  serves {found['serving'] or '–'}; loaded: {units}"
         )
     ]
+    store = found.get("store")
+    if store is not None and not store["up"]:
+        parts.append(
+            Text(
+                f"  the fleet's state is not confirmed for {store['silent_s']:.0f} s: no answer of "
+                f"{store['address']} ({store['why']})",
+                style="red",
+            )
+        )
     rollout = found["rollout"]
     if rollout is not None:
         parts += _running(rollout)

@@ -213,10 +213,10 @@ class ModelsConfig:
     require_all: bool = setting(
         False, "exit at start unless every model can serve; else serve the others and report the failure"
     )
-    state: Path | None = setting(
+    state: Path | str | None = setting(
         None,
-        "folder that stores requested versions and rollouts, so that a restart resumes them; empty: "
-        ".hopline in the repository if writable",
+        "folder that stores requested versions and rollouts, so that a restart resumes them, or redis:// "
+        "URL that all hosts of a fleet share; empty: .hopline in the repository if writable",
     )
 
 

@@ -60,11 +60,11 @@ def without_trial(state: ModelState, trial_id: str) -> ModelState:
     return state if len(left) == len(state.trials) else msgspec.structs.replace(state, trials=left)
 
 
-def without_trials_of(whole: LifecycleState, worker: int, num_workers: int) -> LifecycleState:
-    """The whole state without what one worker tried, or workers that are no more; see `Trial`."""
+def without_trials(whole: LifecycleState, is_over: Callable[[Trial], bool]) -> LifecycleState:
+    """The whole state without trials that no living member makes; see `Trial`."""
     models = dict(whole.models)
     for name, state in whole.models.items():
-        left = tuple(trial for trial in state.trials if worker != trial.worker < num_workers)
+        left = tuple(trial for trial in state.trials if not is_over(trial))
         if len(left) < len(state.trials):
             models[name] = msgspec.structs.replace(state, trials=left)
     return whole if models == whole.models else msgspec.structs.replace(whole, models=models)
