@@ -101,5 +101,5 @@ def test_a_table_that_a_live_graph_cannot_judge_is_refused(cases, tmp_path):
     model = live.model()
     for path, graph in ((future, live.view), (other, live.view), (own, blind.view)):
         with pytest.raises(PrecomputedFileError, match="is served on"):
-            tables_of([path], case.folder, model.spec, graph, Config().table)
+            tables_of([path], case.folder, model.spec, graph, Config().precomputed)
     assert PrecomputedFile.open(own).header.plan.graph_version == live.view.version

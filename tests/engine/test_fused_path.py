@@ -80,9 +80,9 @@ def test_tables_that_fill_and_evict_change_no_answer(place, memory, final):
         as_of = 50 if turn % 7 == 3 else NO_CUT
         expected = other.final_states({"node": ids}, as_of)["node"].copy()
         assert (chain.final_states({"node": ids}, as_of)["node"] == expected).all()
-    used = [table.num_rows for table in chain.tables.values()]
+    used = [cache.num_rows for cache in chain.state_caches.values()]
     assert all(used)
-    assert sum(table.num_hits for table in chain.tables.values()) > 0
+    assert sum(cache.num_hits for cache in chain.state_caches.values()) > 0
 
 
 def test_tables_count_and_keep_what_the_general_way_does(place):
@@ -92,16 +92,16 @@ def test_tables_count_and_keep_what_the_general_way_does(place):
         ids = rng.permutation(N)[:40]
         for model in (chain, other):
             model.final_states({"node": ids})
-    for key, table in chain.tables.items():
-        twin = other.tables[key]
-        assert (table.num_hits, table.num_misses, table.num_rows) == (
+    for key, cache in chain.state_caches.items():
+        twin = other.state_caches[key]
+        assert (cache.num_hits, cache.num_misses, cache.num_rows) == (
             twin.num_hits,
             twin.num_misses,
             twin.num_rows,
         )
         everyone = np.arange(N)
-        rows, twins = (np.zeros((N, table.arrays[3].shape[1]), np.float32) for _ in range(2))
-        assert (table.read(everyone, rows) == twin.read(everyone, twins)).all()
+        rows, twins = (np.zeros((N, cache.arrays[3].shape[1]), np.float32) for _ in range(2))
+        assert (cache.read(everyone, rows) == twin.read(everyone, twins)).all()
         assert (rows == twins).all()
 
 

@@ -98,14 +98,14 @@ def pairs(request, cases):
     return found
 
 
-@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_answers_are_those_of_the_decoded_features_bit_for_bit(pairs, name, tables):
+def test_answers_are_those_of_the_decoded_features_bit_for_bit(pairs, name, caches):
     narrow, wide = pairs[name]
     rows = np.random.default_rng(0).permutation(count_of(wide))
     (expected,) = answer(wide.answerer(False), request(wide, rows))
-    answerer = narrow.answerer(tables)
-    for _ in range(2):  # the second time from tables, where there are any
+    answerer = narrow.answerer(caches)
+    for _ in range(2):  # the second time from state caches, where there are any
         (found,) = answer(answerer, request(narrow, rows))
         assert (found == expected).all()
     alone = [answer(answerer, request(narrow, [v]))[0] for v in rows[:20]]

@@ -38,9 +38,9 @@ class Case:
     graph: Graph
     folder: Path
 
-    def model(self, tables: bool = True) -> Model:
+    def model(self, caches: bool = True) -> Model:
         spec = read_spec(self.folder)
-        plan = StateCachePlan(spec, self.graph, 2**26 if tables else 0, final=True)
+        plan = StateCachePlan(spec, self.graph, 2**26 if caches else 0, final=True)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
 
 
@@ -97,9 +97,9 @@ def test_a_live_graph_its_snapshot_and_the_definition_agree_after_every_change(c
         before = scores(model, np.arange(N))
         live.change(size)
         ids = everyone(live)
-        found = scores(model, ids)  # fills the table
+        found = scores(model, ids)  # fills the state cache
         np.testing.assert_array_equal(found, scores(live.fresh(), ids))
-        np.testing.assert_array_equal(found, scores(model, ids))  # from the table
+        np.testing.assert_array_equal(found, scores(model, ids))  # from the state cache
         np.testing.assert_array_equal(found, np.concatenate([scores(model, ids[k : k + 1]) for k in ids]))
         snapshot = live.view.snapshot()
         level = model.levels[0]["node"]

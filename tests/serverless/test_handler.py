@@ -276,7 +276,7 @@ def test_defaults_are_those_of_the_server(places):
         server.limits.max_nodes_per_request,
         server.server.max_body_bytes,
     )
-    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.table.ttl_s)
+    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.precomputed.ttl_s)
 
 
 def test_a_replaced_table_is_taken_up(places, tmp_path):

@@ -51,7 +51,7 @@ class EgoModel:
         self.graph = graph
         self.watch = LapWatch()
         self.guard = Guard()
-        self.tables: dict[tuple[int, str], StateCache] = {}
+        self.state_caches: dict[tuple[int, str], StateCache] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
         names = out_of.output_names(spec.task)

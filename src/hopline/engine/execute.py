@@ -1,4 +1,4 @@
-"""Carries a plan out, from raw features up: every missing row once, then into the table."""
+"""Carries a plan out, from raw features up: every missing row once, then into the state cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> di
     Args:
         plan: from `make_plan`; the newest one of its levels.
         features: node type -> [N, d], for those in the process.
-        keep: put what is computed into the tables.
+        keep: put what is computed into the state caches.
 
     Raises: whatever the plan's guard says against the next step.
 
@@ -74,8 +74,8 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
         need.out = out
     else:
         need.out[need.missing] = out
-    if keep and level.table is not None and as_of == NO_CUT:
-        level.table.write(need.compute, out)
+    if keep and level.state_cache is not None and as_of == NO_CUT:
+        level.state_cache.write(need.compute, out)
 
 
 def _base(

@@ -31,7 +31,12 @@ class Flat:
     def of(levels: list[dict[str, Level]], node_type: str, features: Mapping[str, Matrix]) -> Flat | None:
         """The model's one stage, None where there is more to it."""
         level = levels[-1][node_type]
-        if len(levels) > 1 or level.runner is None or level.port is not None or level.table is not None:
+        if (
+            len(levels) > 1
+            or level.runner is None
+            or level.port is not None
+            or level.state_cache is not None
+        ):
             return None
         return Flat(level, features[node_type])
 

@@ -45,7 +45,7 @@ _MAX_EDGES = 1 << 18
     OFFSETS_AT, POSITIONS_AT, NEIGHBORS_AT,
     KEYS_AT, VALUES_AT, ROWS_AT, CAPACITY,
     IDS_AT, OUT_AT, MISSING_AT, COMPUTE_AT, STATE_DIM,
-    HAS_TABLE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
+    HAS_CACHE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
     NUM_OWN_SLOTS, COMPUTED_AT_ARRAY, NUM_COMPUTED_AT, CHANGED_AT_ARRAY, NUM_CHANGED_AT,
     OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE, OWN_HEADS_AT, NUM_OWN_HEADS, OWN_SINCE_AT,
     OWN_PREVIOUS_AT, BASE_HEADS_AT, NUM_BASE_HEADS, BASE_SINCE_AT, BASE_PREVIOUS_AT, OWN_SLOTS_AT,
@@ -104,8 +104,8 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _table(f):  # type: ignore[no-untyped-def]
-    """The arrays (index, tags, visited, rows, computed_at, changed_at) of a level's table."""
+def _state_cache(f):  # type: ignore[no-untyped-def]
+    """The arrays (index, tags, visited, rows, computed_at, changed_at) of the state cache of a level."""
     total = f[NUM_SLOTS]
     return (
         carray(pointer(f[INDEX_AT]), (f[NUM_NODES],), np.int32),
@@ -118,17 +118,17 @@ def _table(f):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _look_up(f, use_tables):  # type: ignore[no-untyped-def]
-    """Fill the rows that the table has; list what is to be computed."""
+def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
+    """Fill the rows that the state cache has; list what is to be computed."""
     n = f[NUM_IDS]
     ids = _ints(f[IDS_AT], n)
     compute = _ints(f[COMPUTE_AT], n)
-    if not (use_tables and f[HAS_TABLE]):
+    if not (use_caches and f[HAS_CACHE]):
         f[NUM_COMPUTE] = n
         for i in range(n):
             compute[i] = ids[i]
         return
-    index, tags, visited, kept, computed_at, changed_at = _table(f)
+    index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
     missing = _ints(f[MISSING_AT], n)
     out = _matrix(f[OUT_AT], n, f[STATE_DIM])
     absent = read_rows(index, tags, visited, kept, computed_at, changed_at, f[VERSION], ids, out, missing)
@@ -186,7 +186,7 @@ def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
+def _store(f, a, b, use_caches):  # type: ignore[no-untyped-def]
     """Keep the runtime's output, which is the rows [a, b) to compute."""
     n, dim = f[NUM_IDS], f[STATE_DIM]
     computed = _matrix(f[OUTPUT_AT], b - a, dim)
@@ -198,8 +198,8 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
         target = out[a + i if all_of_them else missing[a + i]]
         for c in range(dim):
             target[c] = source[c]
-    if use_tables and f[HAS_TABLE]:
-        index, tags, visited, kept, computed_at, changed_at = _table(f)
+    if use_caches and f[HAS_CACHE]:
+        index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
         compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
         links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
         queue = _ints(f[QUEUE_AT], 4)
@@ -210,7 +210,7 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-untyped-def]
+def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-untyped-def]
     """Plan the batch, and gather for the first call of the runtime.
 
     Args:
@@ -226,7 +226,7 @@ def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-
     frames[top, NUM_IDS] = seeds.shape[0]
     for k in range(top, -1, -1):
         f = frames[k]
-        _look_up(f, use_tables)
+        _look_up(f, use_caches)
         n = f[NUM_COMPUTE]
         if n == 0:
             for below in range(k):
@@ -261,9 +261,9 @@ def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True)
-def climb(frames, k, a, b, use_tables, like):  # type: ignore[no-untyped-def]
+def climb(frames, k, a, b, use_caches, like):  # type: ignore[no-untyped-def]
     """Keep the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
-    _store(frames[k], a, b, use_tables)
+    _store(frames[k], a, b, use_caches)
     if b < frames[k, NUM_COMPUTE]:
         _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]), like)
     elif k + 1 < frames.shape[0]:
@@ -290,7 +290,9 @@ class FusedPath:
         self.rows_ran = 0
         self._watch = watch
         self._clock = levels[-1].links[0][0].sampler.clock
-        self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
+        self._state_caches = [
+            (k, level.state_cache) for k, level in enumerate(levels) if level.state_cache is not None
+        ]
         self._frames = np.zeros((len(levels), NUM_PLACES), np.int64)
         self._num_ids = self._frames[:, NUM_IDS]
         self._num_compute = self._frames[:, NUM_COMPUTE]
@@ -333,20 +335,20 @@ class FusedPath:
     def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
 
-        A time cut neither reads nor fills tables: their rows are about the present graph.
+        A time cut neither reads nor fills state caches: their rows are about the present graph.
         """
         frames = self._frames
-        use_tables = as_of == NO_CUT
+        use_caches = as_of == NO_CUT
         frames[:, VERSION] = self._clock.version
-        lowest = descend(frames, ids, as_of, use_tables, self._like, self._packed)
+        lowest = descend(frames, ids, as_of, use_caches, self._like, self._packed)
         self._watch.sampled()
         counts = self._num_compute.tolist()
         asked = self._num_ids.tolist()
         self.rows_ran = sum(asked)
-        if use_tables:
-            for k, table in self._tables:
-                table.num_misses += counts[k]
-                table.num_hits += asked[k] - counts[k]
+        if use_caches:
+            for k, cache in self._state_caches:
+                cache.num_misses += counts[k]
+                cache.num_hits += asked[k] - counts[k]
         top = len(counts) - 1
         num_seeds = ids.shape[0]
         for k in range(lowest, top + 1):
@@ -355,9 +357,9 @@ class FusedPath:
             while a < count:
                 b = min(a + CHUNK_ROWS, count)
                 out: FloatArray = run(b - a)
-                if k == top and b - a == num_seeds and not frames[k, HAS_TABLE]:
+                if k == top and b - a == num_seeds and not frames[k, HAS_CACHE]:
                     return out  # nothing to keep and nothing to add
-                climb(frames, k, a, b, use_tables, self._like)
+                climb(frames, k, a, b, use_caches, self._like)
                 a = b
         return self._outs[top][:num_seeds]
 
@@ -417,13 +419,13 @@ class FusedPath:
                 CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
                 WEIGHT_AT: weight, NUM_WEIGHTS: len(weight),
             }  # fmt: skip
-        if level.table is not None:
-            table = level.table
-            index, tags, visited, kept, computed_at, changed_at = table.arrays
-            queue, links = table.queue_arrays
+        if level.state_cache is not None:
+            cache = level.state_cache
+            index, tags, visited, kept, computed_at, changed_at = cache.arrays
+            queue, links = cache.queue_arrays
             values |= {
-                HAS_TABLE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
-                KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: table.first_slot, QUEUE_AT: queue,
+                HAS_CACHE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
+                KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: cache.first_slot, QUEUE_AT: queue,
                 LINKS_AT: links, NUM_OWN_SLOTS: links.shape[1], COMPUTED_AT_ARRAY: computed_at,
                 NUM_COMPUTED_AT: len(computed_at),
                 CHANGED_AT_ARRAY: changed_at, NUM_CHANGED_AT: len(changed_at),

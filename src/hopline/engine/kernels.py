@@ -36,10 +36,10 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
         base: float32 or narrow [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
     """
     n = rows.shape[0]
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     for i in range(min(n, ahead)):
@@ -47,7 +47,7 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
     for i in range(n):
         if i + ahead < n:
             _prefetch_row(flat, rows[i + ahead], width, lines, per_line)
-        source = table[rows[i], column : column + w]
+        source = matrix[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         for c in range(w):
             target[c] = value_at(source, decoder, c)
@@ -65,10 +65,10 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         out: float32 [>= n, D].
     """
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
@@ -82,7 +82,7 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         for e in range(offsets[i], offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             if weighted:
                 k = coefficients[e]
                 for c in range(w):
@@ -108,16 +108,16 @@ def gather_reduce(  # type: ignore[no-untyped-def]
     costs as much as its work.
     """
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
-    own_table, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
-    own_width = own_table.shape[1]
-    own_flat = own_table.reshape(-1)
-    own_per_line = LINE_BYTES // own_table.itemsize
+    own_matrix, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
+    own_width = own_matrix.shape[1]
+    own_flat = own_matrix.reshape(-1)
+    own_per_line = LINE_BYTES // own_matrix.itemsize
     own_lines = (own_width + own_per_line - 1) // own_per_line
     end = offsets[n]
     for e in range(offsets[0], min(end, offsets[0] + ahead)):
@@ -131,7 +131,7 @@ def gather_reduce(  # type: ignore[no-untyped-def]
         for e in range(offsets[i], offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             for c in range(w):
                 target[c] += value_at(source, decoder, c)
         if mean:
@@ -140,7 +140,7 @@ def gather_reduce(  # type: ignore[no-untyped-def]
                 k = np.float32(1.0) / np.float32(count)
                 for c in range(w):
                     target[c] *= k
-        mine = own_table[own_rows[i], own_column : own_column + own_w]
+        mine = own_matrix[own_rows[i], own_column : own_column + own_w]
         target = out[i, own_place : own_place + own_w]
         for c in range(own_w):
             target[c] = value_at(mine, own_decoder, c)
@@ -150,10 +150,10 @@ def gather_reduce(  # type: ignore[no-untyped-def]
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
@@ -164,13 +164,13 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
             for c in range(w):
                 target[c] = np.float32(0.0)
             continue
-        source = table[rows[first], column : column + w]
+        source = matrix[rows[first], column : column + w]
         for c in range(w):
             target[c] = value_at(source, decoder, c)
         for e in range(first + 1, offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             for c in range(w):
                 target[c] = max(target[c], value_at(source, decoder, c))
 
@@ -178,9 +178,9 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
 @njit(nogil=True, cache=True)
 def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """out[i, out_column:][:w] += scale[i] * base[rows[i], column:][:w]; scale: float32 [n]."""
-    table, decoder = stored_in(base), decoder_of(base, column, w)
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
     for i in range(rows.shape[0]):
-        source = table[rows[i], column : column + w]
+        source = matrix[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         k = scale[i]
         for c in range(w):

@@ -1,4 +1,4 @@
-"""The loaded form of one stage: its runner, samplers, table and buffers."""
+"""The loaded form of one stage: its runner, samplers, state cache and buffers."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Level:
 
     Attributes:
         runner: None where the raw features are the state.
-        table: None where rows are not kept.
+        state_cache: None where rows are not cached.
         source: where the raw rows come from that are this level's state; None where they are computed, or
             lie in the process.
         port: the same for a `features` input.
@@ -195,7 +195,7 @@ class Level:
         graph: Graph | LiveView,
         level: int,
         node_type: str,
-        table: StateCache | None,
+        state_cache: StateCache | None,
         threads: int = 1,
         source: RowSource | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class Level:
         self.level = level
         self.node_type = node_type
         self.stage = stage
-        self.table = table
+        self.state_cache = state_cache
         self.interner = Interner()
         self.runner: StageRunner | None = None
         self.source: RowSource | None = None
@@ -290,7 +290,7 @@ class Level:
         return self._out[:num_rows]
 
     def computed(self, num_rows: int) -> FloatArray:
-        """Another one, for the rows that the table lacks."""
+        """Another one, for the rows that the state cache lacks."""
         if num_rows > self._computed.shape[0]:
             self._computed = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._computed[:num_rows]

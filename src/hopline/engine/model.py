@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 
 class StateCachePlan:
-    """How a memory budget is divided among the tables of a model.
+    """How a memory budget is divided among the state caches of a model.
 
     Every worker derives the same plan from the same numbers, so that all carve the same arena.
 
     Args:
         spec, graph: the model and its graph.
-        memory_bytes: for all tables and all workers together; 0 means no tables.
+        memory_bytes: for all state caches and all workers together; 0 means no state caches.
         num_workers: partitions.
         final: also keep the last level's rows (precomputed serving).
     """
@@ -73,7 +73,7 @@ class StateCachePlan:
     ) -> None:
         self.num_workers = num_workers
         #: (level, node type) -> (num_nodes, dim, slots of each worker)
-        self.tables: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self.caches: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._graph = graph if isinstance(graph, LiveView) else None
         self._further = spec.reach - spec.num_layers
         if self._graph is not None and not has_marks(spec, self._graph):
@@ -95,18 +95,18 @@ class StateCachePlan:
         for level, node_type, num_nodes, dim in kept:
             slots = int(num_nodes * share)
             if slots:
-                self.tables[level, node_type] = (num_nodes, dim, slots)
+                self.caches[level, node_type] = (num_nodes, dim, slots)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena that holds these tables."""
+        """Bytes of the arena that holds these state caches."""
         return sum(
             StateCache.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
-            for num_nodes, dim, slots in self.tables.values()
+            for num_nodes, dim, slots in self.caches.values()
         )
 
     def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], StateCache]:
-        """Create the tables in `arena`, for one worker."""
+        """Create the state caches in `arena`, for one worker."""
         live = self._graph
         return {
             (level, node_type): StateCache(
@@ -119,7 +119,7 @@ class StateCachePlan:
                 None if live is None else live.nodes[node_type].changed_at[level + self._further],
                 STILL if live is None else live.clock,
             )
-            for (level, node_type), (num_nodes, dim, slots) in self.tables.items()
+            for (level, node_type), (num_nodes, dim, slots) in self.caches.items()
         }
 
 
@@ -153,7 +153,7 @@ class Model:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
         graph: the snapshot it answers about.
-        tables: from `StateCachePlan.build`; empty serves without state caches.
+        state_caches: from `StateCachePlan.build`; empty serves without state caches.
         threads: of the runtime.
         sources: node type -> where its raw features come from, for those that the graph does not hold.
 
@@ -176,14 +176,14 @@ class Model:
         folder: Path,
         spec: ModelSpec,
         graph: Graph | LiveView,
-        tables: Mapping[tuple[int, str], StateCache] | None = None,
+        state_caches: Mapping[tuple[int, str], StateCache] | None = None,
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
         check_schema(spec, graph)
         self.spec = spec
         self.graph = graph
-        self.tables = dict(tables or {})
+        self.state_caches = dict(state_caches or {})
         self.sources = dict(sources or {})
         self._overlays: FetchedRowsByType = {}
         self._used: set[str] | None = None
@@ -204,7 +204,7 @@ class Model:
                     graph,
                     number,
                     node_type,
-                    self.tables.get((number, node_type)),
+                    self.state_caches.get((number, node_type)),
                     threads,
                     self.sources.get(node_type),
                 )
@@ -316,7 +316,7 @@ class Model:
                 if share_there(plan) < self._least_share:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
-                keep = False  # tables hold what anybody would compute
+                keep = False  # state caches hold rows that any request would compute
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         self.watch.computed()
@@ -355,7 +355,7 @@ def load_model(
     folder: Path,
     spec: ModelSpec,
     graph: Graph | LiveView,
-    tables: Mapping[tuple[int, str], StateCache] | None = None,
+    state_caches: Mapping[tuple[int, str], StateCache] | None = None,
     threads: int = 1,
     sources: Mapping[str, RowSource] | None = None,
 ) -> Model | EgoModel:
@@ -371,6 +371,6 @@ def load_model(
                 f"features.store holds those of {', '.join(sorted(sources))}"
             )
         return EgoModel(folder, spec, graph, threads)
-    model = Model(folder, spec, graph, tables, threads, sources)
+    model = Model(folder, spec, graph, state_caches, threads, sources)
     model.student = student_of(folder, spec, threads)
     return model

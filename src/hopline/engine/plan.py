@@ -1,6 +1,6 @@
 """Which rows a batch must compute: from the requested states down to raw features.
 
-Level by level from the top, for each node type: look the wanted rows up in the table; sample
+Level by level from the top, for each node type: look the wanted rows up in the state cache; sample
 neighbours for those it lacks; the union of their own and their neighbours' ids, each once, is wanted
 one level below. Nothing is computed here.
 """
@@ -53,7 +53,7 @@ def make_plan(
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
-    A plan with a time cut neither reads nor fills tables: their rows are about the present graph.
+    A plan with a time cut neither reads nor fills state caches: their rows are about the present graph.
 
     Raises: whatever `guard` says against the next step.
     """
@@ -87,9 +87,9 @@ def _look_up(plan: Plan, level: Level, ids: IdArray) -> LevelPlan:
     if level.source is not None:
         plan.reads.append(RawRead(level, level.source, ids, out))
         return LevelPlan(level, ids, out, None, _NO_IDS)
-    if level.table is None or plan.as_of != NO_CUT:
+    if level.state_cache is None or plan.as_of != NO_CUT:
         return LevelPlan(level, ids, out, None, ids)
-    missing = level.table.read(ids, out)
+    missing = level.state_cache.read(ids, out)
     if missing.shape[0] == ids.shape[0]:
         return LevelPlan(level, ids, out, None, ids)
     return LevelPlan(level, ids, out, missing, ids[missing])
