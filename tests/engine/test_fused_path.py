@@ -47,16 +47,16 @@ def load(place, memory=0, sampling="uniform", final=False):
 
 def general(model):
     """The same model by the general way."""
-    model._chain = None
+    model._fused_path = None
     return model
 
 
 def test_the_usual_model_is_a_chain_and_others_are_not(place, cases):
-    assert load(place)._chain is not None
-    assert cases["plain"].model(True)._chain is not None
-    assert cases["plain"].model(True, fanout=-1)._chain is None
+    assert load(place)._fused_path is not None
+    assert cases["plain"].model(True)._fused_path is not None
+    assert cases["plain"].model(True, fanout=-1)._fused_path is None
     for name in ("sage", "gcn", "gat", "hetero", "link"):
-        assert cases[name].model(True)._chain is None
+        assert cases[name].model(True)._fused_path is None
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "recent", "weighted"])
@@ -64,7 +64,7 @@ def test_the_usual_model_is_a_chain_and_others_are_not(place, cases):
 def test_every_size_of_batch_equals_the_general_way(place, sampling, as_of):
     chain, other = load(place, sampling=sampling), general(load(place, sampling=sampling))
     rng = np.random.default_rng(0)
-    for size in (1, 2, 17, 100, chain._chain.max_seeds, chain._chain.max_seeds + 1):
+    for size in (1, 2, 17, 100, chain._fused_path.max_seeds, chain._fused_path.max_seeds + 1):
         ids = rng.permutation(N)[:size]
         expected = other.final_states({"node": ids}, as_of)["node"].copy()
         assert (chain.final_states({"node": ids}, as_of)["node"] == expected).all()
@@ -109,7 +109,7 @@ def test_levels_may_have_more_rows_than_a_call_of_the_runtime(place):
     chain = load(place)
     ids = np.arange(200)
     chain.final_states({"node": ids})
-    assert chain._chain._num_compute.tolist()[0] > CHUNK_ROWS
+    assert chain._fused_path._num_compute.tolist()[0] > CHUNK_ROWS
 
 
 def test_ways_may_alternate(place):

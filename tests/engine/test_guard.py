@@ -51,7 +51,7 @@ def answered(model, request):
 def test_a_deadline_ends_a_batch_between_any_two_steps(cases, name, fanout):
     case = cases[name]
     model = case.model(caches=False, fanout=fanout)
-    model._chain = None  # one compiled call has no steps
+    model._fused_path = None  # one compiled call has no steps
     expected = answered(model, asked(model))
     clock = Clock(10**9)
     model.guard = Guard(clock=clock)

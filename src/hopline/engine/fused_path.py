@@ -1,13 +1,13 @@
-"""Small batches of the usual model, with one compiled call between two calls of the runtime.
+"""The fused path: small batches of the usual model, with one compiled call between two runtime calls.
 
-A model is a *chain* when each level reads one edge type, of bounded fanout, through a stage of own rows
-and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Then planning from the seeds
-down to raw features is one call, and going up is one call a level: keep what the runtime has computed,
-gather what it computes next. `plan.py` and `execute.py` do the same for every model and every size, with
-the same kernels; for one seed their calls, not their work, are what costs (docs/log.md).
+A model has a fused path when each level reads one edge type, of bounded fanout, through a stage of own rows
+and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Planning from the seeds down to raw
+features is then one call. Going up is one call per level: store the rows that the runtime has computed, and
+gather the inputs of its next call. `plan.py` and `execute.py` do the same for every model and every size,
+with the same kernels. For one seed their calls cost more than their work (docs/log.md).
 
-Arguments would cost as much as calls (0.1 µs for each array), so what the kernels read lies in *frames*:
-a row of int64 for each level, of addresses and sizes. Python keeps the arrays behind them alive.
+Arguments would cost as much as calls (0.1 µs for each array), so the kernels read *frames*: an int64 row
+of addresses and sizes for each level. Python keeps the arrays behind the addresses alive.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hopline.types import AnyArray, FloatArray, IdArray
 if TYPE_CHECKING:
     from hopline.engine.level import Level
 
-#: Seeds of a batch, and sampled edges that they may have at one level: larger ones go the general way.
+#: Largest number of seeds, and of sampled edges at one level; larger batches use the general path.
 _MAX_SEEDS = 256
 _MAX_EDGES = 1 << 18
 
-# Places of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
+# Columns of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
 (
     INDPTR_AT, NUM_INDPTR, RECORDS_AT, NUM_RECORDS, VERSION,
     INDICES_AT, NUM_EDGES, IS_WIDE, TIME_AT, NUM_TIMES, CUMWEIGHT_AT, NUM_CUMWEIGHTS,
@@ -72,7 +72,7 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
     """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
     records = carray(pointer(f[RECORDS_AT]), (f[NUM_RECORDS], NUM_COLUMNS), np.int64)
     time = _ints(f[TIME_AT], f[NUM_TIMES])
-    if packed is not None:  # decided when it is compiled: neither form carries the other's code
+    if packed is not None:  # decided at compile time: neither variant contains the other's code
         scale = carray(pointer(f[SCALE_AT]), (1,), np.float64)[0]
         weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale, f[ZERO_CODE])
         edges = nodes.shape[0] * f[FANOUT]
@@ -119,7 +119,7 @@ def _state_cache(f):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
-    """Fill the rows that the state cache has; list what is to be computed."""
+    """Fill the rows that the state cache has; list the ids to compute."""
     n = f[NUM_IDS]
     ids = _ints(f[IDS_AT], n)
     compute = _ints(f[COMPUTE_AT], n)
@@ -139,7 +139,7 @@ def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_slots(f):  # type: ignore[no-untyped-def]
-    """On a live graph, turn the ids whose features the lowest level reads into the rows that they have."""
+    """On a live graph, replace the ids whose features the lowest level reads by their row numbers."""
     n = f[NUM_COMPUTE]
     compute = _ints(f[COMPUTE_AT], n)
     own = _ints(f[OWN_SLOTS_AT], n)
@@ -157,9 +157,9 @@ def _find_slots(f):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
-    """Fill the runtime's input with what the rows [a, b) to compute of level k read.
+    """Fill the runtime's input for the rows [a, b) to compute of level k.
 
-    `like` is a number of the type that features are stored in; its value is not read.
+    `like` is a number whose type is the storage type of the features; its value is not read.
     """
     f = frames[k]
     n = f[NUM_COMPUTE]
@@ -187,7 +187,7 @@ def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _store(f, a, b, use_caches):  # type: ignore[no-untyped-def]
-    """Keep the runtime's output, which is the rows [a, b) to compute."""
+    """Store the runtime's output: the rows [a, b) to compute."""
     n, dim = f[NUM_IDS], f[STATE_DIM]
     computed = _matrix(f[OUTPUT_AT], b - a, dim)
     out = _matrix(f[OUT_AT], n, dim)
@@ -217,7 +217,7 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
         frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
         seeds: int64 [n] distinct ids. like: see `_gather`. packed: None, or 1 where edges are compressed.
 
-    Returns: the lowest level that has rows to compute; the number of levels where none has.
+    Returns: the lowest level that has rows to compute, or the number of levels if no level has any.
     """
     top = frames.shape[0] - 1
     ids = _ints(frames[top, IDS_AT], seeds.shape[0])
@@ -238,7 +238,7 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
         total = _sample(f, nodes, as_of, packed)
         lowest = 0
         if k > 0:
-            # Small batches use a small part of the hash, which stays in cache.
+            # Small batches use a small part of the hash, which stays in the CPU cache.
             shift = 58
             while (np.int64(1) << (64 - shift)) < 2 * (n + total):
                 shift -= 1
@@ -262,7 +262,7 @@ def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-
 
 @njit(nogil=True, cache=True)
 def climb(frames, k, a, b, use_caches, like):  # type: ignore[no-untyped-def]
-    """Keep the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
+    """Store the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
     _store(frames[k], a, b, use_caches)
     if b < frames[k, NUM_COMPUTE]:
         _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]), like)
@@ -271,15 +271,15 @@ def climb(frames, k, a, b, use_caches, like):  # type: ignore[no-untyped-def]
 
 
 class FusedPath:
-    """The levels of a chain, bottom first.
+    """The levels of a model with a fused path, bottom first.
 
     Args:
-        levels: see the module; `FusedPath.of` finds them.
+        levels: see the module; `FusedPath.of` selects them.
         features: node type -> [N, d].
-        watch: is told when the way down is done.
+        watch: its `sampled` is called when planning is done.
 
     Attributes:
-        max_seeds: of a batch that goes this way.
+        max_seeds: the largest batch that uses this path.
         rows_ran: distinct ids of all levels, of the last batch.
     """
 
@@ -315,7 +315,7 @@ class FusedPath:
         features: Mapping[str, Matrix],
         watch: LapWatch,
     ) -> FusedPath | None:
-        """The chain that ends in the last level of `node_type`, None where the model is not one."""
+        """The fused path to the last level of `node_type`, or None where the model has none."""
         chain: list[Level] = []
         level: Level | None = levels[-1][node_type]
         max_seeds, edges = _MAX_SEEDS, 1
@@ -335,7 +335,7 @@ class FusedPath:
     def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
 
-        A time cut neither reads nor fills state caches: their rows are about the present graph.
+        With a time cut, state caches are neither read nor filled: their rows are about the present graph.
         """
         frames = self._frames
         use_caches = as_of == NO_CUT
@@ -358,7 +358,7 @@ class FusedPath:
                 b = min(a + CHUNK_ROWS, count)
                 out: FloatArray = run(b - a)
                 if k == top and b - a == num_seeds and not frames[k, HAS_CACHE]:
-                    return out  # nothing to keep and nothing to add
+                    return out  # no state cache to fill, no cached rows to merge
                 climb(frames, k, a, b, use_caches, self._like)
                 a = b
         return self._outs[top][:num_seeds]
@@ -366,7 +366,7 @@ class FusedPath:
     def _fill(
         self, k: int, level: Level, below: Level | None, capacity: int, features: Mapping[str, Matrix]
     ) -> int:
-        """Make a level's frame; returns the rows that the level below must have room for."""
+        """Fill the frame of a level; returns the rows that the level below must have room for."""
         relation = level.links[0][0]
         sampler = relation.sampler
         runner = level.runner

@@ -2,7 +2,7 @@
 
 All release the GIL, allocate nothing and write into the caller's buffers. Inner loops run over slices
 (not computed indices): Numba's check for negative indices would keep LLVM from vectorising them.
-What is read is float32, or narrow rows (`narrow_kernels.Narrow`), which are decoded as they are read.
+Input is float32, or narrow rows (`narrow_kernels.Narrow`), which are decoded as they are read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hopline.graph.extent import extent
 from hopline.kernels.intrinsics import LINE_BYTES, prefetch
 from hopline.kernels.jit import njit
 
-#: Rows between asking for a row and reading it, at least; measured flat from 4 to 16 for rows of 8 cache
-#: lines (docs/log.md). Of shorter rows more are asked for, until as many lines are under way.
+#: Minimum number of rows between prefetching a row and reading it; measured flat from 4 to 16 for rows of 8
+#: cache lines (docs/log.md). Of shorter rows more are prefetched, so that as many lines are in flight.
 _AHEAD = 6
 _LINES_AHEAD = 48
 
@@ -102,10 +102,10 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
 def gather_reduce(  # type: ignore[no-untyped-def]
     own, own_rows, own_column, own_w, own_place, base, rows, offsets, mean, column, w, out, place
 ):
-    """`gather` of own rows and unweighted `reduce_sum` of neighbours side by side, in one call.
+    """`gather` of own rows and unweighted `reduce_sum` of neighbours, next to each other, in one call.
 
-    Arguments as there. Most stages read exactly these two, and for a single request a call of a kernel
-    costs as much as its work.
+    Arguments as in those functions. Most stages read exactly these two. For a single request, calling a
+    kernel costs as much as its work.
     """
     n = offsets.shape[0] - 1
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
@@ -200,11 +200,11 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 ):
     """Sum of the weights (1 without weights) of each node's in-edges no later than `as_of`.
 
-    Args:
-        indptr, records, version: see `extent`.
-        time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
-        skip_loops: leave self-loops out, which costs a scan of the whole list.
-        out: float32 [n].
+    skip_loops: omit self-loops, which requires a scan of the whole list.
+    indptr, records, version: see `extent`.
+    time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
+    skip_loops: leave self-loops out, which costs a scan of the whole list.
+    out: float32 [n].
     """
     for i in range(nodes.shape[0]):
         v = nodes[i]
@@ -234,7 +234,7 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
-    """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 where it has none.
+    """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 for nodes without one.
 
     Scans the lists. Arguments as for `weighted_degrees`.
     """
@@ -263,7 +263,7 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
     """Coefficients of Kipf & Welling's normalised adjacency for sampled edges.
 
     Args:
-        add_loops: every node gets a self-loop, which replaces those that it has.
+        add_loops: every node gets a self-loop, which replaces its existing ones.
         is_self: bool [E], true for self-loops; read only with `add_loops`.
         offsets: int64 [n+1]. weight: float32 [E] or [0].
         degree: float32 [n] and degree_neighbor: float32 [E], with the added self-loop's weight.
@@ -272,9 +272,9 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
     """
     for i in range(offsets.shape[0] - 1):
         count = offsets[i + 1] - offsets[i]
-        # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
+        # Unbiased under sampling: each sampled edge represents num_eligible / count edges.
         scale = np.float32(num_eligible[i]) / np.float32(count) if count > 0 else np.float32(0.0)
-        # Of a negative degree NaN, as in PyG: its root is none.
+        # NaN for a negative degree, as in PyG: it has no real root.
         own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] != 0 else np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
             other = degree_neighbor[e]
@@ -295,12 +295,12 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 @njit(nogil=True, cache=True)
 def intern(first, second, clear, shift, keys, values, distinct, count, rows):  # type: ignore[no-untyped-def]
-    """Number distinct ids in order of first sight.
+    """Number distinct ids in order of first occurrence.
 
     Args:
-        first, second: int64 [a] and [n - a], >= 0, one after the other. (Two arrays, since the usual
+        first, second: int64 [a] and [n - a], >= 0, numbered in this order. (Two arrays, since the usual
             call has two and each call of a kernel costs as much as numbering a hundred ids.)
-        clear: forget what was seen before.
+        clear: forget ids from earlier calls.
         shift: 64 - log2 of the hash capacity, which must exceed the number of distinct ids.
         keys: int64 [>= capacity]; values: int32 [>= capacity]: the hash, open addressing.
         distinct: int64 [>= total distinct], appended to from `count` on.
@@ -336,7 +336,7 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
 
 @njit(nogil=True, cache=True)
 def pad(offsets, values, destinations, out, out_mask):  # type: ignore[no-untyped-def]
-    """Lay the edge lists of some destinations into a padded array.
+    """Write the edge lists of some destinations into a padded array.
 
     Args:
         offsets: int64 [n+1]. values: [E] of any dtype. destinations: int64 [m].

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import has_marks
+from hopline.engine.model import has_changed_at
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
 from hopline.engine.precomputed_file import PrecomputedFile, model_hash
 from hopline.engine.precomputed_file.header import PrecomputedPlan
@@ -135,7 +135,7 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
     # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
-    if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
+    if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
         return False, None
     marks = graph.nodes[plan.node_type].marks[spec.reach]
 
