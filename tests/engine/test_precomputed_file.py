@@ -272,7 +272,7 @@ def test_what_is_no_table_is_refused(tmp_path):
         PrecomputedFile.open(path)
     for text in (b"", b"PK", b"parquet" * 1000):
         path.write_bytes(text)
-        with pytest.raises(PrecomputedFileError, match="is no precomputed file"):
+        with pytest.raises(PrecomputedFileError, match="is not a precomputed file"):
             PrecomputedFile.open(path)
     with pytest.raises(PrecomputedFileError, match="cannot be"):
         PrecomputedFile.open(tmp_path)

@@ -214,12 +214,12 @@ def test_options_of_text_and_of_missing_values(tmp_path):
             "--id is given 2 times for node: a, b; give one",
         ),
         (("--features", "n.csv", "--id", "key"), "no column 'key'; there are 'id', 'f'"),
-        (("--time-unit", "days"), "the time unit is one of s, ms, us, ns; got 'days'"),
+        (("--time-unit", "days"), "the time unit must be one of s, ms, us, ns; got 'days'"),
         (("--fill", "none"), "--fill is a number, or COLUMN=NUMBER; got 'none'"),
         (("--fill", "0", "--fill", "a=1"), "--fill is one number for all columns"),
         (("--num-nodes", "x", "--ids-are-rows"), "--num-nodes is NUMBER or TYPE=NUMBER of node; got 'x'"),
         (("--num-nodes", "3"), "say --ids-are-rows"),
-        (("--undirected",), "2 of 3 edges have their reverse"),
+        (("--undirected",), "2 of 3 edges already have their reverse"),
         (("--delimiter", "::"), "a delimiter is one character; got '::'"),
     ],
 )
@@ -237,5 +237,5 @@ def test_an_undirected_file_is_not_doubled(tmp_path):
     (tmp_path / "e.csv").write_text("src,dst\n1,2\n2,1\n")
     built = run("build", tmp_path / "e.csv", "--undirected", "--out", tmp_path / "g")
     assert built.exit_code == 0
-    assert "hold both directions already: no reverse was added" in built.stderr
+    assert "already contain both directions: no reverse was added" in built.stderr
     assert Graph.open(tmp_path / "g").num_edges == 2

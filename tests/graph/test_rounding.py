@@ -112,7 +112,7 @@ def test_an_integer_is_stored_as_it_is_or_refused(array):
     if all(int(np.float32(value)) == value for value in values):
         assert [int(value) for value in matrix(array, "x")[:, 0]] == values
     else:
-        with pytest.raises(GraphError, match="integers that float32 does not hold"):
+        with pytest.raises(GraphError, match="integers that float32 cannot hold"):
             matrix(array, "x")
 
 

@@ -160,7 +160,7 @@ def edit(folder, change):
 
 def test_open_refuses_a_manifest_whose_content_is_not_its_version(folder):
     edit(folder, lambda m: m["schema"]["node_types"]["node"].update(feature_dim=5))
-    with pytest.raises(GraphError, match=r"its version is .* but its contents say"):
+    with pytest.raises(GraphError, match=r"its version is .* but its contents hash to"):
         Graph.open(folder)
 
 
@@ -211,7 +211,7 @@ def test_open_refuses_a_file_whose_header_is_another(folder):
             content[:] = original
             content[at] ^= 0x55
             (folder / name).write_bytes(content)
-            with pytest.raises(GraphError, match="does not begin like"):
+            with pytest.raises(GraphError, match="does not have the header of"):
                 Graph.open(folder)
         (folder / name).write_bytes(original)
     Graph.open(folder)

@@ -62,9 +62,7 @@ def test_a_model_that_looks_too_far_is_answered_without_tables_and_that_is_told(
     live = Live(cases["sage"], 1, num_levels=2)
     with caplog.at_level(logging.WARNING):
         model = live.model()
-    assert (
-        "looks 3 hops far, and the live graph follows changes over 1; set live.levels to 4" in caplog.text
-    )
+    assert "reads 3 hops, and the live graph records changes over 1; set live.levels to 4" in caplog.text
     with live.view:
         assert np.isfinite(model.final_states({"node": np.arange(3)})["node"]).all()
     spec = msgspec.structs.replace(SPEC, num_layers=2)

@@ -63,7 +63,7 @@ def wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
     """
     kind, values = typed(external_ids)
     if kind == "string":
-        raise BadRequest(f"node ids are integers in this graph; got the string {values[0]!r}")
+        raise BadRequest(f"node ids are integers here; got the string {values[0]!r}")
     ints = as_int64(values)
     if ints is not None:
         return ints, None

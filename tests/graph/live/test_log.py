@@ -196,7 +196,7 @@ def test_a_gap_between_files_is_refused(tmp_path: Path) -> None:
     segments = segment.list_segments(tmp_path)
     segments[2][1].unlink()
     with pytest.raises(
-        LogDamaged, match=f"record {segments[2][0]} at byte .*goes on with {segments[3][0]}"
+        LogDamaged, match=f"record {segments[2][0]} at byte .*continues with {segments[3][0]}"
     ):
         read(tmp_path)
 
@@ -221,7 +221,7 @@ def test_a_log_that_ends_before_the_snapshot_goes_on_after_it(tmp_path: Path) ->
     write(log, 2)
     log.close()
     assert read(tmp_path, 9) == [9, 10]
-    with pytest.raises(LogDamaged, match="goes on with 9"):
+    with pytest.raises(LogDamaged, match="continues with 9"):
         read(tmp_path, 5)
 
 
@@ -297,7 +297,7 @@ def test_after_a_failed_fdatasync_the_log_goes_on_in_another_file(
     failing.left = failures
     with pytest.raises(LogFailed, match=f"sequences {before + 1} to {before + 2} did not reach") as info:
         log.sync()
-    assert ("unless the machine ends" in str(info.value)) == (failures == 2)
+    assert ("unless the machine stops" in str(info.value)) == (failures == 2)
     assert (log.last, log.synced) == (before, before)
     write(log, 4)
     log.close()
