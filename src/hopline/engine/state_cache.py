@@ -34,9 +34,9 @@ def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids,
     n, d = ids.shape[0], rows.shape[1]
     places, heads, flat, wanted = borrowed(index), borrowed(tags), borrowed(rows.reshape(-1)), borrowed(ids)
     absent = 0
-    row_cache.ask_first(places, wanted)
+    row_cache.prefetch_first(places, wanted)
     for i in range(n):
-        row_cache.ask_ahead(places, heads, 1, flat, d, wanted, i)
+        row_cache.prefetch_ahead(places, heads, 1, flat, d, wanted, i)
         if live and i + row_cache.INDEX_AHEAD < n:
             prefetch(changed_at, ids[i + row_cache.INDEX_AHEAD])
         slot = index[ids[i]] - 1

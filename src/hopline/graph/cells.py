@@ -194,7 +194,7 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
             cell = column[at].as_py()
             raise GraphError(
                 f"{table.place(at, name)} must hold numbers; it holds {cell!r} ({count} of "
-                f"{len(column)} cells do not hold a number); {_way_out(cell, name, named=named)}"
+                f"{len(column)} cells do not hold a number); {_advice(cell, name, named=named)}"
             )
         column = _parsed(table, name, pc.if_else(absent, None, column), whole=_all(given, _INTEGER))
     if pc.any(absent).as_py():
@@ -217,7 +217,7 @@ def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
     )
 
 
-def _way_out(cell: str, name: str, *, named: bool) -> str:
+def _advice(cell: str, name: str, *, named: bool) -> str:
     out = "do not use this column" if named else f"leave the column out with --exclude {name}"
     if "," in cell or "_" in cell or "'" in cell:
         return f"write numbers without separators and with a decimal point, or {out}"
@@ -248,12 +248,12 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
     )
 
 
-def _missing(table: FileTable, name: str, absent: Any, way_out: str) -> GraphError:
+def _missing(table: FileTable, name: str, absent: Any, advice: str) -> GraphError:
     pc = arrow("pyarrow.compute")
     at = pc.index(absent, True).as_py()
     count = pc.sum(absent).as_py()
     return GraphError(
-        f"{table.place(at, name)}: a value is missing ({count} of {len(absent)} rows have none); {way_out}"
+        f"{table.place(at, name)}: a value is missing ({count} of {len(absent)} rows have none); {advice}"
     )
 
 

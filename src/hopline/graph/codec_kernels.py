@@ -83,7 +83,7 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
 
 
 @njit(forceinline=True)
-def ask_for(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
+def prefetch_block(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
     """Prefetch what `read_number` reads of a block: its head, and the estimated place of the number.
 
     Does nothing for evenly packed numbers: `touch_number` prefetches them.
@@ -116,10 +116,10 @@ def read_numbers(packed, positions, count, out):  # type: ignore[no-untyped-def]
     """
     offsets_at, data_at, bits = packed
     for e in range(min(count, _AHEAD)):
-        ask_for(offsets_at, data_at, positions[e])
+        prefetch_block(offsets_at, data_at, positions[e])
     for e in range(count):
         if e + _AHEAD < count:
-            ask_for(offsets_at, data_at, positions[e + _AHEAD])
+            prefetch_block(offsets_at, data_at, positions[e + _AHEAD])
         out[e] = read_number(offsets_at, data_at, bits, positions[e])
 
 
@@ -304,7 +304,7 @@ def read_bounds(groups_at, long_at, v):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True)
-def ask_for_bounds_of(groups_at, v):  # type: ignore[no-untyped-def]
+def prefetch_packed_bounds(groups_at, v):  # type: ignore[no-untyped-def]
     """Prefetch what `read_bounds` reads."""
     prefetch_at(groups_at + (v >> GROUP_BITS) * GROUP_BYTES)
 

@@ -16,8 +16,8 @@ from numba.extending import overload
 from hopline.graph.codec_kernels import (
     FEW,
     SUM_BITS,
-    ask_for,
     code_sum,
+    prefetch_block,
     read_number,
     sum_of_bytes,
     sum_of_eight,
@@ -97,7 +97,7 @@ def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped
 
     def advance(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
         while asked < total - _TOUCHED:
-            ask_for(ids[0], ids[1], positions[asked])
+            prefetch_block(ids[0], ids[1], positions[asked])
             asked += 1
         while done < asked - _ASKED:
             out[done] = read_number(ids[0], ids[1], ids[2], positions[done])
@@ -113,7 +113,7 @@ def _finish(ids, positions, total, asked, done, out):  # type: ignore[no-untyped
 
         def read_rest(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
             for e in range(asked, total):
-                ask_for(ids[0], ids[1], positions[e])
+                prefetch_block(ids[0], ids[1], positions[e])
             for e in range(done, total):
                 out[e] = read_number(ids[0], ids[1], ids[2], positions[e])
 

@@ -18,7 +18,7 @@ from hopline.types import AnyArray, IdArray
 
 #: From coarse to fine; each is 1000 of the next one.
 UNITS = ("s", "ms", "us", "ns")
-_SAY_UNIT = "set the unit: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
+_SET_UNIT = "set the unit: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
 # Seconds between 1973 and 2286 are in this range since 1970, and numbers of no other unit are.
 _SECONDS = (10**8, 10**10)
 
@@ -93,7 +93,7 @@ def _check_same_unit(mine: Times, its: Times) -> None:
         raise GraphError(
             f"{mine.what} ({_range(mine.values)}) and {its.what} ({_range(its.values)}) are not in one "
             f"unit: the first look like {own or 'no time since 1970'}, the second {verb} {other}, and one "
-            f"as_of applies to both; {_SAY_UNIT}"
+            f"as_of applies to both; {_SET_UNIT}"
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from hopline.graph.codec_kernels import ask_for_bounds_of, read_bounds
+from hopline.graph.codec_kernels import prefetch_packed_bounds, read_bounds
 from hopline.kernels.intrinsics import prefetch
 from hopline.kernels.jit import njit
 from hopline.types import IdArray
@@ -58,7 +58,7 @@ def newest(indptr: Any, v: Any) -> Any:
     return indptr[v]
 
 
-def ask_for_bounds(indptr: Any, v: Any) -> None:
+def prefetch_bounds(indptr: Any, v: Any) -> None:
     """Prefetch what locates the list of `v`."""
 
 
@@ -76,10 +76,10 @@ def _newest(indptr, v):  # type: ignore[no-untyped-def]
     return lambda indptr, v: indptr[v]
 
 
-@overload(ask_for_bounds, jit_options=_INLINE)
-def _ask_for_bounds(indptr, v):  # type: ignore[no-untyped-def]
+@overload(prefetch_bounds, jit_options=_INLINE)
+def _prefetch_bounds(indptr, v):  # type: ignore[no-untyped-def]
     if isinstance(indptr, types.BaseTuple):
-        return lambda indptr, v: ask_for_bounds_of(indptr[0], v)
+        return lambda indptr, v: prefetch_packed_bounds(indptr[0], v)
     return lambda indptr, v: prefetch(indptr, v)
 
 

@@ -31,7 +31,7 @@ def by_row(table: EdgeTable) -> EdgeTable:
     return dataclasses.replace(table, by_row=True)
 
 
-def bring_together(
+def unify_ids(
     name: str,
     nodes: MutableMapping[str, NodeTable],
     edges: MutableMapping[EdgeType, EdgeTable],

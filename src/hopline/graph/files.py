@@ -139,7 +139,7 @@ def read_tables(
             "the ids in the files define the number of nodes; if they are row numbers, pass --ids-are-rows"
         )
     for name in sorted(names | nodes.keys()):
-        file_ids.bring_together(name, nodes, edges, edge_files)
+        file_ids.unify_ids(name, nodes, edges, edge_files)
     return nodes, edges
 
 

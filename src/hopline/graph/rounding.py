@@ -22,7 +22,7 @@ EXACT = 2**24
 # times with fractions). float32 rounds by 3e-8 of the value, so the error is larger for a narrow range far
 # from 0.
 _NEGLIGIBLE, _NEGLIGIBLE_LARGE = 1e-4, 1e-7
-_WAY_OUT = (
+_ADVICE = (
     "Number codes from 0 on or split them into several columns, subtract a reference from times, or, if "
     "rounding is harmless, round them to float32 yourself (`hopline graph build`: --round COLUMN)"
 )
@@ -87,7 +87,7 @@ class Rounding:
             named = repr(names[column]) if column < len(names) else column
             raise GraphError(
                 f"{what}: {self._inexact[column]} {self._dtype} values of column {named} {why}; the first "
-                f"is {self._value[column]} in row {self._first[column]}. {_WAY_OUT}"
+                f"is {self._value[column]} in row {self._first[column]}. {_ADVICE}"
             )
 
 

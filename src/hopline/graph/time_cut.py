@@ -91,7 +91,7 @@ def time_cut(as_of: int | datetime, unit: str, times: tuple[int, int] | None) ->
     if is_far:
         raise BadRequest(
             f"as_of {as_of} is far from the graph's edge times, which are {_shown(times, likely)}; "
-            f"{_meant(as_of, likely, times)}"
+            f"{_advice(as_of, likely, times)}"
         )
     return as_of
 
@@ -120,7 +120,7 @@ def _shown(times: tuple[int, int], unit: str) -> str:
     return f"{text} {unit} ({iso(times[0], unit)} to {iso(times[1], unit)})"
 
 
-def _meant(as_of: int, unit: str, times: tuple[int, int]) -> str:
+def _advice(as_of: int, unit: str, times: tuple[int, int]) -> str:
     """Advice on what to send instead."""
     first, last = times
     others = [likely_unit(np.array([as_of])), *(UNITS if first > 0 else ())]

@@ -50,7 +50,7 @@ __all__ = ["njit"]
 log = logging.getLogger(__name__)
 
 #: Seconds between log lines about kernels that are being compiled.
-_SAY_S = 2.0
+_LOG_INTERVAL_S = 2.0
 
 #: Folders that exist and are writable, as checked earlier.
 _writable: set[str] = set()
@@ -121,7 +121,7 @@ class _Compiling:
     def end(self) -> None:
         """Called when a kernel was compiled."""
         self._num_compiled += 1
-        if time.monotonic() - self._logged_at >= _SAY_S:
+        if time.monotonic() - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = time.monotonic()
             log.info("compiled %d kernels so far", self._num_compiled)
 

@@ -31,14 +31,14 @@ AHEAD, INDEX_AHEAD = 8, 16
 
 
 @njit(inline="always")
-def ask_first(index, ids):  # type: ignore[no-untyped-def]
+def prefetch_first(index, ids):  # type: ignore[no-untyped-def]
     """Prefetch the first entries of the index that a loop over `ids` reads."""
     for i in range(min(ids.shape[0], INDEX_AHEAD)):
         prefetch(index, ids[i])
 
 
 @njit(inline="always")
-def ask_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped-def]
+def prefetch_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped-def]
     """Prefetch what a loop over `ids` reads soon after its step i; flat: the rows, dim 0 for no rows."""
     if i + INDEX_AHEAD < ids.shape[0]:
         prefetch(index, ids[i + INDEX_AHEAD])

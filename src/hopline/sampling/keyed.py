@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import ArtifactError
 from hopline.graph.edge_data import finish, first_beyond, follow, touch, weight_at, weight_up_to
-from hopline.graph.extent import NUM_COLUMNS, ask_for_bounds, extent, newest
+from hopline.graph.extent import NUM_COLUMNS, extent, newest, prefetch_bounds
 from hopline.kernels.intrinsics import prefetch
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
@@ -171,12 +171,12 @@ def sample(  # type: ignore[no-untyped-def]
     cut = time.shape[0] > 0 and as_of != NO_CUT
     live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
-        ask_for_bounds(indptr, nodes[i])
+        prefetch_bounds(indptr, nodes[i])
     total, asked, done = 0, 0, 0
     offsets[0] = 0
     for i in range(n):
         if i + _AHEAD < n:
-            ask_for_bounds(indptr, nodes[i + _AHEAD])
+            prefetch_bounds(indptr, nodes[i + _AHEAD])
         v = nodes[i]
         if live and i + _AHEAD // 2 < n:
             ahead = newest(indptr, nodes[i + _AHEAD // 2])

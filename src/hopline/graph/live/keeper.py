@@ -128,7 +128,7 @@ class Keeper:
                 entry = decode_entry(payload)
             except BadRequest as error:
                 raise LogDamaged(f"{self.home.folder}: record {sequence}: {error}; {ADVICE}") from None
-            self._take_note(entry.changes, entry.skip, _keys([entry.changes])[0])
+            self._remember(entry.changes, entry.skip, _keys([entry.changes])[0])
             if sequence == later.sequence:
                 self.positions |= later.positions
             self._snapshot_bytes += len(payload)
@@ -199,7 +199,7 @@ class Keeper:
         self.writer.publish(prepared, through_ms)
         before = dict(self.positions)
         for one, own in zip(prepared, keys, strict=True):
-            self._take_note(one.changes, one.skip, own)
+            self._remember(one.changes, one.skip, own)
         self._keep_positions(prepared, before)
         return _without_repeated_refusals(prepared, keys)
 
@@ -289,7 +289,7 @@ class Keeper:
         self.home.log.drop_unsynced()
         self.writer.drop()
 
-    def _take_note(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
+    def _remember(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
         """Remember which events are in the graph, and the positions of their sources.
 
         A rejected event may be sent again with its id, once what it lacked exists.

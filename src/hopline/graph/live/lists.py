@@ -24,7 +24,7 @@ NUM_COUNTERS = 6
 
 
 @njit(nogil=True, cache=True)
-def _killer(sources, times, has_time, orders, first, last, source, at, after):  # type: ignore[no-untyped-def]
+def _first_removal(sources, times, has_time, orders, first, last, source, at, after):  # type: ignore[no-untyped-def]
     """The first removal of an edge among [first, last), sorted by (source, order), -1 for none.
 
     Args:
@@ -118,7 +118,7 @@ def merge(  # type: ignore[no-untyped-def]
                     p = start + e
                     e += 1
                     if first_del < j:
-                        r = _killer(
+                        r = _first_removal(
                             del_src, del_time, del_has_time, del_order, first_del, j,
                             np.int64(indices[p]), time[p] if timed else np.int64(0), np.int64(-1),
                         )  # fmt: skip
@@ -137,7 +137,7 @@ def merge(  # type: ignore[no-untyped-def]
                     q = a
                     a += 1
                     if first_del < j:
-                        r = _killer(
+                        r = _first_removal(
                             del_src, del_time, del_has_time, del_order, first_del, j,
                             add_src[q], add_time[q] if timed else np.int64(0), add_order[q],
                         )  # fmt: skip

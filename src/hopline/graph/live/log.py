@@ -94,7 +94,7 @@ class Log:
             remove_drafts(folder)
             segments = segment.list_segments(folder)
             if segments:
-                made._take_up(segments[-1][1])
+                made._continue_in(segments[-1][1])
         except OSError as error:
             made._release()
             raise GraphError(f"the log in {folder} cannot be opened: {error}") from error
@@ -211,7 +211,7 @@ class Log:
         finally:
             self._release()
 
-    def _take_up(self, path: Path) -> None:
+    def _continue_in(self, path: Path) -> None:
         """Continue in an existing file."""
         header = checked_header(path, self._lineage)
         sequence, end = header.first, segment.HEADER_BYTES

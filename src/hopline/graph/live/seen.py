@@ -65,7 +65,7 @@ class SeenWindow:
         """
         scratch = np.full(hash_table.capacity_for(max(1, len(keys))), -1, np.int32)
         new = np.empty(len(keys), np.bool_)
-        _tell(keys, self._ring, self._slots, scratch, new)
+        _find_new(keys, self._ring, self._slots, scratch, new)
         return new
 
     def add(self, keys: NDArray[np.uint64]) -> None:
@@ -114,7 +114,7 @@ def _find(key: Any, ring: Any, slots: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _tell(keys: Any, ring: Any, slots: Any, scratch: Any, new: Any) -> None:
+def _find_new(keys: Any, ring: Any, slots: Any, scratch: Any, new: Any) -> None:
     for i in range(keys.shape[0]):
         key = keys[i]
         new[i] = True
