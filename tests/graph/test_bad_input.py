@@ -202,9 +202,7 @@ def test_names_that_a_key_would_mix_up_are_refused():
 
 
 def test_ids_taken_for_row_numbers_are_refused():
-    refused(
-        "name rows up to 193609, and there are only 4 ends of edges.*give `ids`", [[1, 2], [3, 193_609]]
-    )
+    refused("name rows up to 193609, but there are only 4 edge ends.*pass `ids`", [[1, 2], [3, 193_609]])
     assert Graph.from_edges([[1, 2], [3, 193_609]], num_nodes=193_610).num_nodes == 193_610
     assert Graph.from_edges([[1, 2], [3, 999]]).num_nodes == 1000
 
@@ -213,7 +211,7 @@ def test_a_data_frame_where_a_table_is_due():
     import pandas as pd
 
     frame = pd.DataFrame({"src": [0, 1], "dst": [1, 0], "name": ["a", "b"]})
-    refused(r"given as a DataFrame; give a pair of its columns", frame)
+    refused(r"given as a DataFrame; pass a pair of its columns", frame)
     refused(r"dtype object \(columns without numbers: name\)", [[0], [1]], frame)
     with pytest.raises(GraphError, match=r"expected a NodeTable; got DataFrame.*with NodeFile"):
         Graph.from_tables({"node": frame}, {})

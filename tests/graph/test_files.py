@@ -156,7 +156,7 @@ def refused(match, nodes, edges):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    refused("there is no such file", None, EdgeFile(tmp_path / "absent.npy"))
+    refused("no such file", None, EdgeFile(tmp_path / "absent.npy"))
     refused(r"may end in .csv, .*.parquet, .*.npz, .*; not in '.xls'", None, EdgeFile(tmp_path / "e.xls"))
     for ending, match in ((".npy", "as a .npy"), (".npz", "as .npz"), (".parquet", "as Parquet")):
         path = tmp_path / f"broken{ending}"
@@ -176,7 +176,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("source,target\n1,2\n", "no column 'src', 'dst'; there are 'source', 'target'"),
         (
             "src,dst\n\udcff,1\n",
-            "line 2: cannot be read as text: byte 0xff is no utf-8.*--encoding latin-1",
+            "line 2: cannot be read as text: byte 0xff is not utf-8.*--encoding latin-1",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_save_refuses_to_replace_anything_unasked(folder, tmp_path):
     other = tmp_path / "documents"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
-    with pytest.raises(GraphError, match="exists and is no graph"):
+    with pytest.raises(GraphError, match="exists and is not a graph"):
         drawn("a>b").save(other, overwrite=True)
     assert (other / "thesis.txt").exists()
 
@@ -190,7 +190,7 @@ def test_open_refuses_absent_truncated_and_longer_files(folder):
     for name in names:
         copy = folder.with_name("copy")
         for damage, match in (
-            (lambda f: f.unlink(), "is absent"),
+            (lambda f: f.unlink(), "is missing"),
             (lambda f: os.truncate(f, f.stat().st_size - 1), "bytes, graph.json says"),
             (lambda f: os.truncate(f, 0), "has 0 bytes"),
             (lambda f: f.write_bytes(f.read_bytes() + b"\0"), "bytes, graph.json says"),

@@ -349,6 +349,6 @@ class Graph:
         if name is None and len(parts) == 1:
             return next(iter(parts))
         if name is None or name not in parts:
-            wrong = f"{what}: name one" if name is None else f"no {what} {name!r}"
+            wrong = f"{what} must be given" if name is None else f"no {what} {name!r}"
             raise GraphError(f"{wrong}; there are {', '.join(map(repr, parts)) or 'none'}")
         return name

@@ -98,7 +98,7 @@ ONE = np.zeros(1, np.bool_)
             Changes({}, {"n": NodeChanges([1], ONE, np.zeros(1, np.float32), np.arange(1))}, 1),
             "features of n",
         ),
-        (Changes({}, {}, 2, ["a"]), "event_ids has 1 rows where 2"),
+        (Changes({}, {}, 2, ["a"]), "event_ids has 1 rows; expected 2"),
         (Changes({}, {}, 0, positions={"s": object()}), "positions must be plain values"),
     ],
 )

@@ -78,7 +78,7 @@ def test_an_event_that_repeats_a_refused_one_is_no_duplicate(tmp_path: Path, gra
         (1, "unknown_node"),
         (3, "unknown_node"),
     ]
-    assert "an event of this id before it was refused" in first.rejected[1].reason
+    assert "an earlier event with this id was refused" in first.rejected[1].reason
     assert (second.num_applied, list(second.duplicates)) == (0, [1])
     assert [each.order for each in second.rejected] == [0]
     assert kept.apply(later) == [(2, 1, [1])]  # sent again
