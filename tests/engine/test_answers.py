@@ -250,7 +250,7 @@ def bad_inline():
         ),
         ({**good, "neighbors": {"a__b__c": ["n1"]}}, BadRequest, "unknown edge type 'a__b__c'"),
         ({**good, "edge_weight": {"": [float("-inf")]}}, BadRequest, r"inline\[0\].edge_weight: .* finite"),
-        ({**good, "edge_weight": {"": [1.0, 1.0]}}, BadRequest, r"shape \[2\]; \[1\] is right"),
+        ({**good, "edge_weight": {"": [1.0, 1.0]}}, BadRequest, r"shape \[2\]; expected \[1\]"),
         ({**good, "neighbors": {"": ["n1"] * 1001}}, RequestTooLarge, "1001 neighbours"),
         ({**good, "neighbors": {"": [7]}}, BadRequest, "strings"),
     ]

@@ -448,7 +448,7 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     ids = np.arange(0, 20_000, 13)
     cold = rows.cold(("embedding",), ids, 10.0)
     if cold is not None:
-        cold.fetch()
+        cold.read_ahead()
     assert all(rows.near_row(("embedding",), row, 20.0) for row in ids.tolist())
     os.close(handle)
 

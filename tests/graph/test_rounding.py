@@ -26,7 +26,7 @@ def test_codes_are_refused_by_column(dtype):
     table = np.stack([np.arange(ROWS), CODES], axis=1).astype(dtype)
     refused(
         rf"300 {np.dtype(dtype)} values of column 'merchant' are integers that float32 "
-        rf"does not hold.*the first is {CODES[0]}.* in row 0.*--round",
+        rf"cannot hold.*the first is {CODES[0]}.* in row 0.*--round",
         features=table,
         feature_names=["age", "merchant"],
     )

@@ -1,7 +1,6 @@
 """Answers a batch of requests to one model: looks up ids, computes shared states once, splits the results.
 
-Every request of the batch gets its own outcome, a result or an error. A bad request costs the other
-requests only its own look-up.
+Every request gets its own outcome, a result or an error. A bad request only costs its own look-up.
 """
 
 from __future__ import annotations

@@ -137,10 +137,10 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
     # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
     if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
         return False, None
-    marks = graph.nodes[plan.node_type].marks[spec.reach]
+    changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
 
     def unchanged(ids: IdArray) -> NDArray[np.bool_]:
-        held: NDArray[np.bool_] = marks[ids] <= since
+        held: NDArray[np.bool_] = changed_at[ids] <= since
         return held
 
     return True, unchanged
