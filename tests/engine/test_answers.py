@@ -86,7 +86,7 @@ def test_repeated_nodes_get_the_same_answer_at_each_place(cases):
 
 @pytest.mark.parametrize("fanout", [None, -1])
 @pytest.mark.parametrize("name", ALL)
-def test_table_never_changes_an_answer(cases, name, fanout):
+def test_state_cache_never_changes_an_answer(cases, name, fanout):
     case = cases[name]
     n = count_of(case)
     (cold,) = answer(case.answerer(False, fanout), request(case, np.arange(n)))

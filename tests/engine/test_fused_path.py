@@ -72,7 +72,7 @@ def test_every_size_of_batch_equals_the_general_way(place, sampling, as_of):
 
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("memory", [120_000, 2**26])
-def test_tables_that_fill_and_evict_change_no_answer(place, memory, final):
+def test_state_caches_that_fill_and_evict_change_no_answer(place, memory, final):
     chain, other = load(place, memory, final=final), general(load(place))
     rng = np.random.default_rng(1)
     for turn in range(60):
@@ -85,7 +85,7 @@ def test_tables_that_fill_and_evict_change_no_answer(place, memory, final):
     assert sum(cache.num_hits for cache in chain.state_caches.values()) > 0
 
 
-def test_tables_count_and_keep_what_the_general_way_does(place):
+def test_state_caches_count_and_hold_the_same_as_in_the_general_path(place):
     chain, other = load(place, 2**26), general(load(place, 2**26))
     rng = np.random.default_rng(2)
     for _ in range(20):

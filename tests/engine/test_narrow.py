@@ -146,7 +146,7 @@ def test_a_live_graph_rounds_rows_like_a_build_and_refuses_what_does_not_fit(pai
         assert (live.view.nodes["node"].features[np.array([3])] == built).all()
 
 
-def test_no_float32_copy_of_the_table_is_made(pairs):
+def test_no_float32_copy_of_the_features_is_made(pairs):
     narrow, _ = pairs["plain"]
     features = narrow.graph.node().features
     base = narrow.model(False).features["node"]

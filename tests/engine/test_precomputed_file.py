@@ -57,7 +57,7 @@ def check(path, seed=0):
     return file
 
 
-def test_a_table_reads_back(tmp_path):
+def test_a_file_reads_back(tmp_path):
     file = check(write(tmp_path / "a.precomputed"))
     assert file.header.plan == plan()
     assert (file.computed_at == 7).all()
@@ -66,7 +66,7 @@ def test_a_table_reads_back(tmp_path):
     assert os.listdir(tmp_path) == ["a.precomputed"]
 
 
-def test_a_table_without_logits_has_no_such_section(tmp_path):
+def test_a_file_without_logits_has_no_such_section(tmp_path):
     state, _, _ = content()
     with PrecomputedWriter(tmp_path / "a.precomputed", plan(output_dim=0)) as writer:
         writer.write(0, state)
@@ -76,7 +76,7 @@ def test_a_table_without_logits_has_no_such_section(tmp_path):
     np.testing.assert_array_equal(file.state, state)
 
 
-def test_an_empty_table_is_one(tmp_path):
+def test_an_empty_file_is_valid(tmp_path):
     with PrecomputedWriter(tmp_path / "a.precomputed", plan(num_nodes=0)) as writer:
         writer.commit()
     file = PrecomputedFile.open(tmp_path / "a.precomputed")
@@ -160,7 +160,7 @@ def test_a_reader_keeps_what_it_mapped(tmp_path):
     assert not file.is_replaced()
 
 
-def test_two_runs_do_not_write_one_table(tmp_path):
+def test_two_runs_do_not_write_one_file(tmp_path):
     path = tmp_path / "a.precomputed"
     with PrecomputedWriter(path, plan()) as writer:
         with pytest.raises(PrecomputedFileError, match="another run"):
@@ -170,7 +170,7 @@ def test_two_runs_do_not_write_one_table(tmp_path):
     write(path)
 
 
-def test_a_finished_table_is_not_taken_for_a_draft(tmp_path, monkeypatch):
+def test_a_finished_file_is_not_taken_for_a_draft(tmp_path, monkeypatch):
     path = tmp_path / "a.precomputed"
     first = PrecomputedWriter(path, plan())
     first.write(0, *content()[:2])
@@ -214,7 +214,7 @@ writer.commit()
 """
 
 
-def test_a_killed_run_goes_on_and_its_table_is_the_same(tmp_path):
+def test_a_killed_run_continues_and_its_file_is_the_same(tmp_path):
     path, whole = tmp_path / "a.precomputed", tmp_path / "b.precomputed"
     words = [sys.executable, "-c", KILLED]
     died = subprocess.run([*words, path, "die"], check=False)
@@ -243,7 +243,7 @@ def test_a_draft_of_another_run_is_begun_anew(tmp_path, other):
     assert os.listdir(tmp_path) == []
 
 
-def test_an_older_table_may_be_begun_with(tmp_path):
+def test_a_run_may_begin_with_an_older_file(tmp_path):
     base = PrecomputedFile.open(write(tmp_path / "old.precomputed", computed_at=5))
     with PrecomputedWriter(
         tmp_path / "new.precomputed", plan(num_nodes=N + 10, graph_version="g1")
@@ -266,7 +266,7 @@ def test_an_older_table_may_be_begun_with(tmp_path):
 # What is not a file of precomputed answers
 
 
-def test_what_is_no_table_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / "a.precomputed"
     with pytest.raises(PrecomputedFileError, match="No such file"):
         PrecomputedFile.open(path)
@@ -290,7 +290,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 
 @given(size=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_table_that_is_cut_off_is_refused(tmp_path, size):
+def test_a_truncated_file_is_refused(tmp_path, size):
     path = write(tmp_path / "a.precomputed")
     whole = path.stat().st_size
     with path.open("r+b") as file:

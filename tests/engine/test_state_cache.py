@@ -34,7 +34,7 @@ def keep(t: StateCache, ids) -> None:
     t.write(ids, TRUTH[ids])
 
 
-def test_a_new_table_is_empty():
+def test_a_new_state_cache_is_empty():
     assert read(state_cache(10), [0, 5, N - 1])[0] == {0, 5, N - 1}
 
 

@@ -129,7 +129,7 @@ def test_a_described_node_may_name_a_neighbor_that_came_since(case):
     np.testing.assert_array_equal(*answers)  # the newest has no kept row, and does not count
 
 
-def test_tables_are_left_out_where_the_graph_keeps_no_account_of_lists(case):
+def test_there_are_no_state_caches_where_the_graph_does_not_record_changed_lists(case):
     live = Live(case, 3, num_levels=1)
     model = live.model()
     live.change(50)

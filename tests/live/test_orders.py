@@ -58,7 +58,7 @@ def test_a_number_in_the_settings_holds(tmp_path):
     )
 
 
-def test_a_model_that_looks_too_far_is_answered_without_tables_and_that_is_told(cases, caplog):
+def test_a_model_that_looks_too_far_is_answered_without_state_caches_and_that_is_logged(cases, caplog):
     live = Live(cases["sage"], 1, num_levels=2)
     with caplog.at_level(logging.WARNING):
         model = live.model()
@@ -67,5 +67,5 @@ def test_a_model_that_looks_too_far_is_answered_without_tables_and_that_is_told(
         assert np.isfinite(model.final_states({"node": np.arange(3)})["node"]).all()
     spec = msgspec.structs.replace(SPEC, num_layers=2)
     caplog.clear()
-    StateCachePlan(spec, live.view, 0)  # no tables are asked for
+    StateCachePlan(spec, live.view, 0)  # no state caches are requested
     assert not caplog.text
