@@ -371,7 +371,7 @@ async def test_a_closed_version_refuses_look_ups(places, tmp_path):
 
 
 class Disk:
-    """Makes rows of a service's table cold until `read_ahead` is let through."""
+    """Makes rows of a service's table cold until `read_ahead` may continue."""
 
     def __init__(self, service, monkeypatch):
         self.residency = service._resolve("sage", None).look_up._tables["node"].residency
@@ -380,7 +380,7 @@ class Disk:
         self.num_read = 0
         for name in ("near_row", "near_rows"):
             monkeypatch.setattr(self.residency, name, lambda *_: not self.is_cold)
-        monkeypatch.setattr(self.residency, "read_ahead", self.read_ahead)
+        monkeypatch.setattr(self.residency, "read_ahead", self.fetch)
 
     def read_ahead(self, sections, ids):
         assert threading.current_thread() is not threading.main_thread()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import tracks_changes
+from hopline.engine.model import has_changed_at
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
 from hopline.engine.precomputed_file import PrecomputedFile, model_hash
 from hopline.engine.precomputed_file.header import PrecomputedPlan
@@ -137,8 +137,8 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
-    # It knows neither future versions nor models whose changes it does not track.
-    if lineage != live.lineage or since > graph.clock.version or not tracks_changes(spec, graph):
+    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
+    if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
         return False, None
     changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
 

@@ -1,12 +1,12 @@
-"""Which rows of a mapped table can be read without waiting for a disk.
+"""Which rows of a mapped file can be read without waiting for a disk.
 
-A row that is not in memory faults when it is read, and its reader waits (0.1 ms, at times 5): on an event
-loop, with all other requests. So the kernel is asked first, for many pages in one call, since the call
-is expensive (mincore, 5 µs). Its answer is cached for a while: pages that were read a moment ago are the
-last that it evicts.
+Reading a row that is not in memory causes a page fault, and the reader waits (0.1 ms, sometimes 5 ms). On
+an event loop all other requests wait too. So the kernel is queried first, for many pages in one call
+because the call itself is what costs (mincore, 5 µs). The result is trusted for a short time: recently read
+pages are the last that the kernel evicts.
 
-mincore works for files that the process may write or owns; for others Linux reports every page as resident
-(since 5.2, against spying on other users), and a cold row then costs its fault.
+mincore reports only on files that the process may write or owns. For other files Linux reports every page
+as resident (since 5.2, against spying on other users), and a cold row then costs its fault.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from hopline.engine.precomputed_file.header import Strip
 from hopline.types import IdArray
 
-#: Seconds for which a page is taken to be there once it was.
+#: Seconds for which a page is assumed to be resident after a query.
 BELIEVED_S = 1.0
-#: Pages that the kernel is asked about together.
+#: Pages of one query.
 _AT_ONCE = 128
-#: Pages of one request that the kernel is asked about; with more unknown ones a thread reads them anyway.
+#: Pages of one request that are queried; a request with more unknown pages is read on a thread anyway.
 _MAX_ASKED = 256
 _PAGE = mmap.PAGESIZE
 #: Linux 5.14; Python 3.11 has no name for it.
@@ -36,7 +36,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class Residency:
-    """Knows which pages of a mapped file are in memory.
+    """Tracks which pages of a map are in memory.
 
     Args:
         pages: the whole map, uint8.
@@ -53,11 +53,11 @@ class Residency:
         self._mincore = _libc.mincore
         self._mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         self._answer_at = self._answer.ctypes.data
-        #: Locked: every row is there as long as the process lives.
+        #: Locked: every row is in memory while the process lives.
         self.is_locked = False
 
     def lock(self) -> bool:
-        """Read the whole map and keep it in memory; whether the kernel allows that (RLIMIT_MEMLOCK)."""
+        """Read and lock the whole map in memory; returns whether the kernel allows it (RLIMIT_MEMLOCK)."""
         self.is_locked = (
             _libc.mlock(ctypes.c_void_p(self._address), ctypes.c_size_t(self._pages.shape[0])) == 0
         )
@@ -66,7 +66,7 @@ class Residency:
         return self.is_locked
 
     def populate(self) -> None:
-        """Read the whole map, as far as there is memory; the kernel may take it away again."""
+        """Read the whole map into memory as far as it fits; the kernel may evict it again."""
         _libc.madvise(
             ctypes.c_void_p(self._address),
             ctypes.c_size_t(self._pages.shape[0]),
@@ -114,10 +114,10 @@ class Residency:
         return True
 
     def read_ahead(self, strips: Sequence[Strip], rows: IdArray) -> None:
-        """Read rows from the disk; for a thread off the event loop. Releases the interpreter lock."""
+        """Read rows from the disk into memory; call it on a thread. Releases the GIL."""
         for strip in strips:
             pages = np.unique(self._pages_of(strip, rows))
-            # All reads are begun before the first is waited for.
+            # All reads are started before the first one is waited for.
             for advice in (mmap.MADV_WILLNEED, _MADV_POPULATE_READ):
                 for page in pages.tolist():
                     _libc.madvise(
