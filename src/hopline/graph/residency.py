@@ -1,7 +1,7 @@
 """Maps a graph's pages before the first request needs them.
 
-A mapped array causes a page fault at the first access to every page: half a microsecond each, which is more
-than reading the row, for as many requests as the graph has pages.
+A mapped array faults on the first touch of every page: half a microsecond each, which is more than
+reading the row, for as many requests as the graph has pages.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from hopline.types import AnyArray
 #: Linux 5.14; Python 3.11 has no name for it.
 _MADV_POPULATE_READ = 22
 _HUGE_PAGE = 2 << 20
-#: The control group of a container, as seen from inside (version 2).
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> int:
-    """Map all pages of features and adjacency, unless they need too much of the available memory.
+    """Map all pages of features and adjacency, unless they would take too much of the memory there is.
 
     Args:
-        max_share: of the available memory; a larger graph is read on demand.
+        max_share: of the available memory; a larger graph is left to be read on demand.
         features: whether requests read the graph's own features.
 
     Returns: bytes mapped; 0 where the graph is too large or the kernel too old.
@@ -57,8 +55,8 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
 
 
 def available_bytes() -> int:
-    """Free memory and page cache, of the machine or of the container's limit if that is less. All physical
-    memory if the kernel does not report it.
+    """Free memory and page cache, of the machine or of the container's limit if that is less; all physical
+    memory where the kernel does not say.
     """
     left = Cgroup().memory_left()
     return _machine_bytes() if left is None else min(_machine_bytes(), left)
@@ -79,7 +77,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
     """The same graph with features and adjacency copied into huge pages of this process.
 
     Random rows over 4 KiB pages are bound by address translation: reading 512-byte rows went 1.5 times
-    as fast from 2 MiB pages (docs/log.md). Files and shared memory rarely use them, so the copy is
+    as fast from 2 MiB pages (docs/log.md). Files and shared memory rarely get them, so the copy is
     private, which suits a server of one worker.
 
     Args:
@@ -100,7 +98,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
 
 
 def _hot(graph: Graph, features: bool) -> list[AnyArray]:
-    """The arrays that every request reads."""
+    """What every request reads."""
     arrays: list[AnyArray] = []
     for nodes in graph.nodes.values() if features else ():
         arrays += stored(nodes.features).values()
@@ -132,8 +130,8 @@ def _copy(array: AnyArray) -> AnyArray:
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE)
     copied = np.frombuffer(region, array.dtype, array.size).reshape(array.shape)
-    # Most of the time is spent on zeroing pages, which threads share.
-    parts = min(8, os.cpu_count() or 1)
+    # Most of the time goes into zeroing pages, which threads share.
+    parts = min(8, usable_cpus())
     ends = np.linspace(0, array.shape[0], parts + 1).astype(int)
     slices = [slice(first, last) for first, last in pairwise(ends)]
     with ThreadPoolExecutor(parts) as pool:

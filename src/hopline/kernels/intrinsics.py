@@ -1,6 +1,6 @@
-"""Processor instructions that Numba does not offer: prefetch, number formats, compare-and-swap, fences.
+"""Processor instructions that Numba has no name for: prefetch, number formats, compare-and-swap, fences.
 
-Uses LLVM; knows nothing of graphs. Random rows of a large matrix are bound by memory latency: prefetching
+Knows LLVM, nothing of graphs. Random rows of a large matrix are bound by memory latency: asking for
 a row a few iterations before it is read raised one core's rate from 3.4 to 5.5 GB/s (docs/log.md).
 """
 
@@ -22,7 +22,7 @@ LINE_BYTES = 64
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Prefetch the cache line of `array.flat[index]` of a C-contiguous array. Never faults."""
+    """Ask for the cache line of `array.flat[index]` of a C-contiguous array. Never faults."""
     signature = types.void(array, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -43,7 +43,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typingctx: Any, address: Any) -> Any:
-    """An int64 address as a pointer, for `carray`. The caller must keep the array alive."""
+    """An int64 address as a pointer, for `carray`. The caller keeps its array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -73,9 +73,9 @@ def float_of_bits(typingctx: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, desired: Any) -> Any:
-    """Set `array.flat[index]` to `desired` if it is `expected`, atomically; returns whether it was set.
+    """Set `array.flat[index]` to `desired` if it is `expected`, in one step for all processes; did it?
 
-    For C-contiguous arrays of integers. Also a full fence.
+    Of a C-contiguous array of integers. Also a full fence.
     """
     signature = types.boolean(array, types.int64, array.dtype, array.dtype)
 
@@ -103,7 +103,7 @@ def _fence(ordering: str) -> Any:
 acquire_fence = _fence("acquire")
 #: Stores before it are not moved after stores that follow it.
 release_fence = _fence("release")
-#: Nothing is moved across it; no load is moved before an earlier store.
+#: Nothing is moved across it, nor is a load before an earlier store.
 full_fence = _fence("seq_cst")
 
 
@@ -128,7 +128,7 @@ def copy_bytes(typingctx: Any, target: Any, at: Any, source: Any, begin: Any, co
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typingctx: Any, array: Any) -> Any:
-    """The int64 address of an array's first element. The caller must keep the array alive."""
+    """The int64 address of an array's first element. The caller keeps the array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])
@@ -139,9 +139,9 @@ def address_of(typingctx: Any, array: Any) -> Any:
 
 @njit(inline="always")
 def borrowed(array):  # type: ignore[no-untyped-def]
-    """A C-contiguous array without reference counting, for loops that pass arrays to other kernels.
+    """A C-contiguous array without a count of references, for loops that hand arrays to other kernels.
 
-    Passing a counted array costs two atomic instructions. The caller keeps `array` alive.
+    Each such hand-over of a counted array costs two atomic instructions. The caller keeps `array` alive.
     """
     return carray(pointer(address_of(array)), array.shape, array.dtype)
 
@@ -158,8 +158,8 @@ def _load(bits: int, result: Any) -> Any:
     return intrinsic(load)
 
 
-#: The byte at an int64 address, as int64; four bytes, as int64; eight, as uint64. Addresses need not be
-#: aligned, nothing is checked. An address needs no reference counting, as an array does in every branch.
+#: The byte at an int64 address, as int64; four bytes, as int64; eight, as uint64: none need be aligned,
+#: nothing is checked. An address costs no count of references, as an array does in every branch.
 load_byte = _load(8, types.int64)
 load_half = _load(32, types.int64)
 load_word = _load(64, types.uint64)
@@ -198,8 +198,8 @@ def count_ones(typingctx: Any, word: Any) -> Any:
 def nth_one(typingctx: Any, word: Any, n: Any) -> Any:
     """Place of the n-th set bit of a uint64, from 0: int64 in [0, 64]; n must be in [0, 63].
 
-    One instruction to put bit n in place and one to find it, on processors with a fast BMI2; elsewhere n
-    steps that clear the lowest bit.
+    One instruction to put bit n there and one to find it, where the processor has BMI2 and is fast at it;
+    else n steps that clear the lowest bit.
     """
     signature = types.int64(types.uint64, types.int64)
 
@@ -222,6 +222,5 @@ def nth_one(typingctx: Any, word: Any, n: Any) -> Any:
     return signature, codegen
 
 
-#: Whether the processor has `pdep`. Numba compiles for this machine's processor, and includes it in its
-#: cache key.
-_HAS_DEPOSIT = bool(get_host_cpu_features().get("bmi2"))
+#: `pdep`. Numba keys its cache by the kind of CPU that it compiles for.
+_HAS_DEPOSIT = "bmi2" in cpu_level.features()

@@ -1,17 +1,17 @@
-"""Numba's `njit`, with kernels that load from the cache five times faster.
+"""Numba's `njit`, with kernels that load from its cache five times faster.
 
 Before Numba loads machine code that it compiled earlier, it fills its tables of everything that it could
-compile: 0.45 s in a new process, most of it for imports of SciPy (measured; see docs/log.md). Cached code
-needs none of these tables, only the runtime functions that it calls. If something does have to be compiled,
-Numba fills the tables then, as usual.
+compile: 0.45 s in a new process, most of them for imports of SciPy (measured; see docs/log.md). Code that
+is there already needs none of them, only the runtime that it calls. Where something does have to be
+compiled, Numba fills the tables then, as ever.
 
-Smaller costs of each start are avoided too. Numba checks every installed package for Numba extensions
-(25 ms), but Hopline's kernels use only Numba's own types. It checks twice for every kernel whether its
-cache folder is writable (25 ms); once for each folder is enough. And it imports SciPy to read its version,
-and YAML for a settings file that is rarely present (35 ms).
+Smaller things are spared at each start. Numba asks every installed package whether it extends Numba
+(25 ms); Hopline's kernels know only Numba's own types. It tries for every kernel, twice, whether its cache
+folder can be written (25 ms); once for each folder is enough. And it imports SciPy to see how old it is,
+and YAML for a file of settings that hardly exists anywhere (35 ms).
 
-Numba recompiles a kernel only when its own file has changed, but its machine code contains functions that
-it calls and constants that it reads from other files. Here changes of those files count too.
+Numba recompiles a kernel when its own file has changed, but its machine code contains what it calls and
+the constants that it reads in other files. Here those count too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hopline.kernels.code_stamp import stamp_of, top_folder
 
 @contextlib.contextmanager
 def _left_out(*names: str) -> Iterator[None]:
-    """Make modules appear missing in this context, except those that were imported already."""
+    """Hide modules that were not imported yet, inside the block."""
     out = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(out))  # type: ignore[arg-type]  # None: cannot be imported
     try:
@@ -61,18 +61,18 @@ __all__ = ["njit"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between log lines about kernels that are being compiled.
-_LOG_INTERVAL_S = 2.0
+#: Seconds between lines about kernels that are being compiled.
+_SAY_S = 2.0
 
-#: Folders that exist and are writable, as checked earlier.
-_writable: set[str] = set()
+#: Folder -> whether it exists and can be written, of those that were tried.
+_writable: dict[str, bool] = {}
 
 
-class _CheckedOnce:
-    """A locator of Numba's that checks a folder once, and stamps all files that a kernel depends on."""
+class _TriedOnce:
+    """A locator of Numba that tries a folder once, and stamps all files that a kernel is made of."""
 
     def ensure_cache_path(self) -> None:
-        """Check the folder once. Raises OSError if it cannot be created or written."""
+        """Create the folder. Raises: OSError: it cannot be created or written."""
         path = self.get_cache_path()  # type: ignore[attr-defined]
         if not _writable.get(path, True):
             raise PermissionError(f"{path} cannot be written")
@@ -82,18 +82,26 @@ class _CheckedOnce:
             _writable[path] = True
 
     def get_source_stamp(self) -> Any:
-        """A value that changes whenever the kernel may have to be recompiled."""
-        stamp = super().get_source_stamp()  # type: ignore[misc]
+        """Changes whenever the kernel may have to be recompiled. Copies of a file have the same."""
         path = getattr(self, "_py_file", "")
         is_module = path.endswith(".py") and os.path.isfile(path)
         return stamp_of(path) if is_module else super().get_source_stamp()  # type: ignore[misc]
 
 
-class _KernelCacheFiles(CompileResultCacheImpl):  # type: ignore[misc]
-    """Location of the cache of a function: the same as Numba's."""
+class _ReadOnly(_TriedOnce):
+    """A locator of Numba that takes a folder which cannot be written, such as one of an image."""
+
+    def ensure_cache_path(self) -> None:
+        """Check that the folder exists. Raises: OSError: it does not."""
+        os.listdir(self.get_cache_path())  # type: ignore[attr-defined]
+
+
+class _OwnFiles(CompileResultCacheImpl):  # type: ignore[misc]
+    """The files of a function where Numba keeps its cache: in a writable folder, else in one to read."""
 
     _locator_classes: ClassVar[list[type]] = [
-        type(locator.__name__, (_CheckedOnce, locator), {})
+        type(locator.__name__, (kind, locator), {})
+        for kind in (_TriedOnce, _ReadOnly)
         for locator in CompileResultCacheImpl._locator_classes
     ]
 
@@ -159,7 +167,7 @@ class _KernelCache(_Cache):  # type: ignore[misc]
         return "" if cache is None else str(cache.cache_path)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Like the base class, but without `target_context.refresh()`."""
+        """What was compiled for these types, or None; without Numba's `target_context.refresh()`."""
         rtsys.initialize(target_context)
         found = None
         if self._shipped is not None:
@@ -171,8 +179,13 @@ class _KernelCache(_Cache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Like the base class; called after each kernel that was compiled."""
-        super().save_overload(sig, data)
+        """Keep what was compiled; called after each kernel."""
+        try:
+            if self.own is None:
+                raise PermissionError("there is no folder for it")
+            self.own.save_overload(sig, data)
+        except OSError as error:
+            _compiling.not_kept(error)
         _compiling.end()
 
     def enable(self) -> None:
@@ -182,19 +195,20 @@ class _KernelCache(_Cache):  # type: ignore[misc]
 
 
 class _Compiling:
-    """Logs that kernels are compiled, which explains a slow start."""
+    """Says in the log that kernels are compiled: a start that takes long has a reason."""
 
     def __init__(self) -> None:
         self._num_compiled = 0
-        self._logged_at = 0.0
+        self._said_at = 0.0
+        self._said_unkept = False
 
     def begin(self) -> None:
-        """Called when a kernel is not in the cache."""
-        if not self._logged_at:
-            self._logged_at = time.monotonic()
+        """A kernel is not in the cache."""
+        if not self._said_at:
+            self._said_at = time.monotonic()
             log.info(
-                "compiling kernels for this processor, which takes some seconds; this happens at the first "
-                "start only, and `hopline warm` does it in advance"
+                "compiling kernels for this processor, which takes some seconds; only a first start does, "
+                "and `hopline warm` does it beforehand"
             )
 
     def not_kept(self, error: OSError) -> None:
@@ -208,10 +222,10 @@ class _Compiling:
             )
 
     def end(self) -> None:
-        """Called when a kernel was compiled."""
+        """A kernel was compiled."""
         self._num_compiled += 1
-        if time.monotonic() - self._logged_at >= _LOG_INTERVAL_S:
-            self._logged_at = time.monotonic()
+        if time.monotonic() - self._said_at >= _SAY_S:
+            self._said_at = time.monotonic()
             log.info("compiled %d kernels so far", self._num_compiled)
 
 
@@ -219,7 +233,7 @@ _compiling = _Compiling()
 
 
 def njit(*args: Any, **options: Any) -> Any:
-    """Compile like `numba.njit`, with the same arguments and result."""
+    """Arguments and results of `numba.njit`."""
     if args:
         return numba.njit(*args, **options)
     is_cached = options.pop("cache", False)
@@ -236,4 +250,4 @@ def njit(*args: Any, **options: Any) -> Any:
 
 
 def _no_extensions() -> None:
-    """Replaces Numba's check of installed packages for extensions."""
+    """In place of asking installed packages whether they extend Numba."""
