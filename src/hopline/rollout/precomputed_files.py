@@ -137,7 +137,7 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
-    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
+    # It knows neither future versions nor models whose changes it does not track.
     if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
         return False, None
     changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
