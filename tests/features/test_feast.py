@@ -264,7 +264,7 @@ async def test_views_that_cannot_be_rows_say_why(repository):
         "pair": "must have one join key; it has 'account_id', 'device_id'",
         "nobody": "must have one join key; it has none",
         "words": "'words' has no numeric features",
-        "endless": "how long is the array 'f'? Say so by vector_length",
+        "endless": "how long is the array 'f'? Set vector_length",
     }.items():
         with pytest.raises(FeatureStoreError, match="Feast repository") as caught:
             await store.describe(name)

@@ -89,7 +89,7 @@ async def test_ids_of_another_kind_are_missing(tmp_path):
         ({"a.npy": np.zeros((3, 2)), "a.json": b"{}"}, "is no feature group"),
         (
             {"a.npy": np.zeros((3, 2)), "a.json": b'{"name":"a","dim":3,"dtype":"float64"}'},
-            "tells of .* holds",
+            "describes .* holds",
         ),
     ],
 )

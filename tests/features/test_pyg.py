@@ -275,7 +275,7 @@ async def test_rows_that_are_matrices_are_refused(opened):
 async def test_a_write_that_would_leave_a_gap_is_refused(opened, ids):
     store = await opened(filled(HeteroData(), [PAPERS]))
     with pytest.raises(
-        FeatureStoreError, match="rows 0 … 9; ids must be among them or go on without a gap"
+        FeatureStoreError, match="rows 0 … 9; ids must be among them or follow without a gap"
     ):
         await store.write(PAPERS.group, ids, np.zeros((len(ids), 8), np.float32))
     check_rows(await store.fetch(PAPERS.group, [*range(12)][:10]), PAPERS.values)

@@ -80,7 +80,7 @@ def test_info_of_a_heterogeneous_graph_names_every_type(tmp_path):
     [
         (("absent.csv", "--out", "g"), "no such file"),
         (("a:b=absent.csv", "--out", "g"), "an edge type is SRC:RELATION:DST; got 'a:b'"),
-        (("x.npy", "y.npy", "--out", "g"), "a type is named twice"),
+        (("x.npy", "y.npy", "--out", "g"), "two files have the same type"),
     ],
 )
 def test_errors_go_to_stderr_with_a_failing_exit(arguments, message):

@@ -167,7 +167,7 @@ def test_the_artifact_says_what_it_is(fraud):
 
 
 def test_graph_models_and_table_models_are_told_apart(fraud, tmp_path):
-    with pytest.raises(ArtifactError, match="a tabular model, where a graph model is needed"):
+    with pytest.raises(ArtifactError, match="a tabular model; a graph model is needed"):
         read_spec(fraud[1].path)
     (tmp_path / "model.json").write_text('{"kind": "image"}')
     with pytest.raises(ArtifactError, match="kind 'image' is unknown"):

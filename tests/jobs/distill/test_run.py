@@ -207,7 +207,7 @@ def test_a_student_that_is_too_bad_is_not_written_unless_forced(hopline, own, tm
     assert "Gate: it agrees with its teacher on" in said
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["within"], report["written"]) == (False, False)
-    assert "at least 98% is needed" in report["why"]
+    assert "required: at least 98%" in report["why"]
     assert not (own.repository / "close-student").exists()
     assert not (own.folder() / "student.onnx").exists()
     hopline(*words, "--force")

@@ -104,7 +104,7 @@ def test_labels_without_labels_are_refused():
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"structure": ("colour",)}, "structure colour: there are features, labels"),
+        ({"structure": ("colour",)}, "structure colour: known are features, labels"),
         ({"restart": 0.0}, "restart is 0.0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"epochs": 0}, "epochs is 0"),
