@@ -173,7 +173,7 @@ def test_graph_models_and_table_models_are_told_apart(fraud, tmp_path):
     with pytest.raises(ArtifactError, match="kind 'image' is unknown"):
         read_artifact(tmp_path)
     (tmp_path / "model.json").write_bytes(msgspec.json.encode(fraud[1].spec))
-    with pytest.raises(ArtifactCorrupted, match="absent"):
+    with pytest.raises(ArtifactCorrupted, match="missing"):
         read_artifact(tmp_path)
 
 
