@@ -1,7 +1,7 @@
 """Every setting of a server, in one tree of frozen dataclasses.
 
 To add a setting, add one line to a section: the file, the environment, the docs table and `hopline config
-show` follow from it (`reader.py`).
+show` follow from it (`reader.py`). This file is long because all settings are in it.
 """
 
 from __future__ import annotations
