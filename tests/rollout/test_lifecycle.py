@@ -226,7 +226,7 @@ async def test_a_canary_goes_through_its_steps_and_is_promoted(root):
     assert past["status"] == "promoted"
     texts = " | ".join(event["text"] for event in past["events"])
     assert [f"{percent} % of requests" in texts for percent in (5, 25, 50, 100)] == [True] * 4
-    assert "preflighted with 100 copies" in texts
+    assert "pre-flight with 100 copies" in texts
     assert traffic.errors == []
     assert (await ask(service, 20)) == ["3"] * 20
     assert (

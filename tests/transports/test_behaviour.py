@@ -87,6 +87,7 @@ def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
         (Ask(pairs=[(1, 2)]), "bad_request", "takes nodes"),
         (Ask("link", nodes=[1]), "bad_request", "pairs"),
         (Ask("people", nodes=[1]), "bad_request", "string ids"),
+        (Ask("people", nodes=["n" + "2" * 400]), "node_not_found", "unknown node"),
         (Ask(nodes=["n1"]), "bad_request", "integer ids"),
         (Ask(), "bad_request", "at least one"),
         (Ask(nodes=list(range(5000))), "request_too_large", "5000 nodes in one request; at most 4096"),

@@ -121,8 +121,8 @@ def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
     """Fill in fetched rows; returns node type -> int64 ids that are still absent (distinct, sorted)."""
     absent: dict[str, list[IdArray]] = {}
     for read in plan.reads:
-        for fetched_row_set in fetched_rows.get(read.reader.node_type, ()):
-            read.missing = fetched_row_set.take(read.ids, read.missing, read.out)
+        for fetched in fetched_rows.get(read.reader.node_type, ()):
+            read.missing = fetched.take(read.ids, read.missing, read.out)
         if read.missing.shape[0]:
             absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
     return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}

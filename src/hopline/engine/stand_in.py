@@ -83,8 +83,8 @@ def own_rows(
     mean = source.mean()
     rows = np.empty((ids.shape[0], mean.shape[0]), np.float32)
     missing = source.read(ids, rows).copy()
-    for fetched_row_set in fetched_rows.get(node_type, ()):
-        missing = fetched_row_set.take(ids, missing, rows)
+    for fetched in fetched_rows.get(node_type, ()):
+        missing = fetched.take(ids, missing, rows)
     is_stale = False
     if missing.shape[0]:
         old = np.empty((missing.shape[0], mean.shape[0]), np.float32)

@@ -98,7 +98,7 @@ class Rollout(msgspec.Struct, frozen=True):
         id: unique; also salts who is in the candidate's share, so that a key stays in as the share grows.
         current, candidate: unit ids.
         preflight: copies that it answers first; see `RolloutRequest.preflight`.
-        step: index in `steps`; -1 while it is preflighted.
+        step: index in `steps`; -1 during the pre-flight.
         percent: of requests that the candidate answers now.
         step_since: time.time() at which the step began.
         reason: of the present status.
@@ -260,5 +260,5 @@ def _told(rollout: Rollout) -> str:
     if rollout.kind == "shadow":
         return f"{rollout.share:g} % of requests copied"
     if rollout.step < 0:
-        return f"preflighted with {rollout.preflight} copies of requests first"
+        return f"pre-flight with {rollout.preflight} copies of requests first"
     return f"{rollout.percent:g} % of requests"

@@ -328,14 +328,20 @@ def _as_list(ids: Any) -> list[Any]:
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 
+def _number_of(name: str) -> int:
+    """The number of a node with a string id, -1 if it is unknown. Any length: ids come from callers."""
+    digits = name[1:]
+    if name[:1] != "n" or not digits.isdecimal() or len(digits) >= len(str(NUM_NODES)):
+        return -1
+    return int(digits)
+
+
 def _numbers(ids: Any, info: ModelInfo) -> AnyArray:
     """The number of each external id, -1 if it is unknown."""
     if info.id_kind == "string":
         if any(not isinstance(item, str) for item in ids):
             raise BadRequest(f"model {info.name!r} has string ids")
-        return np.array(
-            [int(i[1:]) if i[:1] == "n" and i[1:].isdecimal() else -1 for i in ids], dtype=np.int64
-        )
+        return np.array([_number_of(item) for item in ids], dtype=np.int64)
     try:
         array = np.asarray(ids)
         if len(array) and array.dtype.kind not in "iu":
