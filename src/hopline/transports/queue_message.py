@@ -17,11 +17,11 @@ from hopline.errors import BadRequest, HoplineError, RequestTooLarge, public_tex
 from hopline.transports.http_errors import encode_json, error_details
 from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
-    SAID,
-    AskedBody,
+    OPTIONS,
+    InputsBody,
     deadline_after,
     encode_result,
-    refuse_twice,
+    refuse_repeated_names,
     score_request,
 )
 from hopline.transports.traces import join_trace
@@ -37,14 +37,14 @@ _LONGEST_REASON = 1000
 _LONGEST_ID = 256
 
 
-class _ModelBody(AskedBody, kw_only=True, forbid_unknown_fields=True, gc=False):
+class _ModelBody(InputsBody, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A score request that names its model."""
 
     model: str
 
 
 QueuedBody: Any = msgspec.defstruct(
-    "QueuedBody", SAID, bases=(_ModelBody,), forbid_unknown_fields=True, gc=False, module=__name__
+    "QueuedBody", OPTIONS, bases=(_ModelBody,), forbid_unknown_fields=True, gc=False, module=__name__
 )
 
 _decode: Callable[[bytes | memoryview], _ModelBody]
@@ -66,7 +66,7 @@ def request_of(message: Message, max_bytes: int) -> ScoreRequest:
     body = decode_body(
         message.payload, _decode, QueuedBody, "the message", '{"model": "risk", "nodes": [42]}'
     )
-    refuse_twice(body, message.payload)
+    refuse_repeated_names(body, message.payload)
     deadline = deadline_after(body.timeout_ms, None, time.monotonic())
     request = score_request(body.model, None, body, deadline, request_id(message))
     traceparent = message.headers.get("traceparent")
