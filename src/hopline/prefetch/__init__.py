@@ -1,1 +1,1 @@
-"""A process beside the workers that brings feature rows into their shared memory."""
+"""The prefetcher: a separate process that fetches feature rows into the shared memory of the workers."""
