@@ -474,7 +474,7 @@ async def test_a_table_with_another_key_is_a_config_error(port):
         )
     told = await refusal(url(port, "other-key", ""))
     assert told.startswith("features.store: ")
-    assert "partition key must be the string 'key'" in told
+    assert "must be only the partition key 'key'" in told
 
 
 async def test_a_wrong_address_is_a_config_error(port, between):

@@ -153,7 +153,7 @@ async def test_a_store_without_group_names_has_the_group_node(opened):
         check_rows(await store.fetch(group, [3, 3, 10]), PAPERS.values[[3, 3, 0]], [True, True, False])
         with pytest.raises(FeatureGroupNotFound, match="there are: 'node'"):
             await store.describe("paper")
-        with pytest.raises(FeatureStoreError, match="one group, 'node'"):
+        with pytest.raises(FeatureStoreError, match="only the group 'node'"):
             await store.create(PAPERS.group)
         assert await store.describe("node") == group
 
@@ -275,7 +275,7 @@ async def test_rows_that_are_matrices_are_refused(opened):
 async def test_a_write_that_would_leave_a_gap_is_refused(opened, ids):
     store = await opened(filled(HeteroData(), [PAPERS]))
     with pytest.raises(
-        FeatureStoreError, match="rows 0 … 9; ids must be among them or go on without a gap"
+        FeatureStoreError, match="rows 0 … 9; ids must be among them or continue without a gap"
     ):
         await store.write(PAPERS.group, ids, np.zeros((len(ids), 8), np.float32))
     check_rows(await store.fetch(PAPERS.group, [*range(12)][:10]), PAPERS.values)
@@ -283,7 +283,7 @@ async def test_a_write_that_would_leave_a_gap_is_refused(opened, ids):
 
 async def test_feature_names_are_refused_not_dropped(opened):
     store = await opened(HeteroData())
-    with pytest.raises(FeatureStoreError, match="keeps no feature names"):
+    with pytest.raises(FeatureStoreError, match="cannot store feature names"):
         await store.create(FeatureGroup("paper", 1, feature_names=("a",)))
 
 

@@ -51,7 +51,9 @@ def test_writers_of_one_layout_share_it_and_it_outlives_them(path):
 def test_another_layout_is_refused_while_somebody_uses_it(path):
     first = SharedFile.join(path, LAYOUT, 100, 0)
     put(first, b"row")
-    with pytest.raises(ConfigError, match=r"^features.shared_file: .*server.workers is 2 there, 3 here"):
+    with pytest.raises(
+        ConfigError, match=r"^features.shared_file: .*server.workers is 2 in the file, 3 in this process"
+    ):
         SharedFile.join(path, OTHER, 100, 1)
     assert got(first, 3) == b"row"
     first.close()

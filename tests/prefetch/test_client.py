@@ -14,10 +14,10 @@ from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.l1_rows import FetchResult
 from hopline.observe.metrics import Metrics
-from hopline.prefetch import link as link_module
+from hopline.prefetch import client as client_module
 from hopline.prefetch import process, wire
 from hopline.prefetch.client import PrefetcherClient
-from hopline.prefetch.server import PrefetchServer, Tally
+from hopline.prefetch.server import FetchCounts, PrefetchServer
 from hopline.process.wire import Refusal
 from hopline.rollout.prefetcher import Told, Wanted
 from hopline.sampling.keyed import NO_CUT
@@ -73,7 +73,7 @@ class Ends:
     def __init__(self, path, near: Near) -> None:
         self.path, self.near, self.metrics = path, near, Metrics()
         self.server = PrefetchServer(
-            {"node": near}, {("m", "1"): Neighbors(near)}, HERE, {"node": N}, Tally(Metrics())
+            {"node": near}, {("m", "1"): Neighbors(near)}, HERE, {"node": N}, FetchCounts(Metrics())
         )
         self.link = PrefetcherClient(path, HERE, 0, 0.2, self.metrics)
 
@@ -219,7 +219,7 @@ async def test_one_that_says_nothing_is_given_up_at_half_the_patience(ends, tmp_
 
 
 async def test_what_does_not_fit_waits_and_goes_together(ends, monkeypatch):
-    monkeypatch.setattr(link_module, "_MAX_PENDING", 2)
+    monkeypatch.setattr(client_module, "_MAX_PENDING", 2)
     ends.near.delay_s = 0.05
     asks = []
     for i in range(10):

@@ -75,8 +75,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "code", "text"),
     [
-        ("", Code.UNAUTHENTICATED, "who asks?"),
-        ("hopline_made_up", Code.UNAUTHENTICATED, "not known here"),
+        ("", Code.UNAUTHENTICATED, "authentication required"),
+        ("hopline_made_up", Code.UNAUTHENTICATED, "unknown API key"),
         ("reader", Code.PERMISSION_DENIED, "may not score"),
     ],
 )
@@ -112,14 +112,14 @@ async def test_every_method_that_is_not_open_asks_first(door: Door, method: str)
     client = Client(door.served)
     number = door.call(client, f"/{INFERENCE}/{method}", "")
     client.exchange()
-    assert "who asks?" in failed(client.answers[number], Code.UNAUTHENTICATED)
+    assert "authentication required" in failed(client.answers[number], Code.UNAUTHENTICATED)
 
 
 async def test_a_rate_counts_calls_before_their_messages(door: Door) -> None:
     client = Client(door.served)
     first, second = (door.call(client, INFER, "slow") for _ in range(2))
     client.exchange()
-    assert "may ask 0.01 times" in failed(client.answers[second], Code.RESOURCE_EXHAUSTED)
+    assert "may send 0.01 requests" in failed(client.answers[second], Code.RESOURCE_EXHAUSTED)
     assert not client.answers[first].ended
 
 
@@ -151,7 +151,7 @@ async def test_what_anybody_may_call_takes_little(door: Door, path: str) -> None
     number = door.call(client, path, "")
     client.send(number, b"\0" + (64 * 1024 + 1).to_bytes(4, "big"))
     client.exchange()
-    assert "larger than 65536" in failed(client.answers[number], Code.RESOURCE_EXHAUSTED)
+    assert "the limit is 65536" in failed(client.answers[number], Code.RESOURCE_EXHAUSTED)
     client = Client(door.served)
     number = door.call(client, path, "", grpc_encoding="gzip")
     client.send(number, BOMB)

@@ -62,7 +62,7 @@ def test_a_name_that_comes_twice_is_found_as_python_finds_it(
     text = f'[{{"a":{{{inner}}},"b":1}}]'.encode(errors="replace")
     expected = repeated_name(text)
     if expected or len({name for name, _ in items}) < len(items):
-        with pytest.raises(BadRequest, match="comes twice in one object"):
+        with pytest.raises(BadRequest, match="is repeated in one object"):
             refuse_repeated(text, count(text).num_names)
     else:
         refuse_repeated(text, count(text).num_names)
@@ -74,7 +74,7 @@ def test_the_repeated_name_is_told(num: int, name: str) -> None:
     inner = ",".join(f'"{name}"' + ":1" if i in (0, num - 1) else f'"{i}":1' for i in range(num))
     text = f'{{"rows":[{{{inner}}}]}}'.encode()
     told = json.loads(f'"{name}"')
-    with pytest.raises(BadRequest, match=f"field '{told}' comes twice"):
+    with pytest.raises(BadRequest, match=f"field '{told}' is repeated"):
         refuse_repeated(text, count(text).num_names)
 
 

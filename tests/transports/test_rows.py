@@ -47,7 +47,7 @@ def test_attributes_are_an_object_of_scalars() -> None:
             option_of(ATTRIBUTES, text)
     assert option_of(ATTRIBUTES, '{"a": "x\\": y"}') == {"a": 'x": y'}
     for text in ('{"a":1,"a":2}', '{"a":1,"\\u0061" :2}', f'{{"b":"{"x" * 200_000}","a":1,"a":2}}'):
-        with pytest.raises(BadRequest, match="'a' comes twice in one object"):
+        with pytest.raises(BadRequest, match="'a' is repeated in one object"):
             option_of(ATTRIBUTES, text)
 
 

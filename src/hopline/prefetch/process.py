@@ -19,7 +19,7 @@ from hopline.graph import Graph
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
 from hopline.prefetch.neighborhood import Neighborhood
-from hopline.prefetch.server import Counts, PrefetchServer, Tally
+from hopline.prefetch.server import Counts, FetchCounts, PrefetchServer
 from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -57,12 +57,12 @@ async def _live(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int
         loop.add_signal_handler(number, stopping.set)
     registry = Metrics()
     sources = Sources(config, registry)
-    sources.metrics = tally = Tally(registry)
+    sources.metrics = fetch_counts = FetchCounts(registry)
     server: PrefetchServer | None = None
     try:
         graph = Graph.open(needed_folder(config, "graph.path"))
         await sources.open(graph)
-        server = _server(graph, sources, tally, models)
+        server = _server(graph, sources, fetch_counts, models)
         path = config.features.prefetcher
         assert path is not None
         await server.listen(path)
@@ -83,7 +83,7 @@ async def _live(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int
 
 
 def _server(
-    graph: Graph, sources: Sources, tally: Tally, models: Sequence[tuple[Path, ModelSpec]]
+    graph: Graph, sources: Sources, fetch_counts: FetchCounts, models: Sequence[tuple[Path, ModelSpec]]
 ) -> PrefetchServer:
     assert sources.shared is not None
     neighborhoods = {
@@ -92,7 +92,7 @@ def _server(
     }
     num_nodes = {name: nodes.num_nodes for name, nodes in graph.nodes.items()}
     identity = wire.Identity(graph.version, sources.shared.identity)
-    return PrefetchServer(sources.l1_rows, neighborhoods, identity, num_nodes, tally)
+    return PrefetchServer(sources.l1_rows, neighborhoods, identity, num_nodes, fetch_counts)
 
 
 def report(server: PrefetchServer) -> None:

@@ -56,7 +56,7 @@ class Counts:
     longest_s: float = 0.0
 
 
-class Tally(FeatureMetrics):
+class FetchCounts(FeatureMetrics):
     """Metrics of fetching that also count rows and calls of all stores since the start."""
 
     num_rows = 0
@@ -82,7 +82,7 @@ class PrefetchServer:
         neighborhoods: (model, version) -> the rows that its seeds read.
         identity: the workers must have the same.
         num_nodes: node type -> limit of its ids.
-        tally: counts fetched rows and calls.
+        fetch_counts: counts fetched rows and calls.
 
     Attributes:
         counts: statistics; set a new one to reset them.
@@ -95,14 +95,14 @@ class PrefetchServer:
         neighborhoods: Mapping[tuple[str, str], Neighborhood],
         identity: wire.Identity,
         num_nodes: Mapping[str, int],
-        tally: Tally,
+        fetch_counts: FetchCounts,
     ) -> None:
         self.counts = Counts()
         self._l1_rows = l1_rows
         self._neighborhoods = neighborhoods
         self._identity = identity
         self._num_nodes = num_nodes
-        self._tally = tally
+        self._fetch_counts = fetch_counts
         self._told_rows = self._told_calls = 0
         self._listener: asyncio.Server | None = None
         self._path: Path | None = None
@@ -201,9 +201,12 @@ class PrefetchServer:
         counts.seconds += took
         counts.longest_s = max(counts.longest_s, took)
         if not writer.is_closing():
-            tally = self._tally
-            done.num_rows, self._told_rows = tally.num_rows - self._told_rows, tally.num_rows
-            done.num_calls, self._told_calls = tally.num_calls - self._told_calls, tally.num_calls
+            fetch_counts = self._fetch_counts
+            done.num_rows, self._told_rows = fetch_counts.num_rows - self._told_rows, fetch_counts.num_rows
+            done.num_calls, self._told_calls = (
+                fetch_counts.num_calls - self._told_calls,
+                fetch_counts.num_calls,
+            )
             counts.rows += done.num_rows
             counts.calls += done.num_calls
             writer.write(wire.frame(done))

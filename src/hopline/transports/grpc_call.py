@@ -335,7 +335,7 @@ class Call:
             if self._message is not None or len(data) > size:
                 raise CallError(
                     StatusCode.INVALID_ARGUMENT,
-                    f"{self._method.name} accepts one message, but more were sent",
+                    f"{self._method.name} accepts only one message",
                 )
             if len(data) < size:
                 self._keep(data)
@@ -484,7 +484,7 @@ class Call:
         if flag != 1 or encoding == "identity":
             raise CallError(
                 StatusCode.INTERNAL,
-                f"a message has compression flag {flag}, but grpc-encoding is {encoding[:MAX_QUOTED]}",
+                f"a message is compressed (flag {flag}), but grpc-encoding is {encoding[:MAX_QUOTED]}",
             )
         if encoding not in ("gzip", "deflate"):
             raise CallError(

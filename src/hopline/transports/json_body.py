@@ -64,7 +64,7 @@ def decode_body(
         if sent.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in sent[:2]:
             raise BadRequest(f"{what} is UTF-16 or UTF-32; send JSON as UTF-8 (RFC 8259, 8.1)") from None
         if isinstance(error, UnicodeDecodeError):
-            raise BadRequest(f"{what} is not valid UTF-8 (RFC 8259, 8.1): {error}") from None
+            raise BadRequest(f"{what} is not UTF-8 (RFC 8259, 8.1): {error}") from None
         if isinstance(error, RecursionError):
             raise BadRequest(f"{what} is nested too deeply") from None
         if not isinstance(error, msgspec.DecodeError):

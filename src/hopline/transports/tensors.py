@@ -273,7 +273,7 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[dtype.kind]
     for value in flat:
         if not isinstance(value, wanted) or (isinstance(value, bool) and dtype.kind != "b"):
-            raise BadRequest(f"tensor {quoted(name)} is {datatype} but has {quoted(value)}")
+            raise BadRequest(f"tensor {quoted(name)} is {datatype} but holds {quoted(value)}")
     return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
 
 
@@ -385,4 +385,4 @@ def _as_bytes(name: str, value: Any) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
-    raise BadRequest(f"tensor {quoted(name)} is BYTES but has {quoted(value)}")
+    raise BadRequest(f"tensor {quoted(name)} is BYTES but holds {quoted(value)}")
