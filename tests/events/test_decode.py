@@ -436,7 +436,7 @@ def test_features_of_a_type_without_any_cannot_be_set():
 def test_an_event_that_has_a_field_twice_is_refused(payload, places):
     found = Decoder(PLAIN).decode([b'{"op":"add_edge","src":1,"dst":2}', payload])
     assert sorted((each.payload, each.index) for each in found.refused) == [(1, place) for place in places]
-    assert any("is repeated" in each.reason for each in found.refused)
+    assert any("comes twice" in each.reason for each in found.refused)
 
 
 def test_names_of_fields_in_values_are_no_repetition():
@@ -494,7 +494,7 @@ def test_a_byte_order_mark_is_ignored():
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "send JSON as UTF-8"),
+        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "JSON is sent as UTF-8"),
         (b" ", "nothing at all"),
         (
             b'{"op":"add_edge","source":1,"dst":2}',

@@ -274,7 +274,7 @@ async def test_views_that_cannot_be_rows_say_why(repository):
 
 async def test_an_unknown_group_is_told_with_those_there_are(store):
     with pytest.raises(
-        FeatureGroupNotFound, match="'acount'; there are: 'account', 'many', 'merchant', 'single'"
+        FeatureGroupNotFound, match="'acount'; known groups: 'account', 'many', 'merchant', 'single'"
     ):
         await store.describe("acount")
 
@@ -346,7 +346,7 @@ async def test_an_answer_that_is_short_is_refused(store):
 
     await store.describe("account")
     store._feast.get_online_features = short
-    with pytest.raises(FeatureStoreError, match="did not answer 3 values of 'account__"):
+    with pytest.raises(FeatureStoreError, match="did not return the 3 requested values of 'account__"):
         await store.fetch(ACCOUNTS.group, [7, 0, 1])
 
 

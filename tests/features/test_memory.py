@@ -82,14 +82,14 @@ async def test_ids_of_another_kind_are_missing(tmp_path):
     [
         ({}, "has no <group>.npy"),
         ({"a.npy": np.zeros(3, np.float32)}, r"a.npy must be \[N, dim\]"),
-        ({"a.npy": np.zeros((3, 2), np.int64)}, "it holds int64"),
+        ({"a.npy": np.zeros((3, 2), np.int64)}, "it is int64"),
         ({"a.npy": b"no array"}, "cannot be read as .npy"),
-        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.arange(2)}, "must hold 3 integers or strings"),
-        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.zeros(3)}, "must hold 3 integers or strings"),
+        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.arange(2)}, "must have 3 integers or strings"),
+        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.zeros(3)}, "must have 3 integers or strings"),
         ({"a.npy": np.zeros((3, 2)), "a.json": b"{}"}, "is not a feature group"),
         (
             {"a.npy": np.zeros((3, 2)), "a.json": b'{"name":"a","dim":3,"dtype":"float64"}'},
-            "describes .* holds",
+            "describes .* has",
         ),
     ],
 )

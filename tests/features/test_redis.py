@@ -229,7 +229,9 @@ async def test_a_damaged_schema_is_an_error_and_can_be_written_anew(redis_server
 
 async def test_an_unknown_group_comes_with_those_there_are(redis_server):
     store = await filled(redis_server.url)
-    with pytest.raises(FeatureGroupNotFound, match=r"redis: no feature group 'nodes'; there are: .*'node'"):
+    with pytest.raises(
+        FeatureGroupNotFound, match=r"redis: no feature group 'nodes'; known groups: .*'node'"
+    ):
         await store.describe("nodes")
     await store.close()
 
@@ -306,7 +308,7 @@ async def test_a_single_server_and_a_cluster_are_told_apart(redis_server, redis_
         ("redis://h:0", "is not an address"),
         ("redis://h:70000", "is not an address"),
         ("redis://a,b", "several addresses need redis"),
-        ("redis://h/x", "the database must be a number; got 'x'"),
+        ("redis://h/x", "the database must be a number, not 'x'"),
         ("redis://h?ttl=3", "unknown option 'ttl' in the URL; did you mean 'ttl_s'"),
         ("redis://h?ttl_s=soon", "ttl_s must be seconds"),
         ("redis://h?ttl_s=0", "ttl_s must be seconds"),

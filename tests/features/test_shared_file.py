@@ -80,7 +80,7 @@ def test_rows_of_another_boot_are_not_used(path, monkeypatch):
 
 def test_a_number_is_given_once(path):
     first = SharedFile.join(path, LAYOUT, 100, 0)
-    with pytest.raises(ConfigError, match=r"^features.shared_file: another process .* number 0"):
+    with pytest.raises(ConfigError, match=r"^features.shared_file: another process .* writer 0"):
         SharedFile.join(path, LAYOUT, 100, 0)
     first.close()
     SharedFile.join(path, LAYOUT, 100, 0).close()
